@@ -1,0 +1,56 @@
+/*
+CRC-32C (Castagnoli), polynomial 0x82F63B78 reflected: the sum of checkpoint files and TensorBoard records.
+Source: RFC 3720, appendix B.4; crc32c(0, "123456789", 9) == 0xe3069283.
+*/
+#ifndef LLMC_CRC32C_H
+#define LLMC_CRC32C_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
+#define CRC32C_SSE42 1
+#include <nmmintrin.h>
+#endif
+
+// one bit at a time: the definition, and the path for machines without SSE4.2
+static inline uint32_t crc32c_portable(uint32_t crc, const void* data, size_t bytes) {
+    static uint32_t table[256];
+    static int ready = 0; // filling it twice writes the same values
+    if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t c = i;
+            for (int k = 0; k < 8; k++) { c = (c >> 1) ^ (0x82F63B78u & (0u - (c & 1))); }
+            __atomic_store_n(&table[i], c, __ATOMIC_RELAXED);
+        }
+        __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
+    }
+    const uint8_t* p = (const uint8_t*)data;
+    crc = ~crc;
+    for (size_t i = 0; i < bytes; i++) { crc = table[(crc ^ p[i]) & 255] ^ (crc >> 8); }
+    return ~crc;
+}
+
+#ifdef CRC32C_SSE42
+__attribute__((target("sse4.2"))) static inline uint32_t crc32c_sse42(uint32_t crc, const void* data, size_t bytes) {
+    const uint8_t* p = (const uint8_t*)data;
+    uint64_t c = ~crc;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        c = _mm_crc32_u64(c, word);
+    }
+    for (; bytes > 0; bytes--, p++) { c = _mm_crc32_u8((uint32_t)c, *p); }
+    return ~(uint32_t)c;
+}
+#endif
+
+// crc of (earlier bytes, data) from the crc of the earlier bytes; begin with 0.
+static inline uint32_t crc32c(uint32_t crc, const void* data, size_t bytes) {
+#ifdef CRC32C_SSE42
+    if (__builtin_cpu_supports("sse4.2")) { return crc32c_sse42(crc, data, bytes); }
+#endif
+    return crc32c_portable(crc, data, bytes);
+}
+
+#endif

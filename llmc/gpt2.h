@@ -1,0 +1,187 @@
+/*
+The shape of a GPT-2: configuration, model descriptors, and the one table of parameters that drives sizes,
+pointers, initialisation, weight decay, checkpoint names and test names, on the CPU and on the GPU alike.
+*/
+#ifndef LLMC_GPT2_H
+#define LLMC_GPT2_H
+
+#include "utils.h"
+
+typedef struct {
+    int max_seq_len;       // maxT, positions the model knows
+    int vocab_size;        // V
+    int padded_vocab_size; // Vp, a multiple of 128; rows V..Vp of wte are zero and never sampled
+    int num_layers;        // L
+    int num_heads;         // NH
+    int channels;          // C
+} GPT2Config;
+
+// ---- parameters -----------------------------------------------------------------
+
+typedef enum { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO } InitKind;
+
+enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_4C = -4, DIM_VP = -5, DIM_MAXT = -6 };
+
+typedef struct {
+    const char* name;    // ours and llm.c's
+    const char* hf_name; // Hugging Face's, without "transformer."; %d is the layer
+    bool per_layer;      // one for each layer, stored as (L, rows, cols)
+    int rows, cols;      // DIM_*; rows is DIM_1 for vectors
+    bool conv1d;         // Hugging Face stores it transposed, (in, out); here it is (out, in)
+    InitKind init;       // matrices: normal, std 0.02, or 0.02 / sqrt(2 L) into the residual stream
+    bool decay;          // weight decay: tensors of two or more dimensions
+} ParamInfo;
+
+enum { NUM_PARAMS = 16 };
+
+// In llm.c's order, which is the order in memory.
+static const ParamInfo gpt2_params[NUM_PARAMS] = {
+    {"wte", "wte.weight", false, DIM_VP, DIM_C, false, INIT_NORMAL, true},
+    {"wpe", "wpe.weight", false, DIM_MAXT, DIM_C, false, INIT_NORMAL, true},
+    {"ln1w", "h.%d.ln_1.weight", true, DIM_1, DIM_C, false, INIT_ONE, false},
+    {"ln1b", "h.%d.ln_1.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"qkvw", "h.%d.attn.c_attn.weight", true, DIM_3C, DIM_C, true, INIT_NORMAL, true},
+    {"qkvb", "h.%d.attn.c_attn.bias", true, DIM_1, DIM_3C, false, INIT_ZERO, false},
+    {"attprojw", "h.%d.attn.c_proj.weight", true, DIM_C, DIM_C, true, INIT_NORMAL_RESIDUAL, true},
+    {"attprojb", "h.%d.attn.c_proj.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"ln2w", "h.%d.ln_2.weight", true, DIM_1, DIM_C, false, INIT_ONE, false},
+    {"ln2b", "h.%d.ln_2.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"fcw", "h.%d.mlp.c_fc.weight", true, DIM_4C, DIM_C, true, INIT_NORMAL, true},
+    {"fcb", "h.%d.mlp.c_fc.bias", true, DIM_1, DIM_4C, false, INIT_ZERO, false},
+    {"fcprojw", "h.%d.mlp.c_proj.weight", true, DIM_C, DIM_4C, true, INIT_NORMAL_RESIDUAL, true},
+    {"fcprojb", "h.%d.mlp.c_proj.bias", true, DIM_1, DIM_C, false, INIT_ZERO, false},
+    {"lnfw", "ln_f.weight", false, DIM_1, DIM_C, false, INIT_ONE, false},
+    {"lnfb", "ln_f.bias", false, DIM_1, DIM_C, false, INIT_ZERO, false},
+};
+
+static inline size_t param_dim(const GPT2Config* config, int dim) {
+    size_t C = (size_t)config->channels;
+    switch (dim) {
+    case DIM_1: return 1;
+    case DIM_C: return C;
+    case DIM_3C: return 3 * C;
+    case DIM_4C: return 4 * C;
+    case DIM_VP: return (size_t)config->padded_vocab_size;
+    default: return (size_t)config->max_seq_len;
+    }
+}
+
+static inline size_t param_rows(const GPT2Config* config, int p) { return param_dim(config, gpt2_params[p].rows); }
+static inline size_t param_cols(const GPT2Config* config, int p) { return param_dim(config, gpt2_params[p].cols); }
+static inline int param_copies(const GPT2Config* config, int p) {
+    return gpt2_params[p].per_layer ? config->num_layers : 1;
+}
+
+// elements of one layer's tensor (or of the only one)
+static inline size_t param_layer_size(const GPT2Config* config, int p) {
+    return param_rows(config, p) * param_cols(config, p);
+}
+
+// elements of the whole tensor, all layers
+static inline size_t param_size(const GPT2Config* config, int p) {
+    return param_layer_size(config, p) * (size_t)param_copies(config, p);
+}
+
+// Where tensor p begins in one array that holds all of them; p = NUM_PARAMS gives the size of that array.
+static inline size_t param_offset(const GPT2Config* config, int p) {
+    size_t offset = 0;
+    for (int i = 0; i < p; i++) { offset += param_size(config, i); }
+    return offset;
+}
+
+static inline size_t num_parameters(const GPT2Config* config) { return param_offset(config, NUM_PARAMS); }
+
+// Hugging Face's name with its "transformer." prefix, into name (size bytes).
+static inline void param_hf_name(char* name, size_t size, int p, int layer) {
+    int n = snprintf(name, size, "transformer.");
+    if (gpt2_params[p].per_layer) {
+        // the format strings are the literals of the table above
+        const char* hf = gpt2_params[p].hf_name;
+        const char* hole = strstr(hf, "%d");
+        snprintf(name + n, size - (size_t)n, "%.*s%d%s", (int)(hole - hf), hf, layer, hole + 2);
+    } else {
+        snprintf(name + n, size - (size_t)n, "%s", gpt2_params[p].hf_name);
+    }
+}
+
+// ---- configurations ---------------------------------------------------------------
+
+static inline int padded_vocab(int vocab_size) { return (vocab_size + 127) / 128 * 128; }
+
+// Refuses what no GPT-2 of ours can be. `where` is the file or flag that the numbers come from.
+static inline bool config_check(const GPT2Config* c, const char* where, Error* err) {
+    struct {
+        const char* name;
+        int value, max;
+    } fields[] = {
+        {"positions", c->max_seq_len, 1 << 24}, {"vocabulary", c->vocab_size, 1 << 24}, {"layers", c->num_layers, 4096},
+        {"heads", c->num_heads, 4096},          {"channels", c->channels, 1 << 20},
+    };
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        if (fields[i].value < 1 || fields[i].value > fields[i].max) {
+            return error_set(err, "%s: number of %s is %d, want 1 to %d", where, fields[i].name, fields[i].value,
+                             fields[i].max);
+        }
+    }
+    if (c->channels % c->num_heads != 0) {
+        return error_set(err, "%s: %d channels do not divide into %d heads", where, c->channels, c->num_heads);
+    }
+    if (c->padded_vocab_size < c->vocab_size) {
+        return error_set(err, "%s: padded vocabulary %d is smaller than the vocabulary %d", where, c->padded_vocab_size,
+                         c->vocab_size);
+    }
+    return true;
+}
+
+// "d12", "gpt2:d12": a GPT-2 by depth. "gpt3:c768": a GPT-3 by channels, 2048 positions. Vocabulary: GPT-2's 50,257.
+// Sources: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165, table 2.1 (GPT-3); llm.c's depths above 48.
+static inline bool is_descriptor(const char* s) {
+    if (strncmp(s, "gpt2:", 5) == 0 || strncmp(s, "gpt3:", 5) == 0) { return true; }
+    return s[0] == 'd' && s[1] != '\0' && strspn(s + 1, "0123456789") == strlen(s + 1);
+}
+
+static inline bool config_from_descriptor(GPT2Config* config, const char* descriptor, Error* err) {
+    static const int gpt2_sizes[][3] = {// depth, channels, heads
+                                        {6, 384, 6},    {12, 768, 12},  {24, 1024, 16}, {36, 1280, 20},
+                                        {48, 1600, 25}, {60, 1920, 30}, {72, 2880, 30}, {84, 3456, 36}};
+    static const int gpt3_sizes[][3] = {// channels, depth, head size
+                                        {384, 6, 64},   {768, 12, 64},   {1024, 24, 64},  {1536, 24, 96}, {2048, 24, 128},
+                                        {2560, 32, 80}, {4096, 32, 128}, {5140, 40, 128}, {12288, 96, 128}};
+    bool gpt3 = strncmp(descriptor, "gpt3:", 5) == 0;
+    const char* number = strchr(descriptor, ':') ? strchr(descriptor, ':') + 1 : descriptor;
+    char kind = gpt3 ? 'c' : 'd', *end = NULL;
+    long n = number[0] == kind && number[1] >= '0' && number[1] <= '9' ? strtol(number + 1, &end, 10) : 0;
+    bool found = false;
+    memset(config, 0, sizeof(*config));
+    config->vocab_size = 50257;
+    config->padded_vocab_size = padded_vocab(50257);
+    config->max_seq_len = gpt3 ? 2048 : 1024;
+    for (size_t i = 0; !gpt3 && i < sizeof(gpt2_sizes) / sizeof(gpt2_sizes[0]); i++) {
+        if (end && *end == '\0' && n == gpt2_sizes[i][0]) {
+            config->num_layers = gpt2_sizes[i][0];
+            config->channels = gpt2_sizes[i][1];
+            config->num_heads = gpt2_sizes[i][2];
+            found = true;
+        }
+    }
+    for (size_t i = 0; gpt3 && i < sizeof(gpt3_sizes) / sizeof(gpt3_sizes[0]); i++) {
+        if (end && *end == '\0' && n == gpt3_sizes[i][0]) {
+            config->channels = gpt3_sizes[i][0];
+            config->num_layers = gpt3_sizes[i][1];
+            if (config->channels % gpt3_sizes[i][2] != 0) {
+                return error_set(err, "model '%s': %d channels do not divide into heads of %d", descriptor,
+                                 config->channels, gpt3_sizes[i][2]);
+            }
+            config->num_heads = config->channels / gpt3_sizes[i][2];
+            found = true;
+        }
+    }
+    if (!found) {
+        return error_set(err, "model '%s' is not known; one of d6 d12 d24 d36 d48 d60 d72 d84 (also gpt2:dN) or "
+                              "gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c12288",
+                         descriptor);
+    }
+    return config_check(config, descriptor, err);
+}
+
+#endif

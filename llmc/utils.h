@@ -1,0 +1,264 @@
+/*
+Errors, memory, files and time for all programs. C11, also compiles as C++17.
+
+Two kinds of failure, two habits:
+- what a user hands in (files, formats, flags): the function returns false and fills an Error with one line
+  that names the file, the reason and, where there is one, the remedy. The caller prints it or tries something else.
+- what cannot be mended (out of memory, a broken promise in the code): die() or require(), one line and exit 1.
+*/
+#ifndef LLMC_UTILS_H
+#define LLMC_UTILS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "crc32c.h"
+
+#if defined(__GNUC__)
+#define PRINTF_LIKE(fmt, first) __attribute__((format(printf, fmt, first)))
+#else
+#define PRINTF_LIKE(fmt, first)
+#endif
+
+// ---- errors -------------------------------------------------------------------
+
+typedef struct {
+    char text[1024]; // one line, no newline at the end
+} Error;
+
+// Fills err (may be NULL) and returns false, so that a reader can say: return error_set(err, "%s: ...", path);
+PRINTF_LIKE(2, 3) static inline bool error_set(Error* err, const char* fmt, ...) {
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(err->text, sizeof(err->text), fmt, args);
+        va_end(args);
+    }
+    return false;
+}
+
+// Prints one line to stderr and exits 1.
+PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    fflush(stdout);
+    fputs("error: ", stderr);
+    vfprintf(stderr, fmt, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(EXIT_FAILURE);
+}
+
+// A precondition of a function. Never compiled out, unlike assert.
+#define require(cond)                                                                                                  \
+    do {                                                                                                               \
+        if (!(cond)) { die("%s:%d: %s needs %s", __FILE__, __LINE__, __func__, #cond); }                               \
+    } while (0)
+
+// ---- memory -------------------------------------------------------------------
+
+static inline void* malloc_check(size_t bytes) {
+    void* p = malloc(bytes ? bytes : 1);
+    if (!p) { die("out of memory: %zu bytes asked for", bytes); }
+    return p;
+}
+
+static inline void* calloc_check(size_t count, size_t size) {
+    void* p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) { die("out of memory: %zu x %zu bytes asked for", count, size); }
+    return p;
+}
+
+static inline void* realloc_check(void* old, size_t bytes) {
+    void* p = realloc(old, bytes ? bytes : 1);
+    if (!p) { die("out of memory: %zu bytes asked for", bytes); }
+    return p;
+}
+
+static inline char* strdup_check(const char* s) {
+    size_t n = strlen(s) + 1;
+    return (char*)memcpy(malloc_check(n), s, n);
+}
+
+// ---- time ---------------------------------------------------------------------
+
+// Monotonic time in milliseconds.
+static inline double time_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// ---- reading files ------------------------------------------------------------
+
+// A whole file, read-only. A private mapping: another process that truncates the file may still raise SIGBUS.
+typedef struct {
+    const uint8_t* data; // (size); never NULL after a success, also for an empty file
+    size_t size;         // bytes
+} MappedFile;
+
+static inline bool map_file(MappedFile* file, const char* path, Error* err) {
+    file->data = (const uint8_t*)"";
+    file->size = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        error_set(err, "%s: %s", path, strerror(errno));
+        close(fd);
+        return false;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return error_set(err, "%s: %s", path, S_ISDIR(st.st_mode) ? "is a directory, a file is wanted" : "not a file");
+    }
+    if (st.st_size > 0) {
+        void* p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED) {
+            error_set(err, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
+            close(fd);
+            return false;
+        }
+        file->data = (const uint8_t*)p;
+        file->size = (size_t)st.st_size;
+    }
+    close(fd);
+    return true;
+}
+
+static inline void unmap_file(MappedFile* file) {
+    if (file->size > 0) { munmap((void*)file->data, file->size); }
+    file->data = (const uint8_t*)"";
+    file->size = 0;
+}
+
+static inline bool file_exists(const char* path) { return access(path, F_OK) == 0; }
+
+static inline bool is_directory(const char* path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+// "mkdir -p". An existing directory is a success.
+static inline bool make_directories(const char* path, Error* err) {
+    char buf[4096];
+    size_t n = strlen(path);
+    if (n == 0 || n >= sizeof(buf)) { return error_set(err, "'%s': not a usable directory name", path); }
+    memcpy(buf, path, n + 1);
+    for (size_t i = 1; i <= n; i++) {
+        if (buf[i] != '/' && buf[i] != '\0') { continue; }
+        char saved = buf[i];
+        buf[i] = '\0';
+        if (mkdir(buf, 0777) != 0 && errno != EEXIST) { return error_set(err, "%s: %s", buf, strerror(errno)); }
+        buf[i] = saved;
+    }
+    if (!is_directory(path)) { return error_set(err, "%s: exists and is not a directory", path); }
+    return true;
+}
+
+// ---- writing files ------------------------------------------------------------
+
+// Buffered writer on write(2) that remembers its first error and sums what it writes. Once an error has
+// happened further calls do nothing; writer_close() reports it. The file is synced before it is closed.
+typedef struct {
+    int fd;
+    char path[4096];
+    uint8_t* buffer; // (WRITER_BUFFER)
+    size_t used;     // bytes in buffer
+    uint64_t bytes;  // written so far, buffer included
+    uint32_t crc;    // crc32c of these bytes
+    bool failed;
+    Error error; // the first one
+} FileWriter;
+
+enum { WRITER_BUFFER = 1 << 20 };
+
+static inline void writer_fail(FileWriter* w, const char* what) {
+    if (!w->failed) { error_set(&w->error, "%s: %s: %s", w->path, what, strerror(errno)); }
+    w->failed = true;
+}
+
+// Creates or truncates path. The caller ends every successful open with writer_close().
+static inline bool writer_open(FileWriter* w, const char* path, Error* err) {
+    memset(w, 0, sizeof(*w));
+    snprintf(w->path, sizeof(w->path), "%s", path);
+    w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (w->fd < 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)); }
+    w->buffer = (uint8_t*)malloc_check(WRITER_BUFFER);
+    return true;
+}
+
+static inline void writer_flush(FileWriter* w) {
+    size_t done = 0;
+    while (!w->failed && done < w->used) {
+        ssize_t n = write(w->fd, w->buffer + done, w->used - done);
+        if (n < 0 && errno == EINTR) { continue; }
+        if (n == 0) { errno = ENOSPC; }
+        if (n <= 0) {
+            writer_fail(w, "write");
+            break;
+        }
+        done += (size_t)n;
+    }
+    w->used = 0;
+}
+
+static inline void writer_put(FileWriter* w, const void* data, size_t bytes) {
+    const uint8_t* p = (const uint8_t*)data;
+    w->bytes += bytes;
+    while (bytes > 0 && !w->failed) {
+        size_t room = WRITER_BUFFER - w->used, n = bytes < room ? bytes : room;
+        memcpy(w->buffer + w->used, p, n);
+        w->crc = crc32c(w->crc, w->buffer + w->used, n);
+        w->used += n;
+        p += n;
+        bytes -= n;
+        if (w->used == WRITER_BUFFER) { writer_flush(w); }
+    }
+}
+
+PRINTF_LIKE(2, 3) static inline void writer_printf(FileWriter* w, const char* fmt, ...) {
+    char buf[8192];
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(buf, sizeof(buf), fmt, args);
+    va_end(args);
+    require(n >= 0 && n < (int)sizeof(buf));
+    writer_put(w, buf, (size_t)n);
+}
+
+// Flushes, syncs, closes. False when anything since writer_open() failed.
+static inline bool writer_close(FileWriter* w, Error* err) {
+    writer_flush(w);
+    if (!w->failed && fsync(w->fd) != 0) { writer_fail(w, "fsync"); }
+    if (close(w->fd) != 0) { writer_fail(w, "close"); }
+    free(w->buffer);
+    w->buffer = NULL;
+    return w->failed ? error_set(err, "%s", w->error.text) : true;
+}
+
+// Makes a rename or a new file in this directory survive a power cut.
+static inline bool sync_directory(const char* path, Error* err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+    bool ok = fsync(fd) == 0;
+    if (!ok) { error_set(err, "%s: fsync: %s", path, strerror(errno)); }
+    close(fd);
+    return ok;
+}
+
+#endif
