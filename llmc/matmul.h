@@ -1,0 +1,431 @@
+/*
+Matrix multiplication on the CPU, fp32: packed, register-blocked, threaded, for AVX-512, AVX2 or any other machine,
+chosen at run time. Three products are all that a linear layer needs; they share one loop nest:
+
+    matmul_nt   out (M,N) = a (M,K) b (N,K)^T + bias (N)     forward
+    matmul_nn   out (M,N) = a (M,K) b (K,N)                  gradient of the input
+    matmul_tn   out (M,N) = a (K,M)^T b (K,N)                gradient of the weight
+
+One operand stays: a block of K x N of it is packed into panels of NR columns that live in L2. The other one streams:
+MR rows of it at a time are broadcast against every panel, while MR x NR sums stay in registers. Each weight is
+touched once: matmul_nt streams it straight from its rows and writes the result transposed, matmul_nn packs it once,
+all threads together, and matmul_tn writes its gradient once.
+Each element is summed in the same order whatever the number of threads, so results do not depend on it.
+Source of the scheme: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3).
+*/
+#ifndef LLMC_MATMUL_H
+#define LLMC_MATMUL_H
+
+#include "utils.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define MATMUL_X86 1
+#endif
+
+#define MATMUL_INLINE static inline __attribute__((always_inline))
+
+// 16 floats: one register with AVX-512, two with AVX2, four with SSE or NEON
+typedef float Float16 __attribute__((vector_size(64)));
+enum { MATMUL_VL = 16, MATMUL_MAX_MR = 8, MATMUL_MAX_NR = 48 };
+
+typedef enum { MATMUL_PORTABLE, MATMUL_AVX2, MATMUL_AVX512 } MatmulIsa;
+static const char* const matmul_isa_names[] = {"portable", "avx2", "avx512"};
+
+// The best that this machine has. LLMC_CPU=portable|avx2|avx512 in the environment asks for less.
+static inline MatmulIsa matmul_isa(void) {
+    static int chosen = -1;
+    int isa = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
+    if (isa >= 0) { return (MatmulIsa)isa; }
+    isa = MATMUL_PORTABLE;
+#ifdef MATMUL_X86
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) { isa = MATMUL_AVX2; }
+    if (isa == MATMUL_AVX2 && __builtin_cpu_supports("avx512f")) { isa = MATMUL_AVX512; }
+#endif
+    const char* wanted = getenv("LLMC_CPU");
+    if (wanted && *wanted) {
+        int i = 0;
+        while (i < 3 && strcmp(wanted, matmul_isa_names[i]) != 0) { i++; }
+        if (i == 3) { die("LLMC_CPU is '%s', want portable, avx2 or avx512", wanted); }
+        if (i > isa) { die("LLMC_CPU is '%s', but this machine has no more than %s", wanted, matmul_isa_names[isa]); }
+        isa = i;
+    }
+    __atomic_store_n(&chosen, isa, __ATOMIC_RELAXED);
+    return (MatmulIsa)isa;
+}
+
+// One product in the form that the loop nest sees: rows of `a` stream, `b` is packed.
+typedef struct {
+    float* out; // (M,N) at stride ldo, or, transposed, (N,M) at stride ldo
+    size_t ldo;
+    bool out_transposed;
+    bool accumulate; // out += instead of out =
+    const float* a;  // element (m,k) at a[m * a_row + k * a_col]
+    size_t a_row, a_col;
+    const float* b; // element (k,n) at b[k * b_row + n * b_col]
+    size_t b_row, b_col;
+    const float* row_bias; // (M) or NULL: added to each row of the sum, before a transposed store
+    size_t M, N, K;
+} MatmulArgs;
+
+// ---- the register tile --------------------------------------------------------------
+
+#ifdef MATMUL_X86
+// out[j * ldo + i] = tile[i * MATMUL_MAX_NR + j] for i < 8, j < 8
+__attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(float* out, size_t ldo, const float* tile) {
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; i++) { r[i] = _mm256_loadu_ps(tile + i * MATMUL_MAX_NR); }
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xEE);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(out + (size_t)i * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(out + (size_t)(i + 4) * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+#endif
+
+// Writes the finished tile (mr rows, n valid columns) where it belongs when that is not a plain full store.
+static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, const float* tile, size_t rows, size_t cols,
+                                     bool accumulate) {
+    if (!g->out_transposed) {
+        for (size_t i = 0; i < rows; i++) {
+            float* o = g->out + (m + i) * g->ldo + n0;
+            for (size_t j = 0; j < cols; j++) {
+                o[j] = accumulate ? o[j] + tile[i * MATMUL_MAX_NR + j] : tile[i * MATMUL_MAX_NR + j];
+            }
+        }
+        return;
+    }
+    size_t j = 0;
+#ifdef MATMUL_X86
+    if (rows == 8 && !accumulate && matmul_isa() != MATMUL_PORTABLE) {
+        for (; j + 8 <= cols; j += 8) {
+            matmul_store_8x8_transposed(g->out + (n0 + j) * g->ldo + m, g->ldo, tile + j);
+        }
+    }
+#endif
+    for (; j < cols; j++) {
+        float* o = g->out + (n0 + j) * g->ldo + m;
+        for (size_t i = 0; i < rows; i++) {
+            o[i] = accumulate ? o[i] + tile[i * MATMUL_MAX_NR + j] : tile[i * MATMUL_MAX_NR + j];
+        }
+    }
+}
+
+// rows x (nv * 16) sums over K of a (rows at a_row, steps at a_col) and one packed panel b (K, nv * 16).
+// mr and nv are constants where this is inlined, so that the sums live in registers. Rows past `rows` repeat the last one.
+MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const int mr, const int nv, const float* a, const size_t a_row,
+                               const size_t a_col, const float* b, size_t K, size_t m, size_t rows, size_t n0, size_t cols,
+                               bool accumulate, bool with_bias) {
+    Float16 sum[MATMUL_MAX_MR][3];
+    const float* row[MATMUL_MAX_MR];
+#pragma GCC unroll 8
+    for (int i = 0; i < mr; i++) {
+        row[i] = a + (size_t)((size_t)i < rows ? (size_t)i : rows - 1) * a_row;
+        float bias = with_bias && g->row_bias && (size_t)i < rows ? g->row_bias[m + (size_t)i] : 0.0f;
+#pragma GCC unroll 3
+        for (int v = 0; v < nv; v++) { sum[i][v] = (Float16){0} + bias; }
+    }
+    for (size_t k = 0; k < K; k++) {
+        Float16 x[3];
+#pragma GCC unroll 3
+        for (int v = 0; v < nv; v++) { memcpy(&x[v], b + v * MATMUL_VL, sizeof(Float16)); }
+#pragma GCC unroll 8
+        for (int i = 0; i < mr; i++) {
+            float y = row[i][k * a_col];
+#pragma GCC unroll 3
+            for (int v = 0; v < nv; v++) { sum[i][v] += x[v] * y; }
+        }
+        b += nv * MATMUL_VL;
+    }
+    if (!g->out_transposed && rows == (size_t)mr && cols == (size_t)(nv * MATMUL_VL)) {
+#pragma GCC unroll 8
+        for (int i = 0; i < mr; i++) {
+            float* o = g->out + (m + (size_t)i) * g->ldo + n0;
+#pragma GCC unroll 3
+            for (int v = 0; v < nv; v++) {
+                if (accumulate) {
+                    Float16 old;
+                    memcpy(&old, o + v * MATMUL_VL, sizeof(old));
+                    sum[i][v] += old;
+                }
+                memcpy(o + v * MATMUL_VL, &sum[i][v], sizeof(Float16));
+            }
+        }
+        return;
+    }
+    float tile[MATMUL_MAX_MR * MATMUL_MAX_NR];
+#pragma GCC unroll 8
+    for (int i = 0; i < mr; i++) {
+#pragma GCC unroll 3
+        for (int v = 0; v < nv; v++) { memcpy(tile + i * MATMUL_MAX_NR + v * MATMUL_VL, &sum[i][v], sizeof(Float16)); }
+    }
+    matmul_store_tile(g, m, n0, tile, rows, cols, accumulate);
+}
+
+// Vectors in the next panel when `left` of them remain: never a narrow last one if two even ones do.
+MATMUL_INLINE size_t matmul_panel_vectors(size_t left, size_t max_nv) {
+    if (left <= max_nv) { return left; }
+    return left == max_nv + 1 && max_nv == 3 ? 2 : max_nv;
+}
+
+// mr rows of a against all panels of one packed block of kb x nb, columns n0.. of the product
+MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const int mr, const int max_nv, const float* a, size_t a_row,
+                                size_t a_col, const float* packed, size_t kb, size_t nb, size_t m, size_t rows, size_t n0,
+                                bool accumulate, bool with_bias) {
+    size_t left = (nb + MATMUL_VL - 1) / MATMUL_VL;
+    for (size_t n = 0; left > 0;) {
+        size_t nv = matmul_panel_vectors(left, (size_t)max_nv), width = nv * MATMUL_VL;
+        size_t cols = nb - n < width ? nb - n : width;
+#define MATMUL_TILE(NV)                                                                                                \
+    if (a_col == 1) {                                                                                                  \
+        matmul_tile(g, mr, NV, a, a_row, 1, packed, kb, m, rows, n0 + n, cols, accumulate, with_bias);                 \
+    } else {                                                                                                           \
+        matmul_tile(g, mr, NV, a, 1, (size_t)mr, packed, kb, m, rows, n0 + n, cols, accumulate, with_bias);            \
+    }
+        if (nv == 1) {
+            MATMUL_TILE(1)
+        } else if (nv == 2 && max_nv >= 2) {
+            MATMUL_TILE(2)
+        } else if (nv == 3 && max_nv >= 3) {
+            MATMUL_TILE(3)
+        }
+#undef MATMUL_TILE
+        packed += kb * width;
+        n += width;
+        left -= nv;
+    }
+}
+
+typedef void (*MatmulStrip)(const MatmulArgs*, const float*, size_t, size_t, const float*, size_t, size_t, size_t, size_t,
+                            size_t, bool, bool);
+
+#define MATMUL_STRIP_FUNCTION(NAME, MR, MAX_NV)                                                                        \
+    static inline void NAME(const MatmulArgs* g, const float* a, size_t a_row, size_t a_col, const float* packed,      \
+                            size_t kb, size_t nb, size_t m, size_t rows, size_t n0, bool accumulate, bool with_bias) { \
+        matmul_strip(g, MR, MAX_NV, a, a_row, a_col, packed, kb, nb, m, rows, n0, accumulate, with_bias);              \
+    }
+#ifdef MATMUL_X86
+__attribute__((target("avx512f"))) MATMUL_STRIP_FUNCTION(matmul_strip_avx512, 8, 3)   // 24 sums, 3 of b: 27 of 32 registers
+__attribute__((target("avx2,fma"))) MATMUL_STRIP_FUNCTION(matmul_strip_avx2, 6, 1)    // 12 sums, 2 of b: 15 of 16 registers
+#endif
+MATMUL_STRIP_FUNCTION(matmul_strip_portable, 3, 1) // 12 SSE or NEON sums
+
+typedef struct {
+    MatmulStrip strip;
+    size_t mr, max_nv;
+} MatmulKernel;
+
+static inline MatmulKernel matmul_kernel(void) {
+    MatmulKernel kernel = {matmul_strip_portable, 3, 1};
+#ifdef MATMUL_X86
+    if (matmul_isa() == MATMUL_AVX512) {
+        kernel.strip = matmul_strip_avx512;
+        kernel.mr = 8;
+        kernel.max_nv = 3;
+    } else if (matmul_isa() == MATMUL_AVX2) {
+        kernel.strip = matmul_strip_avx2;
+        kernel.mr = 6;
+        kernel.max_nv = 1;
+    }
+#endif
+    return kernel;
+}
+
+// ---- packing --------------------------------------------------------------------------
+
+#ifdef MATMUL_X86
+// dst[j * width + i] = src[i * ld + j] for i < 8, j < 8
+__attribute__((target("avx2"))) static inline void matmul_transpose_8x8(float* dst, size_t width, const float* src, size_t ld) {
+    float tile[8 * MATMUL_MAX_NR];
+    for (size_t i = 0; i < 8; i++) { memcpy(tile + i * MATMUL_MAX_NR, src + i * ld, 8 * sizeof(float)); }
+    matmul_store_8x8_transposed(dst, width, tile);
+}
+#endif
+
+// steps k0..k0+kb, columns n0..n0+cols of b into one panel (kb, width), zeros beyond cols
+static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, size_t k0, size_t kb, size_t n0, size_t cols,
+                                     size_t width) {
+    const float* src = g->b + k0 * g->b_row + n0 * g->b_col;
+    if (g->b_col == 1) {
+        for (size_t k = 0; k < kb; k++) {
+            memcpy(dst + k * width, src + k * g->b_row, cols * sizeof(float));
+            for (size_t j = cols; j < width; j++) { dst[k * width + j] = 0.0f; }
+        }
+        return;
+    }
+    size_t k_done = 0, j_done = 0; // what the transposing loop has written
+#ifdef MATMUL_X86
+    if (matmul_isa() != MATMUL_PORTABLE && g->b_row == 1) {
+        k_done = kb / 8 * 8;
+        j_done = cols / 8 * 8;
+        for (size_t j = 0; j < j_done; j += 8) {
+            for (size_t k = 0; k < k_done; k += 8) {
+                matmul_transpose_8x8(dst + k * width + j, width, src + k + j * g->b_col, g->b_col);
+            }
+        }
+    }
+#endif
+    for (size_t k = 0; k < kb; k++) {
+        for (size_t j = k < k_done ? j_done : 0; j < width; j++) {
+            dst[k * width + j] = j < cols ? src[k * g->b_row + j * g->b_col] : 0.0f;
+        }
+    }
+}
+
+// rows m..m+rows of a, steps k0..k0+kb, into (kb, mr)
+static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr, size_t m, size_t rows, size_t k0, size_t kb) {
+    const float* src = g->a + m * g->a_row + k0 * g->a_col;
+    for (size_t k = 0; k < kb; k++) {
+        for (size_t i = 0; i < mr; i++) { dst[k * mr + i] = i < rows ? src[k * g->a_col + i * g->a_row] : 0.0f; }
+    }
+}
+
+// ---- the loop nest -----------------------------------------------------------------------
+
+enum {
+    MATMUL_BLOCK = 256 * 768, // floats in a packed block: 768 KB, most of a 1 MB L2
+    MATMUL_NC = 768,          // its columns at most; a multiple of 48
+    MATMUL_PACK_STEPS = 64    // steps of k that one thread packs at a time
+};
+
+// A buffer of the calling thread, kept from call to call; `slot` tells apart the two that one call needs.
+static inline float* matmul_buffer(int slot, size_t floats) {
+    static __thread float* buffers[2];
+    static __thread size_t sizes[2];
+    if (sizes[slot] < floats) {
+        free(buffers[slot]);
+        buffers[slot] = (float*)aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
+        if (!buffers[slot]) { die("out of memory: %zu bytes asked for", floats * sizeof(float)); }
+        sizes[slot] = floats;
+    }
+    return buffers[slot];
+}
+
+// Packs steps k..k+steps of the block (k0.., kb) x (n0.., nb); `packed` holds its panels one after the other.
+static inline void matmul_pack_steps(float* packed, const MatmulArgs* g, const MatmulKernel* kernel, size_t k0, size_t kb,
+                                     size_t n0, size_t nb, size_t k, size_t steps) {
+    size_t left = (nb + MATMUL_VL - 1) / MATMUL_VL;
+    for (size_t n = 0; left > 0;) {
+        size_t nv = matmul_panel_vectors(left, kernel->max_nv), width = nv * MATMUL_VL;
+        size_t cols = nb - n < width ? nb - n : width;
+        matmul_pack_panel(packed + k * width, g, k0 + k, steps, n0 + n, cols, width);
+        packed += kb * width;
+        n += width;
+        left -= nv;
+    }
+}
+
+static inline void matmul_run(const MatmulArgs* g) {
+    if (g->M == 0 || g->N == 0) { return; }
+    const MatmulKernel kernel = matmul_kernel();
+    size_t nc = g->N < MATMUL_NC ? g->N : MATMUL_NC;
+    size_t nc_padded = (nc + MATMUL_VL - 1) / MATMUL_VL * MATMUL_VL;
+    size_t kc = MATMUL_BLOCK / nc_padded;
+    if (kc > 1024) { kc = 1024; } // a strip of 8 rows then fills an L1 of 32 KB
+    if (kc > g->K) { kc = g->K ? g->K : 1; }
+    float* packed = matmul_buffer(0, kc * nc_padded);
+    const long num_strips = (long)((g->M + kernel.mr - 1) / kernel.mr);
+    // rows that lie a multiple of 4 KB apart would fight for the same lines of L1: copy those, too
+    const bool pack_a = g->a_col != 1 || (g->a_row * sizeof(float)) % 4096 == 0;
+#pragma omp parallel
+    {
+        float* strip = pack_a ? matmul_buffer(1, kc * MATMUL_MAX_MR) : NULL;
+        for (size_t n0 = 0; n0 < g->N; n0 += nc) {
+            size_t nb = g->N - n0 < nc ? g->N - n0 : nc;
+            for (size_t k0 = 0; k0 == 0 || k0 < g->K; k0 += kc) {
+                size_t kb = g->K - k0 < kc ? g->K - k0 : kc;
+                long num_chunks = (long)((kb + MATMUL_PACK_STEPS - 1) / MATMUL_PACK_STEPS);
+#pragma omp for schedule(static)
+                for (long c = 0; c < num_chunks; c++) {
+                    size_t k = (size_t)c * MATMUL_PACK_STEPS;
+                    size_t steps = kb - k < MATMUL_PACK_STEPS ? kb - k : MATMUL_PACK_STEPS;
+                    matmul_pack_steps(packed, g, &kernel, k0, kb, n0, nb, k, steps);
+                }
+#pragma omp for schedule(dynamic, 2)
+                for (long s = 0; s < num_strips; s++) {
+                    size_t m = (size_t)s * kernel.mr, rows = g->M - m < kernel.mr ? g->M - m : kernel.mr;
+                    const float* a = g->a + m * g->a_row + k0 * g->a_col;
+                    if (pack_a) { matmul_pack_strip(strip, g, kernel.mr, m, rows, k0, kb); }
+                    kernel.strip(g, pack_a ? strip : a, pack_a ? 1 : g->a_row, pack_a ? kernel.mr : 1, packed, kb, nb, m,
+                                 rows, n0, g->accumulate || k0 > 0, k0 == 0);
+                }
+            }
+        }
+    }
+}
+
+// ---- the three products ------------------------------------------------------------------
+// Strides ld* are in floats, from one row to the next. M, N or K may be any size; K = 0 gives zeros (plus bias).
+
+// out[j] = weight[j,:] . x + bias[j] for one row x (K): bound by reading the weights once.
+#define MATMUL_VECTOR_FUNCTION(NAME)                                                                                   \
+    static inline float NAME(const float* w, const float* x, size_t K) {                                               \
+        Float16 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, wv, xv;                                                         \
+        size_t k = 0;                                                                                                  \
+        for (; k + 64 <= K; k += 64) {                                                                                 \
+            memcpy(&wv, w + k, 64), memcpy(&xv, x + k, 64), s0 += wv * xv;                                             \
+            memcpy(&wv, w + k + 16, 64), memcpy(&xv, x + k + 16, 64), s1 += wv * xv;                                   \
+            memcpy(&wv, w + k + 32, 64), memcpy(&xv, x + k + 32, 64), s2 += wv * xv;                                   \
+            memcpy(&wv, w + k + 48, 64), memcpy(&xv, x + k + 48, 64), s3 += wv * xv;                                   \
+        }                                                                                                              \
+        s0 = (s0 + s1) + (s2 + s3);                                                                                    \
+        float sum = 0.0f;                                                                                              \
+        for (int i = 0; i < MATMUL_VL; i++) { sum += s0[i]; }                                                          \
+        for (; k < K; k++) { sum += w[k] * x[k]; }                                                                     \
+        return sum;                                                                                                    \
+    }
+#ifdef MATMUL_X86
+__attribute__((target("avx512f"))) MATMUL_VECTOR_FUNCTION(matmul_dot_avx512)
+__attribute__((target("avx2,fma"))) MATMUL_VECTOR_FUNCTION(matmul_dot_avx2)
+#endif
+MATMUL_VECTOR_FUNCTION(matmul_dot_portable)
+
+static inline void matmul_vector(float* out, const float* x, const float* weight, size_t ldw, const float* bias, size_t N,
+                                 size_t K) {
+    float (*dot)(const float*, const float*, size_t) = matmul_dot_portable;
+#ifdef MATMUL_X86
+    if (matmul_isa() == MATMUL_AVX512) { dot = matmul_dot_avx512; }
+    if (matmul_isa() == MATMUL_AVX2) { dot = matmul_dot_avx2; }
+#endif
+#pragma omp parallel for schedule(static) if (N * K > 1 << 16)
+    for (long j = 0; j < (long)N; j++) { out[j] = dot(weight + (size_t)j * ldw, x, K) + (bias ? bias[j] : 0.0f); }
+}
+
+// out (M,N) = a (M,K) b (N,K)^T + bias (N); bias may be NULL
+static inline void matmul_nt(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb,
+                             const float* bias, size_t M, size_t N, size_t K, bool accumulate) {
+    if (M == 1 && !accumulate) {
+        matmul_vector(out, a, b, ldb, bias, N, K);
+        return;
+    }
+    // b streams, a is packed, and what comes out is out^T: written transposed
+    MatmulArgs g = {out, ldo, true, accumulate, b, ldb, 1, a, 1, lda, bias, N, M, K};
+    matmul_run(&g);
+}
+
+// out (M,N) = a (M,K) b (K,N), or out += with accumulate
+static inline void matmul_nn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
+                             size_t N, size_t K, bool accumulate) {
+    MatmulArgs g = {out, ldo, false, accumulate, a, lda, 1, b, ldb, 1, NULL, M, N, K};
+    matmul_run(&g);
+}
+
+// out (M,N) = a (K,M)^T b (K,N), or out += with accumulate
+static inline void matmul_tn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
+                             size_t N, size_t K, bool accumulate) {
+    MatmulArgs g = {out, ldo, false, accumulate, a, 1, lda, b, ldb, 1, NULL, M, N, K};
+    matmul_run(&g);
+}
+
+#endif
