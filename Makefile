@@ -1,21 +1,118 @@
 # GPT-2 in C and CUDA. `make` shows the targets.
-CC ?= gcc
+#
+# One program is one .c file and the headers it includes; its binary lies beside it. With BIN_DIR=build/x the same
+# tree of binaries is built below build/x, which is how `make sanitize` and `make valgrind` keep theirs apart.
+
 MAKEFLAGS += --no-builtin-rules
-OPENMP := $(shell printf 'int main(void){return 0;}' | $(CC) -x c -fopenmp - -o /dev/null 2>/dev/null && echo -fopenmp)
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# ---- settings, all of which the command line or the environment can change ----
+
+ifeq ($(origin CC),default) # make's own default is cc
+CC := $(if $(shell command -v gcc),gcc,cc)
+endif
 CFLAGS ?= -O3 -g
-ALL_CFLAGS = -std=gnu11 -Wall -Wextra -Werror -fno-math-errno -fno-trapping-math $(OPENMP) -MMD -MP $(CFLAGS)
+WERROR ?= -Werror
+BIN_DIR ?= .
+FUZZ_SECONDS ?= 60
+
+# -fopenmp if the compiler has it, else empty: one thread. Asked once, and only when something is built.
+OPENMP_TEST := \#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n
+OPENMP = $(eval OPENMP := $$(shell printf '$$(OPENMP_TEST)' | $(CC) -x c -fopenmp - -o /dev/null 2>/dev/null && \
+                                   echo -fopenmp))$(OPENMP)
+NO_OPENMP_NOTE = $(if $(OPENMP),,note: $(CC) has no OpenMP: programs run on one thread (use gcc, or install libomp-dev for clang))
+
+# no -march: the programs choose AVX-512, AVX2 or portable code when they start
+# messages and paths are cut to their buffers on purpose; clang does not know gcc's name for that
+ALL_CFLAGS = -std=gnu11 -Wall -Wextra $(WERROR) -Wno-unknown-warning-option -Wno-format-truncation \
+             $(or $(OPENMP),-Wno-unknown-pragmas) -fno-math-errno -fno-trapping-math $(CFLAGS)
 LDLIBS = -lm -lpthread
 
-TESTS := $(patsubst %.c,%,$(wildcard dev/test/test_*.c))
+# ---- programs ----
 
-build/%.d: ;
+P := $(patsubst ./,,$(BIN_DIR)/)
+BUILD := $(if $(P),$(P).build,build)
+PROGRAMS := $(patsubst %.c,$(P)%,$(wildcard train_gpt2.c dev/data/*.c))
+TESTS := $(patsubst %.c,$(P)%,$(wildcard dev/test/test_*.c))
+BENCHES := $(patsubst %.c,$(P)%,$(wildcard dev/test/bench_*.c))
+BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES)
 
-train_gpt2: train_gpt2.c
-	@mkdir -p build
-	$(CC) $(ALL_CFLAGS) -MF build/$@.d -o $@ $< $(LDLIBS)
+.PHONY: help all tests demo test test-full sanitize valgrind fuzz bench check-style clean FORCE
 
-dev/%: dev/%.c
-	@mkdir -p build
-	$(CC) $(ALL_CFLAGS) -MF build/$(notdir $@).d -o $@ $< $(LDLIBS)
+help:
+	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
+	@echo 'make all         the programs: $(PROGRAMS)'
+	@echo 'make test        every test that this machine can run; ends with "N passed, N failed, N skipped"'
+	@echo 'make test-full   the same with the tests that take minutes'
+	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make valgrind    the test programs under valgrind: VALGRIND_TESTS="test_a test_b" picks some'
+	@echo 'make fuzz        libFuzzer on every reader: FUZZ_SECONDS=60 or FUZZ_RUNS=1000000 for each (needs clang)'
+	@echo 'make bench       speed: prints figures, checks nothing'
+	@echo 'make check-style clang-format on every source, changes nothing'
+	@echo 'make clean       removes what make built'
+	@echo
+	@echo 'One program or test: make train_gpt2, make dev/test/test_NAME. Settings: CC=$(CC) CFLAGS="$(CFLAGS)" WERROR=$(WERROR)'
+	@echo 'Model weights and datasets: scripts/download.sh --help'
+	@$(if $(OPENMP),,echo '$(NO_OPENMP_NOTE)')
 
--include $(wildcard build/*.d)
+all: $(PROGRAMS)
+tests: $(TESTS)
+
+# a change of compiler or flags rebuilds: this file changes only when they do
+FLAGS_LINE = $(CC) $(ALL_CFLAGS) $(LDLIBS) $(shell $(CC) --version 2>&1 | head -n 1)
+$(BUILD)/flags: FORCE
+	@command -v $(firstword $(CC)) >/dev/null || { echo 'error: no compiler $(CC): apt-get install gcc, or set CC=' >&2; exit 1; }
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; $(if $(OPENMP),:,echo '$(NO_OPENMP_NOTE)' >&2); fi
+
+# the list of headers that a program includes: written by its compilation; one that is missing rebuilds
+$(BUILD)/%.d: ;
+
+$(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
+	@mkdir -p $(@D) $(dir $(BUILD)/$*)
+	$(CC) $(ALL_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
+
+-include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES)))
+
+# ---- what they are for ----
+
+demo: $(P)train_gpt2
+	$(or $(P),./)train_gpt2
+
+test: all tests
+	@BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
+
+test-full: export LLMC_TEST_FULL = 1
+test-full: test
+
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# gcc sees uninitialised variables where the sanitizers' own code stands
+sanitize: export ASAN_OPTIONS := allocator_may_return_null=1:detect_stack_use_after_return=1:$(ASAN_OPTIONS)
+sanitize: export UBSAN_OPTIONS := print_stacktrace=1:$(UBSAN_OPTIONS)
+sanitize:
+	@$(MAKE) --no-print-directory BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-uninitialized' test
+
+# -O1: valgrind's reports name lines; it hides AVX-512 from the programs, so the AVX2 code is what it sees
+VALGRIND := valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite
+valgrind:
+	@command -v valgrind >/dev/null || { echo 'error: no valgrind: apt-get install valgrind' >&2; exit 1; }
+	@$(MAKE) --no-print-directory BIN_DIR=build/valgrind CFLAGS='-O1 -g' all tests
+	@BIN_DIR=build/valgrind TEST_WRAPPER='$(VALGRIND)' OMP_WAIT_POLICY=passive dev/test/run.sh $(VALGRIND_TESTS)
+
+fuzz:
+	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' dev/test/fuzz.sh $(FUZZ_TARGETS)
+
+bench: all $(BENCHES)
+	@$(if $(BENCHES),set -e; $(foreach b,$(BENCHES),$(if $(P),,./)$(b);),echo 'error: no dev/test/bench_*.c here' >&2; exit 1)
+
+STYLED := $(wildcard *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.h dev/*/*.cu dev/test/fuzz/*.[ch])
+check-style:
+	@command -v clang-format >/dev/null || { echo 'error: no clang-format: apt-get install clang-format' >&2; exit 1; }
+	clang-format --dry-run --Werror $(STYLED)
+
+clean:
+	rm -rf build
+	rm -f $(BINARIES)

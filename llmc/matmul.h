@@ -329,7 +329,7 @@ static inline void matmul_pack_steps(float* packed, const MatmulArgs* g, const M
 static inline void matmul_run(const MatmulArgs* g) {
     if (g->M == 0 || g->N == 0) { return; }
     const MatmulKernel kernel = matmul_kernel();
-    size_t nc = g->N < MATMUL_NC ? g->N : MATMUL_NC;
+    size_t nc = g->N < MATMUL_NC ? g->N : (size_t)MATMUL_NC;
     size_t nc_padded = (nc + MATMUL_VL - 1) / MATMUL_VL * MATMUL_VL;
     size_t kc = MATMUL_BLOCK / nc_padded;
     if (kc > 1024) { kc = 1024; } // a strip of 8 rows then fills an L1 of 32 KB
@@ -349,7 +349,7 @@ static inline void matmul_run(const MatmulArgs* g) {
 #pragma omp for schedule(static)
                 for (long c = 0; c < num_chunks; c++) {
                     size_t k = (size_t)c * MATMUL_PACK_STEPS;
-                    size_t steps = kb - k < MATMUL_PACK_STEPS ? kb - k : MATMUL_PACK_STEPS;
+                    size_t steps = kb - k < MATMUL_PACK_STEPS ? kb - k : (size_t)MATMUL_PACK_STEPS;
                     matmul_pack_steps(packed, g, &kernel, k0, kb, n0, nb, k, steps);
                 }
 #pragma omp for schedule(dynamic, 2)

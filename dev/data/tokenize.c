@@ -1,0 +1,588 @@
+/*
+Text to token shards: text files, JSON lines or standard input -> NAME_train_000000.bin ... in llm.c's format, with
+end-of-text before each document and the vocabulary beside them.
+
+    dev/data/tokenize -i book.txt --tokenizer gpt2/ --out data/book --val-tokens 32768
+    dev/data/tokenize -i web/a.jsonl,web/b.jsonl --tokenizer gpt2/ --out data/web
+    zcat big.gz | dev/data/tokenize -i - --tokenizer gpt2/ --out data/big
+
+llm.c's tinyshakespeare (32,768 + 305,260 tokens) is --documents blank-line --val-tokens 32768: every blank line ends a
+document and stays at its end. That makes 338,028 tokens where the file as one text has 338,025 and one end-of-text.
+
+Threads take chunks of the input in turn, encode them, and write them in the same order. Chunks end with a document
+or where no token can cross (tokenizer_find_cut), so the shards depend neither on the chunks nor on the threads. Shards
+get their names when all of them are written; an error or a signal leaves nothing new behind.
+*/
+#include "../../llmc/cli.h"
+#include "../../llmc/dataloader.h"
+#include "../../llmc/tokenizer.h"
+#include <glob.h>
+#include <pthread.h>
+#include <signal.h>
+
+enum { MAX_CHUNK = 1 << 30 }; // bytes of one document line, or of text without a place to cut
+
+typedef enum { DOC_FILE, DOC_LINE, DOC_BLANK_LINE, DOC_JSONL } DocumentKind;
+
+static struct {
+    const char *input, *tokenizer, *out, *documents, *field;
+    int64_t val_tokens, shard_tokens;
+    int threads, chunk_bytes, skip_bad_lines;
+} flags = {NULL, NULL, NULL, "auto", "text", 0, 100000000, 0, 1 << 20, 0};
+
+static Tokenizer tokenizer;
+
+// ---- input: files in order, cut into chunks -----------------------------------------------------
+
+// One piece of work: filled by the reader, encoded by its thread, written in the order of seq.
+typedef struct {
+    char* text; // (capacity), n set
+    size_t n, capacity;
+    DocumentKind kind;
+    bool starts; // a document begins with the first byte
+    const char* path;
+    size_t line; // number of its first line
+    size_t seq;
+    TokenBuffer tokens;
+    int64_t documents, bad_lines;
+    Error error; // "" if none
+} Job;
+
+static struct {
+    char** paths; // (count)
+    size_t count, next;
+    int fd; // of paths[next - 1]; -1: none is open
+    DocumentKind kind;
+    bool file_start;
+    size_t line;
+    char* carry; // read, but behind the last cut
+    size_t num_carry, carry_capacity;
+    size_t next_seq;
+    int64_t total_bytes; // of all files; -1 if unknown
+} in;
+
+static bool ends_with(const char* s, const char* end) {
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && strcmp(s + n - k, end) == 0;
+}
+
+static void add_path(const char* path) {
+    struct stat st;
+    in.paths = (char**)realloc_check(in.paths, (in.count + 1) * sizeof(char*));
+    in.paths[in.count++] = strdup_check(path);
+    bool regular = strcmp(path, "-") != 0 && stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    in.total_bytes = regular && in.total_bytes >= 0 ? in.total_bytes + st.st_size : -1;
+}
+
+// --input: a file of that very name, else patterns with commas or spaces between them, each sorted by name.
+static void find_inputs(void) {
+    if (strcmp(flags.input, "-") == 0 || file_exists(flags.input)) {
+        add_path(flags.input);
+        return;
+    }
+    char* list = strdup_check(flags.input);
+    for (char *rest = list, *pattern; (pattern = strtok_r(rest, ", ", &rest));) {
+        glob_t g;
+        if (strcmp(pattern, "-") == 0 || file_exists(pattern)) {
+            add_path(pattern);
+            continue;
+        }
+        if (glob(pattern, 0, NULL, &g) != 0) { die("%s: no such file, and no file matches it", pattern); }
+        for (size_t i = 0; i < g.gl_pathc; i++) { add_path(g.gl_pathv[i]); }
+        globfree(&g);
+    }
+    free(list);
+    if (in.count == 0) { die("--input '%s' names no file", flags.input); }
+}
+
+static bool open_next(Error* err) {
+    const char* path = in.paths[in.next++];
+    in.fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (in.fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+    in.kind = DOC_FILE;
+    if (strcmp(flags.documents, "line") == 0) { in.kind = DOC_LINE; }
+    if (strcmp(flags.documents, "blank-line") == 0) { in.kind = DOC_BLANK_LINE; }
+    if (strcmp(flags.documents, "jsonl") == 0 || (strcmp(flags.documents, "auto") == 0 && ends_with(path, ".jsonl"))) {
+        in.kind = DOC_JSONL;
+    }
+    in.file_start = true;
+    in.line = 1;
+    return true;
+}
+
+static void job_reserve(Job* job, size_t capacity) {
+    if (job->capacity >= capacity) { return; }
+    job->text = (char*)realloc_check(job->text, capacity);
+    job->capacity = capacity;
+}
+
+// Reads until the job holds `wanted` bytes; *end is set at the end of the file.
+static bool fill(Job* job, size_t wanted, bool* end, Error* err) {
+    job_reserve(job, wanted);
+    while (job->n < wanted && !*end) {
+        ssize_t n = read(in.fd, job->text + job->n, wanted - job->n);
+        if (n < 0 && errno == EINTR) { continue; }
+        if (n < 0) { return error_set(err, "%s: %s", job->path, strerror(errno)); }
+        *end = n == 0;
+        job->n += (size_t)n;
+    }
+    const uint8_t* p = (const uint8_t*)job->text;
+    bool gzip = job->n >= 2 && p[0] == 0x1F && p[1] == 0x8B,
+         zstd = job->n >= 4 && memcmp(p, "\x28\xB5\x2F\xFD", 4) == 0;
+    if (in.file_start && (gzip || zstd)) {
+        return error_set(err, "%s: is compressed; use %s FILE | %s", job->path, gzip ? "zcat" : "zstdcat",
+                         "tokenize -i - (with --documents jsonl for JSON lines)");
+    }
+    return true;
+}
+
+// Where the chunk may end while its file goes on: behind a line, or where no token can cross. 0: nowhere.
+static size_t find_cut(const Job* job) {
+    if (job->kind == DOC_FILE || job->kind == DOC_BLANK_LINE) {
+        return tokenizer_find_cut(&tokenizer, job->text, job->n);
+    }
+    const char* newline = (const char*)memrchr(job->text, '\n', job->n);
+    return newline ? (size_t)(newline - job->text) + 1 : 0;
+}
+
+// The next chunk into job. False: no more input, or job->error is filled.
+static bool read_chunk(Job* job) {
+    job->n = 0;
+    job->seq = in.next_seq;
+    while (job->n == 0) {
+        if (in.fd < 0) {
+            if (in.next == in.count) { return false; }
+            if (!open_next(&job->error)) { return false; }
+        }
+        job->path = in.paths[in.next - 1];
+        job->kind = in.kind;
+        job->line = in.line;
+        job_reserve(job, in.num_carry);
+        if (in.num_carry > 0) { memcpy(job->text, in.carry, in.num_carry); }
+        job->n = in.num_carry;
+        in.num_carry = 0;
+        bool end = false;
+        size_t cut = 0;
+        for (size_t wanted = (size_t)flags.chunk_bytes; cut == 0; wanted *= 2) {
+            if (wanted > MAX_CHUNK) {
+                error_set(&job->error, "%s: 1 GiB without a place to cut", job->path);
+                return false;
+            }
+            if (wanted <= job->n) { continue; }
+            if (!fill(job, wanted, &end, &job->error)) { return false; }
+            cut = end ? job->n : find_cut(job);
+            if (end) { break; }
+        }
+        in.num_carry = job->n - cut;
+        if (in.carry_capacity < in.num_carry) {
+            in.carry_capacity = in.num_carry;
+            in.carry = (char*)realloc_check(in.carry, in.num_carry);
+        }
+        if (in.num_carry > 0) { memcpy(in.carry, job->text + cut, in.num_carry); }
+        job->n = cut;
+        job->starts = in.file_start;
+        in.file_start = false;
+        if (job->kind == DOC_JSONL) {
+            for (size_t i = 0; i < cut; i++) { in.line += job->text[i] == '\n'; }
+        }
+        if (end) {
+            if (in.fd != STDIN_FILENO) { close(in.fd); }
+            in.fd = -1;
+        }
+    }
+    in.next_seq++;
+    return true;
+}
+
+// ---- encoding one chunk -------------------------------------------------------------------------
+
+// A document, or its continuation when starts is false. An empty document is none.
+static void add_text(Job* job, const char* text, size_t n, bool starts) {
+    if (n == 0) { return; }
+    if (starts) {
+        token_buffer_reserve(&job->tokens, 1);
+        job->tokens.ids[job->tokens.count++] = (uint32_t)tokenizer.eot_id;
+        job->documents++;
+    }
+    tokenizer_encode(&tokenizer, text, n, &job->tokens);
+}
+
+static bool add_json_line(Job* job, const char* text, size_t n, size_t line) {
+    char where[1100];
+    JsonDoc doc;
+    snprintf(where, sizeof(where), "%.1000s:%zu", job->path, line);
+    bool ok = json_parse(&doc, text, n, where, &job->error);
+    if (ok) {
+        const JsonValue* v;
+        ok = json_want(doc.root, flags.field, JSON_STRING, &v, where, &job->error);
+        if (ok) { add_text(job, v->string, v->length, true); }
+        json_free(&doc);
+    }
+    if (!ok && flags.skip_bad_lines) {
+        job->bad_lines++;
+        job->error.text[0] = '\0';
+        return true;
+    }
+    return ok;
+}
+
+static void encode_lines(Job* job) {
+    size_t line = job->line;
+    for (size_t i = 0; i < job->n; line++) {
+        const char* text = job->text + i;
+        const char* newline = (const char*)memchr(text, '\n', job->n - i);
+        size_t n = newline ? (size_t)(newline - text) : job->n - i;
+        i += n + 1;
+        if (n > 0 && text[n - 1] == '\r') { n--; }
+        if (job->kind == DOC_LINE) {
+            add_text(job, text, n, true);
+            continue;
+        }
+        size_t blank = 0;
+        while (blank < n && (text[blank] == ' ' || text[blank] == '\t')) { blank++; }
+        if (blank < n && !add_json_line(job, text, n, line)) { return; }
+    }
+}
+
+// A chunk never begins within a run of newlines, so that pairs are counted from the same place for all chunks.
+static void encode_sections(Job* job) {
+    bool starts = job->starts;
+    for (size_t i = 0; i < job->n;) {
+        const char* text = job->text + i;
+        const char* blank = (const char*)memmem(text, job->n - i, "\n\n", 2);
+        size_t n = blank ? (size_t)(blank - text) + 2 : job->n - i;
+        add_text(job, text, n, starts);
+        starts = true;
+        i += n;
+    }
+}
+
+static void encode_job(Job* job) {
+    job->tokens.count = 0;
+    job->documents = job->bad_lines = 0;
+    if (job->kind == DOC_FILE) {
+        add_text(job, job->text, job->n, job->starts);
+    } else if (job->kind == DOC_BLANK_LINE) {
+        encode_sections(job);
+    } else {
+        encode_lines(job);
+    }
+}
+
+// ---- output: shards under temporary names until all are written -----------------------------------
+
+enum { SPLIT_VAL, SPLIT_TRAIN };
+static const char* const split_names[2] = {"val", "train"};
+
+static struct {
+    char prefix[3800]; // DIR/NAME
+    char dir[3800];
+    ShardWriter writer;
+    bool open;
+    int split;
+    int num_shards[2];
+    int64_t tokens[2];
+    int64_t documents, bytes, bad_lines;
+} out;
+
+static void shard_path(char* path, size_t size, int split, int index, const char* suffix) {
+    snprintf(path, size, "%s_%s_%06d.bin%s", out.prefix, split_names[split], index, suffix);
+}
+
+// Removes what is written so far; also called by the signal handler, so nothing here but snprintf and unlink.
+static void remove_parts(void) {
+    char path[4000];
+    for (int split = 0; split < 2; split++) {
+        for (int i = 0; i < out.num_shards[split]; i++) {
+            shard_path(path, sizeof(path), split, i, ".part");
+            unlink(path);
+            shard_path(path, sizeof(path), split, i, ".part.tmp");
+            unlink(path);
+        }
+    }
+}
+
+static void on_signal(int signal_number) {
+    (void)signal_number;
+    static const char message[] = "\nerror: interrupted, nothing is written\n";
+    remove_parts();
+    if (write(STDERR_FILENO, message, sizeof(message) - 1) < 0) {}
+    _exit(EXIT_FAILURE);
+}
+
+// --out: a directory (that exists, or by its slash) takes shards of the name "data", else it is the prefix of their names.
+static void set_output(void) {
+    size_t n = strlen(flags.out);
+    bool directory = n > 0 && (flags.out[n - 1] == '/' || is_directory(flags.out));
+    if (n == 0 || n > 3700) { die("--out wants a directory or the beginning of a file name"); }
+    snprintf(out.prefix, sizeof(out.prefix), "%s%s", flags.out,
+             !directory                ? ""
+             : flags.out[n - 1] == '/' ? "data"
+                                       : "/data");
+    snprintf(out.dir, sizeof(out.dir), "%s", out.prefix);
+    char* slash = strrchr(out.dir, '/');
+    if (!slash) {
+        strcpy(out.dir, ".");
+    } else {
+        slash[slash == out.dir ? 1 : 0] = '\0';
+    }
+    out.split = flags.val_tokens > 0 ? SPLIT_VAL : SPLIT_TRAIN;
+}
+
+// Shards of two vocabularies in one directory would be read with the wrong one.
+static bool has_vocabulary(void) {
+    char path[4000];
+    Error err;
+    Tokenizer t;
+    snprintf(path, sizeof(path), "%s/vocab.json", out.dir);
+    if (!file_exists(path)) { return false; }
+    if (!tokenizer_load(&t, path, &err)) { die("%s", err.text); }
+    bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
+    tokenizer_free(&t);
+    if (!same) { die("%s: another vocabulary than --tokenizer; choose another --out or remove it", path); }
+    return true;
+}
+
+// Ends the open shard.
+static bool close_shard(Error* err) {
+    if (!out.open) { return true; }
+    out.open = false;
+    return shard_writer_close(&out.writer, err);
+}
+
+static bool write_tokens(const uint32_t* ids, size_t n, Error* err) {
+    uint16_t block[4096];
+    while (n > 0) {
+        if (!out.open) {
+            char path[4000];
+            if (!make_directories(out.dir, err)) { return false; }
+            shard_path(path, sizeof(path), out.split, out.num_shards[out.split]++, ".part");
+            if (!shard_writer_open(&out.writer, path, err)) { return false; }
+            out.open = true;
+        }
+        int64_t room = flags.shard_tokens - (int64_t)out.writer.num_tokens;
+        int64_t val_room = flags.val_tokens - out.tokens[SPLIT_VAL];
+        if (out.split == SPLIT_VAL && val_room < room) { room = val_room; }
+        size_t count = sizeof(block) / sizeof(block[0]);
+        if (count > n) { count = n; }
+        if ((int64_t)count > room) { count = (size_t)room; }
+        for (size_t i = 0; i < count; i++) { block[i] = (uint16_t)ids[i]; }
+        shard_writer_put(&out.writer, block, count);
+        out.tokens[out.split] += (int64_t)count;
+        ids += count;
+        n -= count;
+        if ((int64_t)count == room && !close_shard(err)) { return false; }
+        if (out.split == SPLIT_VAL && out.tokens[SPLIT_VAL] == flags.val_tokens) { out.split = SPLIT_TRAIN; }
+    }
+    return out.writer.file.failed ? error_set(err, "%s", out.writer.file.error.text) : true; // no use in going on
+}
+
+// All shards are complete: the vocabulary, then their names. Older shards of this name that are not replaced would mix with
+// the new ones in a pattern like NAME_train_*.bin: they go.
+static bool publish(Error* err) {
+    char part[4000], path[4000];
+    if (!has_vocabulary() && !tokenizer_save(&tokenizer, out.dir, err)) { return false; }
+    for (int split = 0; split < 2; split++) {
+        for (int i = 0; i < out.num_shards[split]; i++) {
+            shard_path(part, sizeof(part), split, i, ".part");
+            shard_path(path, sizeof(path), split, i, "");
+            if (rename(part, path) != 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+        }
+        for (int i = out.num_shards[split];; i++) {
+            shard_path(path, sizeof(path), split, i, "");
+            if (unlink(path) != 0) { break; }
+        }
+    }
+    return sync_directory(out.dir, err);
+}
+
+// ---- progress -----------------------------------------------------------------------------------
+
+static double start_ms;
+
+static void print_progress(void) {
+    static double last_ms;
+    static bool tty, asked;
+    double now = time_ms();
+    if (!asked) {
+        tty = isatty(STDERR_FILENO);
+        last_ms = now;
+        asked = true;
+    }
+    if (now - last_ms < (tty ? 100 : 5000)) { return; }
+    last_ms = now;
+    double seconds = (now - start_ms) / 1e3, mb = (double)out.bytes / 1e6, rate = mb / seconds;
+    char line[160], bar[21];
+    if (in.total_bytes > 0) {
+        double done = (double)out.bytes / (double)in.total_bytes;
+        int filled = done < 1 ? (int)(20 * done) : 20, eta = (int)(seconds / done - seconds + 0.5);
+        for (int i = 0; i < 20; i++) { bar[i] = i < filled ? '#' : '.'; }
+        bar[20] = '\0';
+        snprintf(line, sizeof(line), "[%s] %5.1f%%  %.1f MB  %.1f MB/s  ETA %d:%02d", bar, 100 * done, mb, rate,
+                 eta / 60, eta % 60);
+    } else {
+        snprintf(line, sizeof(line), "%.1f MB  %.1f MB/s  %d:%02d so far", mb, rate, (int)seconds / 60,
+                 (int)seconds % 60);
+    }
+    fprintf(stderr, tty ? "\r%-78s" : "%s\n", line);
+}
+
+static void print_summary(void) {
+    double seconds = (time_ms() - start_ms) / 1e3;
+    int64_t tokens = out.tokens[SPLIT_VAL] + out.tokens[SPLIT_TRAIN];
+    if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r%-78s\r", ""); }
+    fprintf(stderr, "%lld documents, %lld bytes, %lld tokens (%.2f bytes per token) in %.1f s, %.1f MB/s\n",
+            (long long)out.documents, (long long)out.bytes, (long long)tokens, (double)out.bytes / (double)tokens,
+            seconds, (double)out.bytes / 1e6 / seconds);
+    if (out.bad_lines > 0) { fprintf(stderr, "%lld bad lines skipped\n", (long long)out.bad_lines); }
+    for (int split = 0; split < 2; split++) {
+        if (out.num_shards[split] == 0) { continue; }
+        fprintf(stderr, "%s_%s_000000.bin", out.prefix, split_names[split]);
+        if (out.num_shards[split] > 1) { fprintf(stderr, " .. %06d.bin", out.num_shards[split] - 1); }
+        fprintf(stderr, ": %lld tokens\n", (long long)out.tokens[split]);
+    }
+    fprintf(stderr, "vocabulary of %d tokens: %s/vocab.json, merges.txt\n", tokenizer.vocab_size, out.dir);
+}
+
+// ---- threads ------------------------------------------------------------------------------------
+
+static pthread_mutex_t read_lock = PTHREAD_MUTEX_INITIALIZER, write_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t turn_changed = PTHREAD_COND_INITIALIZER;
+static size_t turn;      // seq of the job that may be written
+static bool input_ended; // under read_lock
+
+// Ends the program, also while another thread waits for input that may never come. The caller holds write_lock.
+__attribute__((noreturn)) static void fail(const Error* err) {
+    if (out.open) { shard_writer_abort(&out.writer); }
+    remove_parts();
+    die("%s", err->text);
+}
+
+// Reads, encodes and writes chunks until there are no more.
+static void* work(void* unused) {
+    (void)unused;
+    Job job;
+    memset(&job, 0, sizeof(job));
+    for (bool more = true; more;) {
+        pthread_mutex_lock(&read_lock);
+        more = !input_ended && read_chunk(&job);
+        bool failed = !input_ended && job.error.text[0];
+        input_ended = !more;
+        pthread_mutex_unlock(&read_lock);
+        if (!more && !failed) { break; }
+        if (!failed) { encode_job(&job); }
+        pthread_mutex_lock(&write_lock);
+        while (turn != job.seq) { pthread_cond_wait(&turn_changed, &write_lock); }
+        // the first error in the order of the input, whatever the threads do
+        if (job.error.text[0] || !write_tokens(job.tokens.ids, job.tokens.count, &job.error)) { fail(&job.error); }
+        out.documents += job.documents;
+        out.bad_lines += job.bad_lines;
+        out.bytes += (int64_t)job.n;
+        turn++;
+        print_progress();
+        pthread_cond_broadcast(&turn_changed);
+        pthread_mutex_unlock(&write_lock);
+    }
+    token_buffer_free(&job.tokens);
+    free(job.text);
+    return NULL;
+}
+
+static void run_threads(void) {
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int n = flags.threads > 0 ? flags.threads : cpus > 0 && cpus < 64 ? (int)cpus : 64;
+    pthread_t* threads = (pthread_t*)malloc_check((size_t)n * sizeof(pthread_t));
+    for (int i = 0; i < n; i++) {
+        int code = pthread_create(&threads[i], NULL, work, NULL);
+        if (code != 0) {
+            remove_parts();
+            die("cannot start thread %d: %s", i, strerror(code));
+        }
+    }
+    for (int i = 0; i < n; i++) { pthread_join(threads[i], NULL); }
+    free(threads);
+}
+
+static void parse_flags(int argc, char** argv) {
+    const Option options[] = {
+        {OPT_SECTION, 0, NULL, "Input", NULL, NULL, NULL, 0, 0},
+        {OPT_STR, 'i', NULL, "input", &flags.input, "FILES",
+         "text or .jsonl files: names or quoted patterns, with commas between them; - is standard input", 0, 0},
+        {OPT_STR, 'd', NULL, "documents", &flags.documents, "auto|file|line|blank-line|jsonl",
+         "what a document is; auto: a line of a .jsonl file, any other file as a whole; blank-line: up to and with two "
+         "newlines",
+         0, 0},
+        {OPT_STR, 0, NULL, "field", &flags.field, "NAME", "the member of a JSON line that holds its text", 0, 0},
+        {OPT_BOOL, 0, NULL, "skip-bad-lines", &flags.skip_bad_lines, NULL,
+         "count JSON lines that cannot be read, and go on", 0, 0},
+        {OPT_SECTION, 0, NULL, "Vocabulary", NULL, NULL, NULL, 0, 0},
+        {OPT_STR, 't', NULL, "tokenizer", &flags.tokenizer, "PATH",
+         "directory or file of a GPT-2 vocabulary; none: 256 bytes and <|endoftext|>", 0, 0},
+        {OPT_SECTION, 0, NULL, "Output", NULL, NULL, NULL, 0, 0},
+        {OPT_STR, 'o', NULL, "out", &flags.out, "PREFIX",
+         "beginning of the shards' names, PREFIX_train_000000.bin, or a directory; shards of that name are replaced", 0,
+         0},
+        {OPT_LONG, 'v', NULL, "val-tokens", &flags.val_tokens, "tokens", "the first tokens go to PREFIX_val_*.bin", 0,
+         1e15},
+        {OPT_LONG, 's', NULL, "shard-tokens", &flags.shard_tokens, "tokens", "tokens of a shard", 1, 2147483647},
+        {OPT_SECTION, 0, NULL, "Speed", NULL, NULL, NULL, 0, 0},
+        {OPT_INT, 'n', NULL, "threads", &flags.threads, "threads", "0: one for each core; the shards are the same", 0,
+         1024},
+        {OPT_INT, 0, NULL, "chunk-bytes", &flags.chunk_bytes, "bytes", "text that a thread takes at a time", 16,
+         1 << 28},
+    };
+    cli_parse(argc, argv, "Turns text into token shards for training, in llm.c's format.", options,
+              (int)(sizeof(options) / sizeof(options[0])));
+    if (!flags.input || !flags.out) {
+        cli_fail("--%s is missing, see %s --help", flags.input ? "out" : "input", argv[0]);
+    }
+}
+
+static void load_vocabulary(void) {
+    Error err;
+    if (!flags.tokenizer) {
+        tokenizer_init_bytes(&tokenizer);
+        return;
+    }
+    if (!tokenizer_load(&tokenizer, flags.tokenizer, &err)) { die("%s", err.text); }
+    if (!tokenizer.can_encode) {
+        die("%s: decodes only; want vocab.json + merges.txt or tokenizer.json", flags.tokenizer);
+    }
+    if (tokenizer.vocab_size > 65536) {
+        die("%s: %d tokens; shards hold 16-bit ids, 65536 at most", flags.tokenizer, tokenizer.vocab_size);
+    }
+    if (tokenizer.eot_id < 0) { die("%s: no token %s to put before documents", flags.tokenizer, TOKENIZER_EOT); }
+}
+
+int main(int argc, char** argv) {
+    parse_flags(argc, argv);
+    load_vocabulary();
+    find_inputs();
+    set_output();
+    has_vocabulary();
+    in.fd = -1;
+    start_ms = time_ms();
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    signal(SIGHUP, on_signal);
+    run_threads();
+    Error err;
+    bool ok = close_shard(&err);
+    if (ok && out.tokens[SPLIT_TRAIN] == 0) {
+        int64_t val = out.tokens[SPLIT_VAL];
+        ok = val == 0 ? error_set(&err, "%s: no text in it", flags.input)
+                      : error_set(&err, "--val-tokens %lld leaves nothing to train on: there are %lld tokens",
+                                  (long long)flags.val_tokens, (long long)val);
+    }
+    // from here to the last rename the set of shards is neither old nor new
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    if (!ok || !publish(&err)) { fail(&err); }
+    print_summary();
+    for (size_t i = 0; i < in.count; i++) { free(in.paths[i]); }
+    free(in.paths);
+    free(in.carry);
+    tokenizer_free(&tokenizer);
+    return 0;
+}

@@ -1,0 +1,179 @@
+/*
+A library for LD_PRELOAD that makes one chosen file operation of a program fail, so that a test can walk through all of them:
+
+    gcc -shared -fPIC -o build/failing_write.so dev/test/failing_write.c -ldl
+    FAIL_DIR=log FAIL_COUNT_FILE=count LD_PRELOAD=build/failing_write.so ./train_gpt2 ...    how many are there
+    FAIL_DIR=log FAIL_AT=7 LD_PRELOAD=build/failing_write.so ./train_gpt2 ...                the seventh one fails
+
+Counted, from 1, are write, fsync, close, rename, renameat2, mkdir and open with O_CREAT on whatever lies in FAIL_DIR, that directory
+itself included; reading, unlink and rmdir never are: they work on a full disk too. stdio's own writes do not pass here.
+
+FAIL_DIR         the directory to watch; without it nothing happens
+FAIL_AT          number of the operation that fails; 0 or unset: none
+FAIL_ERRNO       the error, a number; ENOSPC if unset. A failing close closes all the same, as Linux does
+FAIL_MODE        once (if unset): that one; from: that one and all that follow, as when a disk is full;
+                 short: if it is a write, half of the bytes are written and the call succeeds;
+                 kill: the process dies by SIGKILL in place of the operation
+FAIL_COUNT_FILE  the number of operations seen is written here at exit
+FAIL_TRACE       a line "NUMBER OPERATION PATH" for each of them is added to this file; of two paths, the second
+*/
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef ssize_t (*WriteFn)(int, const void*, size_t);
+typedef int (*FdFn)(int);
+typedef int (*OpenFn)(const char*, int, ...);
+typedef int (*RenameFn)(const char*, const char*);
+typedef int (*Renameat2Fn)(int, const char*, int, const char*, unsigned int);
+typedef int (*MkdirFn)(const char*, mode_t);
+
+static long num_calls;
+
+static void* real(const char* name) {
+    void* fn = dlsym(RTLD_NEXT, name);
+    if (!fn) { abort(); }
+    return fn;
+}
+
+// path with "." and ".." gone, also when its last part does not exist yet; FAIL_DIR likewise
+static bool resolve(char* out, const char* path) {
+    char parent[PATH_MAX], buf[PATH_MAX];
+    if (realpath(path, out)) { return true; }
+    if (snprintf(parent, sizeof(parent), "%s", path) >= (int)sizeof(parent)) { return false; }
+    size_t n = strlen(parent);
+    while (n > 1 && parent[n - 1] == '/') { parent[--n] = '\0'; }
+    char* slash = strrchr(parent, '/');
+    const char* base = slash ? slash + 1 : parent;
+    char name[NAME_MAX + 1];
+    if (snprintf(name, sizeof(name), "%s", base) >= (int)sizeof(name)) { return false; }
+    if (slash == parent) {
+        strcpy(parent, "/");
+    } else if (slash) {
+        *slash = '\0';
+    } else {
+        strcpy(parent, ".");
+    }
+    if (!realpath(parent, buf)) { return false; }
+    return snprintf(out, PATH_MAX, "%s/%s", buf, name) < PATH_MAX;
+}
+
+// The path without links and dots into whole (PATH_MAX); false if it does not lie in FAIL_DIR.
+static bool watched(char* whole, const char* path) {
+    const char* dir = getenv("FAIL_DIR");
+    char root[PATH_MAX];
+    if (!dir || !resolve(root, dir) || !resolve(whole, path)) { return false; }
+    size_t n = strlen(root);
+    return strncmp(whole, root, n) == 0 && (whole[n] == '/' || whole[n] == '\0');
+}
+
+static const char* mode(void) {
+    const char* m = getenv("FAIL_MODE");
+    return m ? m : "once";
+}
+
+static void trace(long number, const char* what, const char* path) {
+    const char* file = getenv("FAIL_TRACE");
+    int fd = file ? ((OpenFn)real("open"))(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+    char line[PATH_MAX + 64];
+    if (fd < 0) { return; }
+    int n = snprintf(line, sizeof(line), "%ld %s %s\n", number, what, path);
+    if (((WriteFn)real("write"))(fd, line, (size_t)n) != n) { abort(); }
+    ((FdFn)real("close"))(fd);
+}
+
+// Counts an operation on a watched path. True when it is the one that fails; errno is set then.
+static bool fails(const char* what, const char* path) {
+    char whole[PATH_MAX];
+    int before = errno;
+    if (!watched(whole, path)) {
+        errno = before;
+        return false;
+    }
+    const char *at = getenv("FAIL_AT"), *error = getenv("FAIL_ERRNO");
+    long number = __atomic_add_fetch(&num_calls, 1, __ATOMIC_RELAXED), want = at ? atol(at) : 0;
+    trace(number, what, whole);
+    bool hit = number == want || (want > 0 && number > want && strcmp(mode(), "from") == 0);
+    if (strcmp(mode(), "short") == 0 && strcmp(what, "write") != 0) { hit = false; }
+    if (hit && strcmp(mode(), "kill") == 0) { kill(getpid(), SIGKILL); }
+    errno = !hit ? before : error ? atoi(error) : ENOSPC;
+    return hit;
+}
+
+static bool fails_fd(const char* what, int fd) {
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof(path) - 1);
+    if (n <= 0) { return false; }
+    path[n] = '\0';
+    return fails(what, path);
+}
+
+ssize_t write(int fd, const void* data, size_t bytes) {
+    if (fails_fd("write", fd)) {
+        if (strcmp(mode(), "short") != 0) { return -1; }
+        bytes = (bytes + 1) / 2;
+    }
+    return ((WriteFn)real("write"))(fd, data, bytes);
+}
+
+int fsync(int fd) { return fails_fd("fsync", fd) ? -1 : ((FdFn)real("fsync"))(fd); }
+
+int close(int fd) {
+    bool fail = fails_fd("close", fd);
+    int error = errno, result = ((FdFn)real("close"))(fd);
+    if (fail) { errno = error; }
+    return fail ? -1 : result;
+}
+
+int rename(const char* from, const char* to) { return fails("rename", to) ? -1 : ((RenameFn)real("rename"))(from, to); }
+
+int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned int flags) {
+    if (to_dir == AT_FDCWD && fails("renameat2", to)) { return -1; }
+    return ((Renameat2Fn)real("renameat2"))(from_dir, from, to_dir, to, flags);
+}
+
+int mkdir(const char* path, mode_t bits) { return fails("mkdir", path) ? -1 : ((MkdirFn)real("mkdir"))(path, bits); }
+
+static int open_named(const char* name, const char* path, int flags, mode_t bits) {
+    if ((flags & O_CREAT) && fails("open", path)) { return -1; }
+    return ((OpenFn)real(name))(path, flags, bits);
+}
+
+int open(const char* path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t bits = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    return open_named("open", path, flags, bits);
+}
+
+int open64(const char* path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t bits = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    return open_named("open64", path, flags, bits);
+}
+
+__attribute__((destructor)) static void write_count(void) {
+    const char* path = getenv("FAIL_COUNT_FILE");
+    char text[32];
+    int n = snprintf(text, sizeof(text), "%ld\n", num_calls);
+    int fd = path ? ((OpenFn)real("open"))(path, O_WRONLY | O_CREAT | O_TRUNC, 0666) : -1;
+    if (fd < 0) { return; }
+    if (((WriteFn)real("write"))(fd, text, (size_t)n) != n) { perror(path); }
+    ((FdFn)real("close"))(fd);
+}

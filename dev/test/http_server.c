@@ -1,0 +1,125 @@
+/*
+A file server on 127.0.0.1 for tests of scripts/download.sh, with the faults of real ones:
+
+    gcc -o http_server dev/test/http_server.c && ./http_server DIRECTORY >log
+
+prints its port on the first line, then one line `METHOD PATH RANGE_START` for each request, and serves until it is killed.
+Ranges (`bytes=N-`) are honoured. A path that contains
+    flaky      is cut off in the middle when asked for from the start
+    norange    is sent whole, whatever range was asked for
+    busy       is answered by 503 the first time
+*/
+#define _GNU_SOURCE 1
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void fail(const char* what) {
+    perror(what);
+    exit(EXIT_FAILURE);
+}
+
+// Reads the whole file, or returns NULL. The caller frees.
+static char* read_file(const char* path, size_t* size) {
+    FILE* f = fopen(path, "rb");
+    char* data = NULL;
+    long end = -1;
+    if (f && fseek(f, 0, SEEK_END) == 0) { end = ftell(f); }
+    if (end >= 0) {
+        *size = (size_t)end;
+        data = (char*)malloc(*size + 1);
+        rewind(f);
+        if (!data || fread(data, 1, *size, f) != *size) { fail(path); }
+    }
+    if (f) { fclose(f); }
+    return data;
+}
+
+static void send_all(int fd, const char* data, size_t size) {
+    while (size > 0) {
+        ssize_t n = write(fd, data, size);
+        if (n <= 0) { return; } // the client has gone
+        data += n;
+        size -= (size_t)n;
+    }
+}
+
+static void send_head(int fd, const char* status, size_t size, const char* more) {
+    char head[512];
+    snprintf(head, sizeof(head), "HTTP/1.1 %s\r\nContent-Length: %zu\r\nConnection: close\r\n%s\r\n", status, size,
+             more);
+    send_all(fd, head, strlen(head));
+}
+
+// One request: GET or HEAD, headers without a body.
+static void answer(int fd) {
+    char request[8192], method[8], path[4096];
+    size_t used = 0;
+    request[0] = '\0';
+    while (!strstr(request, "\r\n\r\n")) {
+        ssize_t n = read(fd, request + used, sizeof(request) - 1 - used);
+        if (n <= 0) { return; }
+        used += (size_t)n;
+        request[used] = '\0';
+    }
+    if (sscanf(request, "%7s /%4095s", method, path) != 2) { return; }
+    const char* range = strcasestr(request, "\r\nRange: bytes=");
+    size_t start = range ? strtoul(range + strlen("\r\nRange: bytes="), NULL, 10) : 0;
+    printf("%s %s %zu\n", method, path, start);
+    fflush(stdout);
+
+    static bool was_busy;
+    if (strstr(path, "busy") && !was_busy) {
+        was_busy = true;
+        send_head(fd, "503 Service Unavailable", 0, "");
+        return;
+    }
+    size_t size = 0;
+    char* data = strstr(path, "..") ? NULL : read_file(path, &size);
+    if (!data) {
+        send_head(fd, "404 Not Found", 9, "");
+        send_all(fd, "not found", 9);
+        return;
+    }
+    if (!range || strstr(path, "norange")) {
+        send_head(fd, "200 OK", size, "");
+        send_all(fd, data, strstr(path, "flaky") ? size / 2 : size);
+    } else if (start >= size) {
+        send_head(fd, "416 Range Not Satisfiable", 0, "");
+    } else {
+        char more[128];
+        snprintf(more, sizeof(more), "Content-Range: bytes %zu-%zu/%zu\r\n", start, size - 1, size);
+        send_head(fd, "206 Partial Content", size - start, more);
+        send_all(fd, data + start, size - start);
+    }
+    free(data);
+}
+
+int main(int argc, char** argv) {
+    if (argc != 2 || chdir(argv[1]) != 0) { fail(argc == 2 ? argv[1] : "usage: http_server DIRECTORY"); }
+    signal(SIGPIPE, SIG_IGN);
+    int server = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address;
+    memset(&address, 0, sizeof(address));
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK); // port 0: any that is free
+    socklen_t length = sizeof(address);
+    if (server < 0 || bind(server, (struct sockaddr*)&address, length) != 0 || listen(server, 16) != 0 ||
+        getsockname(server, (struct sockaddr*)&address, &length) != 0) {
+        fail("cannot serve on 127.0.0.1");
+    }
+    printf("%d\n", ntohs(address.sin_port));
+    fflush(stdout);
+    for (;;) {
+        int fd = accept(server, NULL, NULL);
+        if (fd < 0) { continue; }
+        answer(fd);
+        close(fd);
+    }
+}

@@ -1,0 +1,47 @@
+# shellcheck shell=bash
+# What the shell tests share, as test.h is for C. A test is a function test_NAME that runs in a subshell under
+# `set -eu` in the top folder of the repository; it calls `fail REASON` or `skip REASON`, or succeeds. The script ends with
+#
+#     tests=(NAME NAME ...)
+#     run_tests "$@"
+#
+# The programs under test are $BIN_DIR/train_gpt2, $BIN_DIR/dev/data/tokenize ... ($tmp is a directory of the script's own).
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+BIN_DIR=${BIN_DIR:-.}
+CC=${CC:-gcc}
+tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+
+fail() { echo "$*"; exit 1; }
+skip() { echo "$*"; exit 77; }
+
+# want WHAT GOT WANTED: the two strings must be equal
+want() { [ "$2" = "$3" ] || fail "$1 is '$2', want '$3'"; }
+
+# contains TEXT FILE: some line of the file has this text
+contains() { grep -aqF -- "$1" "$2" || { tail -n 30 "$2" && fail "no '$1' in the text above"; }; }
+
+run_tests() { # [--list | NAME ...]
+    local name rc passed=0 failed=0 skipped=0 wanted=("${tests[@]}")
+    if [ "${1-}" = --list ]; then
+        printf '%s\n' "${tests[@]}"
+        return 0
+    fi
+    [ $# -eq 0 ] || wanted=("$@")
+    for name in "${wanted[@]}"; do
+        if [[ " ${tests[*]} " != *" $name "* ]]; then # a misspelt name must not read as success
+            echo "$0: no test '$name'; see --list" >&2
+            return 2
+        fi
+        # not in a condition: there `set -e` would be ignored
+        (set -eu; "test_$name") >"$tmp/.out" 2>&1 </dev/null
+        rc=$?
+        case $rc in
+        0) passed=$((passed + 1)); echo "ok $name" ;;
+        77) skipped=$((skipped + 1)); echo "skip $name: $(tail -n 1 "$tmp/.out")" ;;
+        *) failed=$((failed + 1)); head -n -1 "$tmp/.out"; echo "FAIL $name: $(tail -n 1 "$tmp/.out") (status $rc)" ;;
+        esac
+    done
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+}

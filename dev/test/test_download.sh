@@ -1,0 +1,243 @@
+#!/usr/bin/env bash
+# scripts/download.sh against a file server on this machine that can be as bad as real ones (http_server.c).
+. "$(dirname "$0")/test.sh"
+
+server=
+trap '[ -z "$server" ] || kill "$server"; rm -rf "$tmp"' EXIT
+
+start_server() {
+    command -v curl >/dev/null || return 1
+    mkdir -p "$tmp/served/host.example/a"
+    $CC -O1 -std=gnu11 -Wall -Wextra dev/test/http_server.c -o "$tmp/http_server" || exit 1
+    "$tmp/http_server" "$tmp/served" >"$tmp/requests" &
+    server=$!
+    for ((i = 0; i < 100; i++)); do [ -s "$tmp/requests" ] || sleep 0.05; done
+    LLMC_DOWNLOAD_BASE=http://127.0.0.1:$(head -n 1 "$tmp/requests")
+    export LLMC_DOWNLOAD_BASE
+    unset http_proxy HTTP_PROXY ALL_PROXY all_proxy
+}
+
+# serve NAME BYTES: a file at https://host.example/a/NAME with a content of its own
+serve() {
+    mkdir -p "$tmp/served/host.example/a"
+    yes "$1 " | head -c "$2" >"$tmp/served/host.example/a/$1"
+}
+sum_of() { sha256sum "$tmp/served/host.example/a/$1" | cut -d ' ' -f 1; }
+row() { echo "$1 | $2 | https://host.example/a/$2 | $3 | $4" >>"$tmp/table"; } # ITEM NAME BYTES SHA256
+
+# download ITEM ...: sets status; output in $tmp/out and $tmp/err
+download() {
+    status=0
+    LLMC_DOWNLOAD_TABLE=$tmp/table scripts/download.sh --dir "$tmp/data" "$@" >"$tmp/out" 2>"$tmp/err" || status=$?
+}
+same() { cmp "$tmp/served/host.example/a/$1" "$tmp/data/$1" || fail "$1 is not what was served"; }
+fresh() {
+    [ -n "$server" ] || skip "needs curl"
+    rm -rf "$tmp/table" "$tmp/data"
+}
+
+test_good() {
+    fresh
+    serve one 1000
+    serve two 3000000
+    serve other 10
+    row set one 1000 "$(sum_of one)"
+    row set two '>2000000' -
+    row elsewhere other - -
+    download set
+    want status "$status" 0
+    same one
+    same two
+    [ ! -e "$tmp/data/other" ] || fail "fetched an item that was not asked for"
+    contains "sha256 $(sum_of two) (no known sum" "$tmp/out"
+    [ -z "$(find "$tmp/data" -name '*.part')" ] || fail "a .part is left"
+    # again: nothing is asked of the server, unless a file is damaged
+    lines=$(wc -l <"$tmp/requests")
+    download set
+    want "status of the second run" "$status" 0
+    want "requests of the second run" "$(($(wc -l <"$tmp/requests") - lines))" 0
+    echo x >>"$tmp/data/one"
+    download set
+    want "status after damage" "$status" 0
+    same one
+    download all
+    same other
+}
+
+test_wrong_size_sum_and_404() {
+    fresh
+    serve short 999
+    serve junk 1000
+    serve small 500
+    serve fine 100
+    row set short 1000 -
+    row set junk 1000 "$(printf '%064d' 0)"
+    row set small '>501' -
+    row set absent - -
+    row set fine 100 -
+    download set
+    want status "$status" 1
+    contains "failed: $LLMC_DOWNLOAD_BASE/host.example/a/short: is 999 bytes, 1000 are wanted" "$tmp/err"
+    contains "a/junk: has sha256 $(sum_of junk), $(printf '%064d' 0) is wanted" "$tmp/err"
+    contains "a/small: is 500 bytes, at least 501 are wanted" "$tmp/err"
+    contains "a/absent: the server answers HTTP 404" "$tmp/err"
+    want "lines about failures" "$(grep -c '^failed: ' "$tmp/err")" 4
+    want "what is there" "$(ls "$tmp/data")" fine # the others were fetched, nothing wrong was kept
+}
+
+test_not_the_file() {
+    fresh
+    serve page 10
+    serve pointer 10
+    printf '<!DOCTYPE html>\n<html>please log in</html>' >"$tmp/served/host.example/a/page"
+    printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\n' >"$tmp/served/host.example/a/pointer"
+    row set page - -
+    row set pointer - -
+    download set
+    want status "$status" 1
+    contains "a/page: is an HTML page" "$tmp/err"
+    contains "a/pointer: is a git-lfs pointer" "$tmp/err"
+}
+
+test_connection_lost() {
+    fresh
+    serve flaky 200000
+    row set flaky 200000 "$(sum_of flaky)"
+    download set
+    want status "$status" 0
+    same flaky
+    want "requests" "$(grep flaky "$tmp/requests" | tr '\n' ' ')" \
+        "GET host.example/a/flaky 0 GET host.example/a/flaky 100000 "
+}
+
+test_goes_on_after_an_interrupt() {
+    fresh
+    serve big 200000
+    row set big 200000 "$(sum_of big)"
+    mkdir -p "$tmp/data"
+    head -c 150000 "$tmp/served/host.example/a/big" >"$tmp/data/big.part"
+    download set
+    want status "$status" 0
+    same big
+    want "requests" "$(grep /big "$tmp/requests")" "GET host.example/a/big 150000"
+    # all of it was there, only the last rename was missing
+    mv "$tmp/data/big" "$tmp/data/big.part"
+    download set
+    want "status with a whole .part" "$status" 0
+    same big
+}
+
+# curl before 7.88 fails when the server says that nothing follows
+test_old_curl_and_a_whole_part() {
+    fresh
+    serve whole 1000
+    row set whole 1000 "$(sum_of whole)"
+    mkdir -p "$tmp/data" "$tmp/old"
+    cp "$tmp/served/host.example/a/whole" "$tmp/data/whole.part"
+    printf '#!/bin/sh\nprintf 416\nexit 22\n' >"$tmp/old/curl"
+    chmod +x "$tmp/old/curl"
+    PATH=$tmp/old:$PATH download set
+    want status "$status" 0
+    same whole
+}
+
+test_a_bad_beginning_is_dropped() {
+    fresh
+    serve mended 200000
+    row set mended 200000 "$(sum_of mended)"
+    mkdir -p "$tmp/data"
+    head -c 150000 /dev/zero >"$tmp/data/mended.part"
+    download set
+    want status "$status" 0
+    same mended
+    head -c 250000 /dev/zero >"$tmp/data/mended.part" # longer than the file
+    rm "$tmp/data/mended"
+    download set
+    want "status with a .part that is too long" "$status" 0
+    same mended
+}
+
+test_server_without_ranges() {
+    fresh
+    serve norange 200000
+    row set norange 200000 "$(sum_of norange)"
+    mkdir -p "$tmp/data"
+    head -c 150000 "$tmp/served/host.example/a/norange" >"$tmp/data/norange.part"
+    download set
+    want status "$status" 0
+    same norange
+}
+
+test_busy_server() {
+    fresh
+    serve busy 1000
+    row set busy 1000 "$(sum_of busy)"
+    download set
+    want status "$status" 0
+    same busy
+    want "requests" "$(grep -c busy "$tmp/requests")" 2
+}
+
+test_no_server() {
+    fresh
+    row set one - -
+    LLMC_DOWNLOAD_BASE=http://127.0.0.1:1 download set
+    want status "$status" 1
+    contains "no connection: is there a network" "$tmp/err"
+}
+
+test_no_curl() {
+    rm -rf "$tmp/table" "$tmp/data"
+    row set one - -
+    mkdir -p "$tmp/bin"
+    for tool in bash cat cut sort tr head grep wc mkdir dirname; do
+        ln -sf "$(command -v $tool)" "$tmp/bin/$tool"
+    done
+    status=0
+    PATH=$tmp/bin LLMC_DOWNLOAD_TABLE=$tmp/table "$tmp/bin/bash" scripts/download.sh --dir "$tmp/data" set \
+        >"$tmp/out" 2>"$tmp/err" || status=$?
+    want status "$status" 1
+    contains "needs curl: apt-get install curl" "$tmp/err"
+    want "lines on stderr" "$(wc -l <"$tmp/err")" 1
+}
+
+test_usage() {
+    for arguments in "" "--nonsense" "--dir" "no-such-item" "gpt2 no-such-item"; do
+        rc=0
+        # shellcheck disable=SC2086
+        scripts/download.sh $arguments >"$tmp/out" 2>"$tmp/err" || rc=$?
+        want "status of '$arguments'" $rc 2
+        [ -s "$tmp/err" ] && [ ! -s "$tmp/out" ] || fail "'$arguments' is not explained on stderr"
+    done
+    scripts/download.sh --help >"$tmp/out"
+    for item in $(scripts/download.sh --list | cut -d ' ' -f 1 | sort -u); do contains "  $item " "$tmp/out"; done
+}
+
+# the built-in table: five fields, https, sums of 64 hex digits, no file twice
+test_table() {
+    scripts/download.sh --list >"$tmp/list"
+    [ "$(wc -l <"$tmp/list")" -ge 20 ] || fail "$(wc -l <"$tmp/list") rows"
+    bad=$(grep -vE '^[a-z0-9-]+ \| [A-Za-z0-9_./-]+ \| https://[^ ]+ \| (-|>?[0-9]+) \| (-|[0-9a-f]{64})$' "$tmp/list" || true)
+    want "rows of another form" "$bad" ""
+    want "files that occur twice" "$(cut -d '|' -f 2 "$tmp/list" | sort | uniq -d)" ""
+}
+
+# sizes and sums of the table against files that are here
+test_table_agrees_with_files() {
+    data=${LLMC_DATA:-../shared/data}
+    [ -e "$data/tinyshakespeare.txt" ] || skip "needs LLMC_DATA with tinyshakespeare.txt and gpt2_tokenizer/"
+    [ -n "$server" ] || skip "needs curl"
+    rm -rf "$tmp/data"
+    at=$tmp/served/huggingface.co/openai-community/gpt2/resolve/main
+    mkdir -p "$at" "$tmp/served/raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
+    cp "$data/gpt2_tokenizer/vocab.json" "$data/gpt2_tokenizer/merges.txt" "$at"
+    cp "$data/tinyshakespeare.txt" "$tmp/served/raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+    scripts/download.sh --dir "$tmp/data" vocab tinyshakespeare
+    cmp "$data/gpt2_tokenizer/merges.txt" "$tmp/data/gpt2_tokenizer/merges.txt"
+    cmp "$data/tinyshakespeare.txt" "$tmp/data/tinyshakespeare.txt"
+}
+
+start_server
+tests=(good wrong_size_sum_and_404 not_the_file connection_lost goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped
+    server_without_ranges busy_server no_server no_curl usage table table_agrees_with_files)
+run_tests "$@"

@@ -1,0 +1,208 @@
+#!/usr/bin/env bash
+# The Makefile and dev/test/run.sh, in a small tree of their own: what is rebuilt when, and how reports are added up.
+. "$(dirname "$0")/test.sh"
+unset BIN_DIR CFLAGS MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT LLMC_TEST_FULL
+export CC # as `make test` was called
+top=$PWD
+
+# A tree with one program that prints the number in its header. The current directory becomes its top.
+new_tree() {
+    command -v make >/dev/null || skip "needs make"
+    rm -rf "$tmp/tree"
+    mkdir -p "$tmp/tree/llmc" "$tmp/tree/dev/test" "$tmp/tree/dev/data"
+    cd "$tmp/tree"
+    cp "$top/Makefile" .
+    cp "$top/dev/test/run.sh" "$top/dev/test/fuzz.sh" dev/test/
+    echo '#define NUMBER 1' >llmc/number.h
+    cat >train_gpt2.c <<'C'
+#include "llmc/number.h"
+#include <stdio.h>
+int main(void) {
+    printf("%d\n", NUMBER);
+    return 0;
+}
+C
+    sed 's|llmc/|../../llmc/|' train_gpt2.c >dev/data/tool.c
+}
+
+# test_program NAME BODY: dev/test/test_NAME.c
+test_program() {
+    printf '#include <signal.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\nint main(void) { %s }\n' "$2" \
+        >"dev/test/test_$1.c"
+}
+
+test_help() {
+    new_tree
+    make >"$tmp/out" 2>&1
+    for target in all demo test test-full sanitize valgrind fuzz bench check-style clean; do
+        grep -q "^make $target " "$tmp/out" || fail "make does not explain $target"
+    done
+    [ ! -e build ] && [ ! -e train_gpt2 ] || fail "make alone builds something"
+}
+
+test_builds_and_rebuilds() {
+    new_tree
+    make -j2 all >"$tmp/out" 2>&1
+    want "the program prints" "$(./train_gpt2) $(dev/data/tool)" "1 1"
+    want "compilations" "$(grep -c -- '-o ' "$tmp/out")" 2
+    make all >"$tmp/out" 2>&1
+    want "compilations when nothing changed" "$(grep -c -- '-o ' "$tmp/out")" 0
+    sleep 0.05
+    echo '#define NUMBER 2' >llmc/number.h
+    make all >/dev/null 2>&1
+    want "after a change of the header the program prints" "$(./train_gpt2) $(dev/data/tool)" "2 2"
+    make all CFLAGS=-O0 >"$tmp/out" 2>&1
+    want "compilations after a change of CFLAGS" "$(grep -c -- '-o ' "$tmp/out")" 2
+    make all CFLAGS=-O0 >"$tmp/out" 2>&1
+    want "compilations with the same CFLAGS again" "$(grep -c -- '-o ' "$tmp/out")" 0
+    find build -name 'train_gpt2.d' -delete
+    make all CFLAGS=-O0 >"$tmp/out" 2>&1
+    want "compilations when a dependency file is lost" "$(grep -c -- '-o ' "$tmp/out")" 1
+    # a header that goes away with its last use is no error
+    sed -i '/include "/d; s/NUMBER/3/' train_gpt2.c dev/data/tool.c
+    rm llmc/number.h
+    make all CFLAGS=-O0 >/dev/null 2>&1
+    want "without the header the program prints" "$(./train_gpt2)" 3
+    make BIN_DIR=build/other all >/dev/null 2>&1
+    want "the program below BIN_DIR prints" "$(build/other/train_gpt2)" 3
+    make clean >/dev/null
+    [ ! -e build ] && [ ! -e train_gpt2 ] && [ ! -e dev/data/tool ] || fail "make clean leaves something"
+}
+
+test_another_compiler_rebuilds() {
+    new_tree
+    command -v clang >/dev/null || skip "needs clang"
+    make all CC=gcc >/dev/null 2>&1
+    make all CC=clang >"$tmp/out" 2>&1
+    want "compilations after a change of CC" "$(grep -c -- '-o ' "$tmp/out")" 2
+    want "the program prints" "$(./train_gpt2)" 1
+}
+
+test_without_openmp() {
+    new_tree
+    sed -i 's|^int main|#pragma omp declare simd\nint f(void);\nint main|' train_gpt2.c
+    cat >cc_without_openmp <<'C'
+#!/bin/sh
+for a in "$@"; do
+    [ "$a" = -fopenmp ] && { echo "no -fopenmp here" >&2; exit 1; }
+done
+exec "${REAL_CC:-gcc}" "$@"
+C
+    chmod +x cc_without_openmp
+    REAL_CC=$CC make all CC=./cc_without_openmp >"$tmp/out" 2>&1
+    contains "note: ./cc_without_openmp has no OpenMP" "$tmp/out"
+    want "the program prints" "$(./train_gpt2)" 1
+    REAL_CC=$CC make CC=./cc_without_openmp >"$tmp/out"
+    contains "note: ./cc_without_openmp has no OpenMP" "$tmp/out"
+}
+
+test_missing_compiler_is_named() {
+    new_tree
+    rc=0
+    make all CC=no-such-cc >"$tmp/out" 2>&1 || rc=$?
+    [ $rc -ne 0 ] || fail "make succeeds without a compiler"
+    contains "error: no compiler no-such-cc" "$tmp/out"
+}
+
+# what run.sh makes of programs that behave and programs that do not
+test_reports_are_added_up() {
+    new_tree
+    test_program good 'puts("ok a\nskip b: needs the moon\n1 passed, 0 failed, 1 skipped"); return 0;'
+    printf '#!/bin/sh\necho "ok c"\necho "2 passed, 0 failed, 0 skipped"\n' >dev/test/test_shell.sh
+    chmod +x dev/test/test_shell.sh
+    make test >"$tmp/out" 2>"$tmp/err"
+    want "the last line" "$(tail -n 1 "$tmp/out")" "3 passed, 0 failed, 1 skipped"
+    contains "  test_good: b: needs the moon" "$tmp/out"
+    want "standard error" "$(grep -v '^note:' "$tmp/err")" ""
+
+    test_program fails 'puts("FAIL d: two is not one\n0 passed, 1 failed, 0 skipped"); return 1;'
+    test_program crashes 'fflush(stdout); raise(SIGSEGV); return 0;'
+    test_program hangs 'for (;;) { sleep(1); }'
+    test_program silent 'puts("ok"); return 0;'
+    test_program contradicts 'puts("1 passed, 0 failed, 0 skipped"); return 1;'
+    test_program hides 'puts("1 passed, 1 failed, 0 skipped"); return 0;'
+    test_program empty 'puts("0 passed, 0 failed, 0 skipped"); return 0;'
+    test_program exits_late 'puts("1 passed, 0 failed, 0 skipped\nafterwards"); return 0;'
+    printf '#!/bin/sh\nkill -9 $$\n' >dev/test/test_killed.sh # and not executable
+    rc=0
+    TEST_TIMEOUT=1 make -k test >"$tmp/out" 2>"$tmp/err" || rc=$?
+    [ $rc -ne 0 ] || fail "make test succeeds with failures"
+    want "the last line" "$(tail -n 1 "$tmp/out")" "5 passed, 10 failed, 1 skipped"
+    contains "  test_fails: d: two is not one" "$tmp/out"
+    contains "  test_crashes: ended by signal 11 (SEGV)" "$tmp/out"
+    contains "  test_hangs: killed, or not done after 1 s" "$tmp/out"
+    contains "  test_silent: ended with status 0 without a line" "$tmp/out"
+    contains "  test_contradicts: says '1 passed, 0 failed, 0 skipped' but ends with status 1" "$tmp/out"
+    contains "  test_hides: says '1 passed, 1 failed, 0 skipped' but ends with status 0" "$tmp/out"
+    contains "  test_empty: runs no test" "$tmp/out"
+    contains "  test_exits_late: ended with status 0 without a line" "$tmp/out"
+    contains "  test_killed.sh: dev/test/test_killed.sh is not there or not executable" "$tmp/out"
+}
+
+test_no_tests_is_a_failure() {
+    new_tree
+    rc=0
+    dev/test/run.sh >"$tmp/out" || rc=$?
+    want "status" $rc 1
+    want "the last line" "$(tail -n 1 "$tmp/out")" "0 passed, 1 failed, 0 skipped"
+    rc=0
+    dev/test/run.sh test_absent >"$tmp/out" || rc=$?
+    want "status for an absent test" $rc 1
+}
+
+# tests that send an interrupt need the signals as a terminal would have left them
+test_signals_are_not_ignored() {
+    new_tree
+    test_program signals 'raise(SIGINT); puts("1 passed, 0 failed, 0 skipped"); return 0;'
+    make test >"$tmp/out" 2>&1 && fail "SIGINT is ignored in a test"
+    contains "test_signals: ended by signal 2 (INT)" "$tmp/out"
+}
+
+# lives PID: it runs; a zombie that nobody has waited for does not. Gives it two seconds to end.
+lives() {
+    local state
+    for ((i = 0; i < 40; i++)); do
+        state=$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null) || return 1
+        [ "$state" != Z ] || return 1
+        sleep 0.05
+    done
+}
+
+# a test that leaves children behind must not outlive its time, and an interrupt ends the test that runs
+test_interrupt_and_children() {
+    new_tree
+    printf '#!/bin/bash\nsleep 300 &\necho $! >child\nsleep 300\n' >dev/test/test_children.sh
+    chmod +x dev/test/test_children.sh
+    TEST_TIMEOUT=1 dev/test/run.sh >"$tmp/out" && fail "a hanging test passed"
+    ! lives "$(cat child)" || fail "a child of a killed test lives on"
+    rm child
+    dev/test/run.sh >"$tmp/out" &
+    for ((i = 0; i < 100; i++)); do [ -s child ] || sleep 0.05; done
+    kill -TERM $!
+    rc=0
+    wait $! || rc=$?
+    want "status of an interrupted run" $rc 130
+    ! lives "$(cat child)" || fail "a test outlives an interrupted run"
+}
+
+test_sanitize_finds_a_bug() {
+    new_tree
+    echo 'int main(void) { return 0; }' | $CC -x c -fsanitize=address,undefined - -o "$tmp/probe" 2>/dev/null ||
+        skip "$CC has no sanitizers"
+    closing='puts("1 passed, 0 failed, 0 skipped"); return 0;'
+    test_program address "volatile char* volatile p = malloc(4); free((void*)p); *p = 1; $closing"
+    test_program undefined "volatile int i = 0x7fffffff; i += 1; if (i == 5) { return 5; } $closing"
+    test_program leak "char* volatile p = malloc(4); *p = 1; p = 0; $closing"
+    rc=0
+    make sanitize >"$tmp/out" 2>&1 || rc=$?
+    [ $rc -ne 0 ] || fail "make sanitize succeeds with three bugs"
+    contains "heap-use-after-free" "$tmp/out"
+    contains "signed integer overflow" "$tmp/out"
+    contains "detected memory leaks" "$tmp/out"
+    contains "0 passed, 3 failed, 0 skipped" "$tmp/out"
+    [ ! -e dev/test/test_address ] || fail "make sanitize writes beside the sources"
+}
+
+tests=(help builds_and_rebuilds another_compiler_rebuilds without_openmp missing_compiler_is_named reports_are_added_up
+    no_tests_is_a_failure signals_are_not_ignored interrupt_and_children sanitize_finds_a_bug)
+run_tests "$@"

@@ -1,0 +1,317 @@
+#!/usr/bin/env bash
+# train_gpt2 stopped in every way there is and started again: the run that went on and the one that was never stopped have the same
+# losses to the last digit and the same weights and moments to the last bit, and no stop takes the last checkpoint away.
+. "$(dirname "$0")/test.sh"
+
+export OMP_NUM_THREADS=1 # the runs are tiny; the bits do not depend on it
+export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # failing_write.so comes before its runtime
+train=$BIN_DIR/train_gpt2
+[[ $train == /* ]] || train=$PWD/$train
+shim=$tmp/failing_write.so
+kills=200
+[ -z "${LLMC_TEST_KILLS-}" ] || kills=$LLMC_TEST_KILLS
+
+# Shards of this source tree's own text, small enough for the data to be read more than once, with their vocabulary.
+make_data() {
+    [ -x "$train" ] && [ -x "$BIN_DIR/dev/data/tokenize" ] || fail "$train or dev/data/tokenize is not there: make all"
+    [ -e "$tmp/data" ] && return
+    mkdir "$tmp/data.new"
+    head -c 10000 llmc/gpt2.h >"$tmp/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/data.new/a" -v 1000 -s 5000 2>"$tmp/tokenize.err" ||
+        fail "$(cat "$tmp/tokenize.err")"
+    "$CC" -shared -fPIC -o "$shim" dev/test/failing_write.c -ldl
+    mv "$tmp/data.new" "$tmp/data"
+}
+
+# run OUT STEPS [FLAGS]: trains. Two layers of 32 channels, 2 x 2 micro-batches of 16 tokens; a checkpoint after each step, all kept; with
+# validation and samples between, for their positions and random numbers are part of the state.
+run() {
+    local out=$1 steps=$2
+    shift 2
+    "$train" -e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin" \
+        -j "$tmp/data/*_val_*.bin" -o "$out" -x "$steps" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "$@"
+}
+
+# What must not depend on interruptions: every loss, norm, learning rate and sample, as printed, but not the times.
+losses() { sed -E 's/"(time_ms|tokens_per_second)":[^,}]*//g' "$1/log.jsonl"; }
+
+step_name() { printf 'step_%08d' "$1"; }
+
+# The uninterrupted run of 8 steps, in $tmp/reference.
+reference() {
+    make_data
+    [ -e "$tmp/reference" ] && return
+    run "$tmp/reference.new" 8 >"$tmp/reference.out" 2>&1 || fail "the run fails: $(tail -n 1 "$tmp/reference.out")"
+    want "number of losses" "$(grep -c '"type":"train"' "$tmp/reference.new/log.jsonl")" 8
+    mv "$tmp/reference.new" "$tmp/reference"
+}
+
+# same OUT STEP [REFERENCE]: weights and moments after the step are those of the reference
+same() {
+    local name file
+    name=$(step_name "$2")
+    for file in model.safetensors optimizer.safetensors; do
+        cmp "$1/$name/$file" "${3:-$tmp/reference}/$name/$file" || fail "$name/$file differs from the uninterrupted run"
+    done
+}
+
+# same_all OUT: and so are all losses of the run of 8 steps
+same_all() {
+    same "$1" 8
+    want "the log without times" "$(losses "$1")" "$(losses "$tmp/reference")"
+}
+
+resume() { # OUT [FLAGS]: goes on to step 8
+    local out=$1
+    shift
+    run "$out" 8 -y 1 "$@" >"$tmp/resume.out" 2>&1 || fail "resuming fails: $(tail -n 1 "$tmp/resume.out")"
+    [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$out")"
+}
+
+# How many operations on OUT such a run does, and which: $tmp/trace
+traced() { # OUT STEPS [FLAGS]
+    rm -f "$tmp/trace"
+    FAIL_DIR=$1 FAIL_TRACE=$tmp/trace LD_PRELOAD=$shim run "$@"
+}
+
+# ---- tests ------------------------------------------------------------------------------
+
+# the comparison can fail: another seed, and a run that is not resumed
+test_another_run_differs() {
+    reference
+    run "$tmp/other" 8 --seed 43 >/dev/null 2>&1
+    (same_all "$tmp/other") >/dev/null && fail "a run with another seed passes for the same"
+    run "$tmp/again" 8 >/dev/null 2>&1
+    same_all "$tmp/again"
+}
+
+# dies at once when step k has its checkpoint, for each k: the operation after its rename is the kill
+test_killed_after_each_step() {
+    reference
+    traced "$tmp/traced" 8 >/dev/null 2>&1
+    same_all "$tmp/traced"
+    local k at out
+    for k in 1 2 3 4 5 6 7 8; do
+        out=$tmp/after_$k
+        at=$(awk -v name="/$(step_name $k)\$" '/ rename/ && $3 ~ name {print $1 + 1}' "$tmp/trace")
+        (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=kill LD_PRELOAD=$shim run "$out" 8 >"$tmp/killed.out" 2>&1) && fail "step $k: not killed"
+        want "newest checkpoint" "$(ls "$out" | grep step_ | tail -n 1)" "$(step_name $k)"
+        resume "$out"
+        contains "resumed at step $k " "$tmp/resume.out"
+        same_all "$out"
+    done
+}
+
+# the first signal: saves what it has, exits 0
+test_signals() {
+    reference
+    local signal out pid k
+    for signal in INT TERM; do
+        out=$tmp/signal_$signal
+        FAIL_DIR=$out LD_PRELOAD=$shim run "$out" 1000000 -n 0 >"$tmp/signal.out" 2>&1 &
+        pid=$!
+        until grep -qs '"step":5,' "$out/log.jsonl"; do
+            kill -0 $pid || fail "ended by itself: $(tail -n 1 "$tmp/signal.out")"
+            sleep 0.01
+        done
+        kill -$signal $pid
+        wait $pid || fail "SIG$signal: exit code $?: $(tail -n 1 "$tmp/signal.out")"
+        k=$(ls "$out" | grep step_ | sed 's/step_0*//')
+        [ "${k:-0}" -ge 5 ] || fail "SIG$signal: no checkpoint: $(ls "$out")"
+        want "steps in the log" "$(grep -c '"type":"train"' "$out/log.jsonl")" "$k"
+        # the learning rate follows -x, so the same run, never stopped, is the one to compare with
+        run "$out" $((k + 3)) -n 0 -y 1 >"$tmp/signal.out" 2>&1
+        run "$out.straight" 1000000 -n "$k" >/dev/null 2>&1 &
+        pid=$!
+        until [ -e "$out.straight/$(step_name "$k")" ]; do
+            kill -0 $pid || fail "the straight run ended"
+            sleep 0.01
+        done
+        kill -KILL $pid
+        wait $pid || true
+        same "$out" "$k" "$out.straight"
+    done
+}
+
+# a signal in the midst of a run whose steps are known: goes on to the same end
+test_signal_then_resume() {
+    reference
+    local signal out pid code
+    for signal in INT TERM; do
+        out=$tmp/stopped_$signal
+        run "$out" 8 -n 0 >"$tmp/signal.out" 2>&1 &
+        pid=$!
+        until grep -qs '"step":2,' "$out/log.jsonl" || ! kill -0 $pid 2>/dev/null; do :; done
+        kill -$signal $pid 2>/dev/null || true
+        code=0
+        wait $pid || code=$?
+        want "exit code after SIG$signal" $code 0
+        resume "$out" -n 0
+        same_all "$out"
+    done
+}
+
+# two signals: does not wait
+test_second_signal() {
+    reference
+    local pid code=0 out=$tmp/twice
+    run "$out" 1000000 -n 0 -d 640000 >"$tmp/twice.out" 2>&1 & # steps that take long
+    pid=$!
+    until grep -qs "steps of 640000 tokens" "$tmp/twice.out" && [ -e "$out/log.jsonl" ]; do sleep 0.01; done
+    sleep 0.2
+    kill -TERM $pid
+    until grep -qs "second signal" "$tmp/twice.out"; do sleep 0.01; done
+    kill -TERM $pid
+    wait $pid || code=$?
+    want "exit code" $code 143
+    [ -z "$(ls "$out" | grep step_)" ] || fail "a checkpoint of an unfinished step"
+}
+
+# kill -9 at random moments, a checkpoint after each step: each start finds the newest one good, none is lost
+test_kill_at_random_moments() {
+    reference
+    local out=$tmp/random i pid last=0 step seen
+    RANDOM=1
+    for ((i = 0; i < kills; i++)); do
+        run "$out" 1000000 -y 1 -nk 3 >"$tmp/random.out" 2>&1 &
+        pid=$!
+        sleep "0.$(printf %03d $((RANDOM % 180)))"
+        kill -KILL $pid 2>/dev/null || true
+        wait $pid 2>/dev/null || true
+        grep -q "passed over\|^error" "$tmp/random.out" && fail "start $i: $(grep -m 1 'passed over\|^error' "$tmp/random.out")"
+        seen=$(sed -nE 's/^resumed at step ([0-9]+).*/\1/p' "$tmp/random.out")
+        [ "${seen:-$last}" -eq "$last" ] || fail "start $i: resumed at step $seen, step $last was the newest"
+        step=$(ls "$out" 2>/dev/null | grep '^step_' | tail -n 1 | sed 's/step_0*//')
+        [ "${step:-0}" -ge "$last" ] || fail "start $i: the newest is step $step, it was $last"
+        last=${step:-0}
+    done
+    [ "$last" -ge $((kills / 20)) ] || fail "only $last steps in $kills starts: nothing was tested"
+    # one more start goes on from it and ends by a signal, saved and clean
+    run "$out" 1000000 -y 1 -nk 3 >"$tmp/random.out" 2>&1 &
+    pid=$!
+    until grep -q "^saved" "$tmp/random.out"; do sleep 0.01; done
+    kill -TERM $pid
+    wait $pid || fail "exit code $?"
+    contains "resumed at step $last " "$tmp/random.out"
+    [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$out")"
+    # and a run that was never stopped has the same weights there
+    run "$tmp/straight" 1000000 -n "$last" >"$tmp/straight.out" 2>&1 &
+    pid=$!
+    until [ -e "$tmp/straight/$(step_name "$last")" ]; do
+        kill -0 $pid || fail "the straight run ended: $(tail -n 1 "$tmp/straight.out")"
+        sleep 0.05
+    done
+    kill -KILL $pid
+    wait $pid 2>/dev/null || true
+    same "$out" "$last" "$tmp/straight"
+    echo "$kills kills, $last steps"
+}
+
+# each write, sync, open, rename, mkdir, close of a run that resumes, steps and saves fails in its turn, then all from there on
+test_failing_writes() {
+    reference
+    local at total mode code newest base=$tmp/base out=$tmp/failing
+    mkdir "$base"
+    cp -r "$tmp/reference/step_00000006" "$base"
+    cp "$tmp/reference/log.jsonl" "$tmp/reference/main.log" "$base"
+    cp -r "$base" "$out"
+    traced "$out" 8 -y 1 >/dev/null 2>&1
+    same "$out" 8
+    total=$(wc -l <"$tmp/trace")
+    [ "$total" -gt 80 ] || fail "only $total operations are seen"
+    for mode in once from; do
+        for ((at = 1; at <= total; at += mode_step)); do
+            rm -rf "$out"
+            cp -r "$base" "$out"
+            code=0
+            (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim run "$out" 8 -y 1 >"$tmp/failing.out" 2>"$tmp/failing.err") || code=$?
+            case $code in
+            0) # only what is no checkpoint may fail without ending the run: it warns, or it was the closing of a directory
+                same "$out" 8
+                ;;
+            1)
+                contains "No space left on device" "$tmp/failing.err"
+                want "lines of error" "$(grep -c '^error: ' "$tmp/failing.err")" 1
+                ;;
+            *) fail "operation $at ($mode): exit code $code" ;;
+            esac
+            cmp "$out/step_00000006/model.safetensors" "$base/step_00000006/model.safetensors"
+            [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "operation $at ($mode) leaves $(ls -A "$out")"
+            newest=$(ls "$out" | grep step_ | tail -n 1 | sed 's/step_0*//')
+            resume "$out"
+            contains "resumed at step $newest " "$tmp/resume.out"
+            grep -q "passed over" "$tmp/resume.out" && fail "operation $at ($mode): a checkpoint that is not whole"
+            same "$out" 8
+        done
+    done
+}
+mode_step=${LLMC_TEST_FULL:+1}
+mode_step=${mode_step:-3}
+
+# a disk that is really full
+test_full_disk() {
+    reference
+    unshare -rm sh -c 'mount -t tmpfs none /mnt' 2>/dev/null || skip "may not mount a tmpfs here"
+    # room for the log and two checkpoints, not for eight
+    local bytes
+    bytes=$(du -sb "$tmp/reference/step_00000001" | cut -f 1)
+    mkdir "$tmp/disk"
+    export -f run step_name same fail contains
+    export tmp train
+    unshare -rm bash -euc '
+        mount -t tmpfs -o size='$((bytes * 5 / 2 + 65536))' none "$tmp/disk"
+        code=0
+        run "$tmp/disk/log" 8 >"$tmp/disk.out" 2>"$tmp/disk.err" || code=$?
+        [ $code -eq 1 ] || fail "exit code $code"
+        contains "No space left on device" "$tmp/disk.err"
+        contains "earlier ones are untouched" "$tmp/disk.err"
+        [ "$(ls -A "$tmp/disk/log" | grep -c step_)" -eq 2 ] || fail "left: $(ls -A "$tmp/disk/log")"
+        same "$tmp/disk/log" 1
+        same "$tmp/disk/log" 2
+        mount -o remount,size=100m "$tmp/disk"
+        run "$tmp/disk/log" 8 -y 1 >"$tmp/disk.out" 2>&1
+        grep -q "resumed at step 2 " "$tmp/disk.out"
+        same "$tmp/disk/log" 8'
+}
+
+# damage to the newest one: it is named, the one before it is taken, and the end is the same
+test_damaged_checkpoint() {
+    reference
+    local out=$tmp/damaged
+    cp -r "$tmp/reference" "$out"
+    printf x | dd of="$out/step_00000008/optimizer.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+    rm "$out/step_00000007/config.json"
+    truncate -s -1 "$out/step_00000006/model.safetensors"
+    resume "$out"
+    contains "passed over checkpoint step_00000008: " "$tmp/resume.out"
+    contains "optimizer.safetensors: is damaged" "$tmp/resume.out"
+    contains "step_00000007/config.json: No such file" "$tmp/resume.out"
+    contains "step_00000006/model.safetensors: has " "$tmp/resume.out"
+    contains "resumed at step 5 " "$tmp/resume.out"
+    same_all "$out"
+    rm "$out"/step_*/state.json
+    run "$out" 8 -y 1 >"$tmp/none.out" 2>"$tmp/none.err" && fail "goes on without any good checkpoint"
+    contains "none of its 8 checkpoints is whole" "$tmp/none.err"
+}
+
+# the newest ones are kept, the multiples too
+test_keep() {
+    reference
+    run "$tmp/keep" 8 -nk 2 -nm 3 >/dev/null 2>&1
+    want "checkpoints" "$(ls -A "$tmp/keep" | grep step_ | sed 's/step_0*//' | tr '\n' ' ')" "3 6 7 8 "
+    same_all "$tmp/keep"
+}
+
+# a run does not begin on top of another one
+test_no_resume_no_overwrite() {
+    reference
+    cp -r "$tmp/reference" "$tmp/kept"
+    local code=0
+    run "$tmp/kept" 8 >/dev/null 2>"$tmp/kept.err" || code=$?
+    want "exit code" $code 1
+    diff -r "$tmp/kept" "$tmp/reference"
+}
+
+tests=(another_run_differs killed_after_each_step signals signal_then_resume second_signal kill_at_random_moments failing_writes
+    full_disk damaged_checkpoint keep no_resume_no_overwrite)
+run_tests "$@"

@@ -1,0 +1,848 @@
+/*
+Checkpoints of a run: what is saved comes back bit for bit; whatever is damaged, missing or half-written is found and passed over;
+no failing operation and no kill takes an older checkpoint away.
+
+    test_run_state --save DIR STEP SEED       what the tests below run under failing_write.so
+    test_run_state --prune DIR KEEP
+*/
+#include "../../llmc/run_state.h"
+#include "test.h"
+#include <float.h>
+#include <sys/wait.h>
+
+// ---- a small run -------------------------------------------------------------------
+
+typedef struct {
+    RunState state;
+    float *params, *m, *v; // (num_parameters(state.config))
+} Run;
+
+static const GPT2Config small = {8, 257, 384, 2, 2, 4}; // T, V (all bytes), Vp, L, NH, C
+
+static uint64_t next_random(uint64_t* s) { // splitmix64
+    uint64_t z = (*s += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static void run_alloc(Run* run) {
+    size_t bytes = num_parameters(&small) * sizeof(float);
+    memset(run, 0, sizeof(*run));
+    run->state.config = small;
+    run->params = (float*)malloc_check(bytes);
+    run->m = (float*)malloc_check(bytes);
+    run->v = (float*)malloc_check(bytes);
+    memset(run->params, 0xFF, bytes); // what a load forgets stays NaN
+    memset(run->m, 0xFF, bytes);
+    memset(run->v, 0xFF, bytes);
+}
+
+static void run_free(Run* run) {
+    free(run->params);
+    free(run->m);
+    free(run->v);
+}
+
+// Any bits at all, NaNs too; the padding rows of wte are zero, as they always are.
+static void fill_floats(float* p, uint64_t* seed) {
+    size_t used = (size_t)small.vocab_size * small.channels, padded = (size_t)small.padded_vocab_size * small.channels;
+    for (size_t i = 0; i < num_parameters(&small); i++) {
+        uint32_t bits = i >= used && i < padded ? 0 : (uint32_t)next_random(seed);
+        memcpy(&p[i], &bits, sizeof(bits));
+    }
+}
+
+// A run whose every field differs from that of another seed.
+static void run_make(Run* run, int64_t step, uint64_t seed) {
+    run_alloc(run);
+    fill_floats(run->params, &seed);
+    fill_floats(run->m, &seed);
+    fill_floats(run->v, &seed);
+    RunState* s = &run->state;
+    s->step = step;
+    for (int i = 0; i < RUN_NUM_FIELDS; i++) {
+        char* p = (char*)s + run_fields[i].offset;
+        uint64_t r = next_random(&seed);
+        bool known = strcmp(run_fields[i].key, "step") == 0 || strcmp(run_fields[i].key, "has_tokenizer") == 0;
+        for (size_t c = 0; c < sizeof(GPT2Config); c += sizeof(int)) { known |= run_fields[i].offset == c; }
+        if (known) { continue; }
+        if (run_fields[i].kind == RUN_INT32) { *(int32_t*)p = (int32_t)(r & INT32_MAX); }
+        if (run_fields[i].kind == RUN_INT64) { *(int64_t*)p = (int64_t)(r & INT64_MAX); } // beyond 2^53
+        if (run_fields[i].kind == RUN_UINT64) { *(uint64_t*)p = r | (uint64_t)1 << 63; }
+        if (run_fields[i].kind == RUN_DOUBLE) { *(double*)p = (double)r / 3.0; }
+        if (run_fields[i].kind == RUN_STRING) { snprintf(p, RUN_TEXT, "%llu", (unsigned long long)(r % 100000000)); }
+    }
+    for (int i = 0; i < 300; i++) { outlier_update(&s->loss_outliers, (double)next_random(&seed) / 7e18); }
+    for (int i = 0; i < 50; i++) { outlier_update(&s->norm_outliers, (double)next_random(&seed) / 7e18); }
+}
+
+static bool runs_equal(const Run* a, const Run* b) {
+    size_t bytes = num_parameters(&small) * sizeof(float);
+    return memcmp(&a->state, &b->state, sizeof(a->state)) == 0 && memcmp(a->params, b->params, bytes) == 0 &&
+           memcmp(a->m, b->m, bytes) == 0 && memcmp(a->v, b->v, bytes) == 0;
+}
+
+static bool save(const char* dir, const Run* run, Error* err) {
+    return run_save(dir, &run->state, run->params, run->m, run->v, NULL, err);
+}
+
+// Saves the run of (step, seed) in dir; it must succeed.
+static void put(const char* dir, int64_t step, uint64_t seed) {
+    Run run;
+    Error err;
+    run_make(&run, step, seed);
+    if (!save(dir, &run, &err)) { test_fail(__FILE__, __LINE__, "save: %s", err.text); }
+    run_free(&run);
+}
+
+// Whether the checkpoint at path is, bit for bit, the run of (step, seed).
+static bool holds(const char* path, int64_t step, uint64_t seed) {
+    Run want, got;
+    Error err;
+    RunState state;
+    run_make(&want, step, seed);
+    run_alloc(&got);
+    bool ok = run_verify(path, &state, &err) && run_load(path, &got.state, got.params, got.m, got.v, &err) &&
+              runs_equal(&want, &got);
+    run_free(&want);
+    run_free(&got);
+    return ok;
+}
+
+// ---- files -------------------------------------------------------------------------
+
+// dir/name; lives until the program ends.
+static const char* in(const char* dir, const char* name) {
+    static char** all; // so that it does not read as a leak
+    static int count;
+    size_t size = strlen(dir) + strlen(name) + 2;
+    all = (char**)realloc_check(all, (size_t)(count + 1) * sizeof(*all));
+    all[count] = (char*)malloc_check(size);
+    snprintf(all[count], size, "%s/%s", dir, name);
+    return all[count++];
+}
+
+// Where a sync costs nothing, if there is such a place: these tests save more than a thousand times.
+static char fast_path[64];
+static void fast_remove(void) {
+    char command[128];
+    snprintf(command, sizeof(command), "rm -rf '%s'", fast_path);
+    if (system(command) != 0) { fprintf(stderr, "cannot remove %s\n", fast_path); }
+}
+static const char* fast_dir(void) {
+    if (!fast_path[0]) {
+        strcpy(fast_path, "/dev/shm/llmc_test_XXXXXX");
+        if (mkdtemp(fast_path)) {
+            atexit(fast_remove);
+        } else {
+            strcpy(fast_path, test_dir());
+        }
+    }
+    return fast_path;
+}
+
+// A directory name of its own.
+static const char* fresh(void) {
+    static int count;
+    char name[16];
+    snprintf(name, sizeof(name), "%d", count++);
+    return in(fast_dir(), name);
+}
+
+typedef struct {
+    char* data;
+    size_t size;
+} Text;
+
+static Text read_all(const char* path) {
+    Text t = {NULL, 0};
+    MappedFile file;
+    Error err;
+    if (!map_file(&file, path, &err)) { die("%s", err.text); }
+    t.data = (char*)malloc_check(file.size + 1);
+    memcpy(t.data, file.data, file.size);
+    t.data[file.size] = '\0';
+    t.size = file.size;
+    unmap_file(&file);
+    return t;
+}
+
+static void write_all(const char* path, const char* data, size_t size) {
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, size, f) != size || fclose(f) != 0) { die("%s: cannot write", path); }
+}
+
+// Names in dir that begin with prefix, "." and ".." left out.
+static int count_names(const char* dir, const char* prefix) {
+    DIR* d = opendir(dir);
+    int n = 0;
+    for (struct dirent* e = d ? readdir(d) : NULL; e; e = readdir(d)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) { continue; }
+        n += strncmp(e->d_name, prefix, strlen(prefix)) == 0;
+    }
+    if (d) { closedir(d); }
+    return n;
+}
+
+// stderr of what stands between the two goes to a file
+static int stderr_kept;
+static const char* stderr_path(void) { return in(test_dir(), "stderr"); }
+static void catch_stderr(void) {
+    fflush(stderr);
+    stderr_kept = dup(STDERR_FILENO);
+    int fd = open(stderr_path(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    dup2(fd, STDERR_FILENO);
+    close(fd);
+}
+static Text caught_stderr(void) {
+    fflush(stderr);
+    dup2(stderr_kept, STDERR_FILENO);
+    close(stderr_kept);
+    return read_all(stderr_path());
+}
+
+// run_find_newest() must give the step (-1: none) and say on stderr that it passed over `lines` of them, with this text.
+static void check_newest(const char* dir, int64_t step, int lines, const char* text) {
+    char path[RUN_PATH], name[RUN_NAME];
+    Error err;
+    catch_stderr();
+    bool found = run_find_newest(dir, path, sizeof(path), &err);
+    Text said = caught_stderr();
+    int newlines = 0;
+    for (size_t i = 0; i < said.size; i++) { newlines += said.data[i] == '\n'; }
+    run_step_name(name, step);
+    check_msg(found == (step >= 0), "%s: found is %d, want step %lld", text, found, (long long)step);
+    if (found) { check_str(path, in(dir, name)); }
+    check_msg(newlines == lines, "%d lines, want %d: %s", newlines, lines, said.data);
+    check_msg(strstr(said.data, text) != NULL, "no '%s' in: %s", text, said.data);
+    free(said.data);
+}
+
+// ---- tests: exactness ------------------------------------------------------------------
+
+static void test_round_trip(void) {
+    const char* dir = in(test_dir(), "deep/er"); // on a disk, and to be made
+
+    for (int64_t step = 0; step < 3; step++) {
+        char name[RUN_NAME];
+        put(dir, step * 1000000007, (uint64_t)step);
+        run_step_name(name, step * 1000000007);
+        check(holds(in(dir, name), step * 1000000007, (uint64_t)step));
+        check(!holds(in(dir, name), step * 1000000007, 99)); // the check itself
+        check_newest(dir, step * 1000000007, 0, "");
+    }
+    check(count_names(dir, "") == 3);
+}
+
+static void test_tokenizer_inside(void) {
+    const char* dir = fresh();
+    Run run, got;
+    Tokenizer bytes, loaded;
+    Error err;
+    run_make(&run, 7, 7);
+    run_alloc(&got);
+    tokenizer_init_bytes(&bytes);
+    check(run_save(dir, &run.state, run.params, run.m, run.v, &bytes, &err));
+    const char* path = in(dir, "step_00000007");
+    check(file_exists(in(path, "vocab.json")) && file_exists(in(path, "merges.txt")));
+    check(run_load(path, &got.state, got.params, got.m, got.v, &err));
+    check(got.state.has_tokenizer && got.state.eot_id == bytes.eot_id);
+    bool opens = tokenizer_load(&loaded, path, &err);
+    check_msg(opens, "%s", err.text);
+    if (opens) {
+        check(loaded.vocab_size == bytes.vocab_size && loaded.eot_id == bytes.eot_id);
+        tokenizer_free(&loaded);
+    }
+    ModelFile model; // as somebody who only wants the model opens it
+    bool model_opens = model_open(&model, path, &err);
+    check_msg(model_opens, "%s", err.text);
+    if (model_opens) {
+        check(memcmp(&model.config, &small, sizeof(small)) == 0 && model.eot_id == bytes.eot_id);
+        model_close(&model);
+    }
+    RunState state;
+    check(run_verify(path, &state, &err));
+    check(truncate(in(path, "merges.txt"), 0) == 0);
+    check(!run_verify(path, &state, &err) && strstr(err.text, "merges.txt") != NULL);
+    tokenizer_free(&bytes);
+    run_free(&run);
+    run_free(&got);
+}
+
+static void test_extreme_numbers(void) {
+    static const double values[] = {
+        0.1,       1.0 / 3.0,           -0.0,   DBL_MAX, DBL_MIN,   DBL_TRUE_MIN,      -1e-310, 1e22, INFINITY,
+        -INFINITY, 0.30000000000000004, 5e-324, NAN,     3.0000001, 9007199254740993.0};
+    const char* dir = fresh();
+    Error err;
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        Run run;
+        RunState got;
+        run_make(&run, 1, 5);
+        run.state.learning_rate = values[i];
+        run.state.seed = run.state.sampler_rng = UINT64_MAX - i;
+        run.state.num_tokens_seen = INT64_MAX - (int64_t)i;
+        if (fabs(values[i]) <= OUTLIER_VALUE_MAX) { run.state.norm_outliers.window[3] = values[i]; }
+        check(save(dir, &run, &err));
+        check(run_load_state(in(dir, "step_00000001"), &got, &err));
+        check_msg(memcmp(&got, &run.state, sizeof(got)) == 0 || isnan(values[i]), "%.17g is not exact", values[i]);
+        check(isnan(values[i]) == (isnan(got.learning_rate) != 0));
+        run_free(&run);
+    }
+}
+
+// a NaN never enters a window, so none has to be saved; and a file that has one is refused
+static void test_nan_in_a_window(void) {
+    const char* dir = fresh();
+    Run run;
+    RunState got;
+    Error err;
+    run_make(&run, 3, 11);
+    outlier_update(&run.state.loss_outliers, NAN);
+    outlier_update(&run.state.loss_outliers, INFINITY);
+    check(save(dir, &run, &err) && run_load_state(in(dir, "step_00000003"), &got, &err));
+    check(memcmp(&got, &run.state, sizeof(got)) == 0);
+    run_free(&run);
+}
+
+// ---- tests: damage ---------------------------------------------------------------------
+
+static const char* const files[] = {"config.json", "generation_config.json", "model.safetensors",
+                                    "optimizer.safetensors", "state.json"};
+enum { NUM_FILES = 5 };
+
+static void test_flipped_bit(void) {
+    const char *dir = fresh(), *newer = in(dir, "step_00000002");
+    put(dir, 1, 1);
+    put(dir, 2, 2);
+    for (int f = 0; f < NUM_FILES; f++) {
+        const char* path = in(newer, files[f]);
+        Text text = read_all(path);
+        int fd = open(path, O_WRONLY), missed = 0;
+        // of state.json, which must stand for itself, every bit; of the others a bit of each byte at both ends and of some between
+        size_t bits = f == 4 ? 1 : 8;
+        for (size_t bit = 0; bit < text.size * 8; bit += bits) {
+            size_t byte = bit / 8;
+            if (bits == 8 && byte > 64 && byte + 64 < text.size && byte % 17 != 0) { continue; }
+            char flipped = (char)(text.data[byte] ^ (1 << (bits == 8 ? byte % 7 : bit % 8)));
+            RunState state;
+            Error err;
+            check(pwrite(fd, &flipped, 1, (off_t)byte) == 1);
+            bool taken = f == 4 ? run_load_state(newer, &state, &err) : run_verify(newer, &state, &err);
+            missed += taken || !strstr(err.text, files[f]);
+            if (bit == 0 || bit + bits == text.size * 8) { check_newest(dir, 1, 1, files[f]); }
+            check(pwrite(fd, &text.data[byte], 1, (off_t)byte) == 1);
+        }
+        check_msg(missed == 0, "%s: %d flipped bits were not seen", files[f], missed);
+        close(fd);
+        free(text.data);
+    }
+    check_newest(dir, 2, 0, "");
+    check(holds(in(dir, "step_00000001"), 1, 1));
+}
+
+static void test_missing_or_cut(void) {
+    const char* dir = fresh();
+    put(dir, 1, 1);
+    for (int f = 0; f < NUM_FILES; f++) {
+        put(dir, 2, 2);
+        const char* path = in(in(dir, "step_00000002"), files[f]);
+        Text text = read_all(path);
+        check(truncate(path, (off_t)text.size - 1) == 0);
+        check_newest(dir, 1, 1, files[f]);
+        check(truncate(path, 0) == 0);
+        check_newest(dir, 1, 1, files[f]);
+        check(truncate(path, (off_t)text.size) == 0); // right size, all zero
+        check_newest(dir, 1, 1, files[f]);
+        write_all(path, text.data, text.size + 1); // one byte too many
+        check_newest(dir, 1, 1, files[f]);
+        check(unlink(path) == 0);
+        check_newest(dir, 1, 1, files[f]);
+        check(mkdir(path, 0777) == 0);
+        check_newest(dir, 1, 1, files[f]);
+        check(rmdir(path) == 0);
+        write_all(path, text.data, text.size);
+        check_newest(dir, 2, 0, "");
+        free(text.data);
+    }
+}
+
+static void test_none_found(void) {
+    const char* dir = fresh();
+    char path[RUN_PATH];
+    Error err;
+    check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, dir) != NULL); // no such directory
+    check(mkdir(dir, 0777) == 0 && mkdir(in(dir, "step_12"), 0777) == 0);
+    check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, "no checkpoint") != NULL);
+    check(mkdir(in(dir, "step_00000012"), 0777) == 0);
+    write_all(in(dir, "step_00000013"), "x", 1); // not even a directory
+    check_newest(dir, -1, 2, "step_00000012");
+    put(dir, 5, 5);
+    check_newest(dir, 5, 2, "step_00000013");
+    check(rename(in(dir, "step_00000005"), in(dir, "step_00000006")) == 0);
+    check_newest(dir, -1, 3, "renamed");
+}
+
+// state.json changed by hand, with a right sum: `old` becomes `new`
+static void edit_state(const char* checkpoint, const char* from, const char* to) {
+    const char* path = in(checkpoint, "state.json");
+    Text text = read_all(path);
+    char* at = strstr(text.data, from);
+    if (!at) { die("no '%s' in %s", from, text.data); }
+    char* edited = (char*)malloc_check(text.size + strlen(to) + 64);
+    int n = sprintf(edited, "%.*s%s", (int)(at - text.data), text.data, to);
+    n += sprintf(edited + n, "%.*s", (int)(text.data + text.size - RUN_SUM_BYTES - at - strlen(from)),
+                 at + strlen(from));
+    n += sprintf(edited + n, RUN_SUM_LINE, crc32c(0, edited, (size_t)n));
+    write_all(path, edited, (size_t)n);
+    free(edited);
+    free(text.data);
+}
+
+static void test_state_refused_by_name(void) {
+    static const char* const edits[][3] = {
+        {"\"version\": 1", "\"version\": 2", "version 2"},
+        {"\"program\": \"train_gpt2\"", "\"program\": \"other\"", "of other"},
+        {"\"seed\"", "\"sead\"", "\"seed\" is missing"},
+        {"\"beta1\": ", "\"beta1\": \"x\", \"b\": ", "\"beta1\""},
+        {"\"num_layers\": 2", "\"num_layers\": -2", "layers"},
+        {"\"num_layers\": 2", "\"num_layers\": 2.5", "num_layers"},
+        {"\"step\": 4", "\"step\": -4", "\"step\""},
+        {"\"schedule\": \"", "\"schedule\": \"0123456789abcdef", "too long"},
+        {"\"name\": \"config.json\"", "\"name\": \"../config.json\"", "no file of a checkpoint"},
+        {"\"name\": \"config.json\"", "\"name\": \"config.jsom\"", "does not name config.json"},
+        {"\"crc32c\": \"", "\"crc32c\": \"x", "crc32c"},
+        {"\"window\": [", "\"window\": [\"nan\", ", "no window"},
+        {"{\"index\": ", "{\"index\": 12", "index"},
+        {"\"files\": [", "\"files\": [], \"other\": [", "does not name"},
+        {"{\n", "{{\n", "JSON"},
+    };
+    const char* dir = fresh();
+    const char* path = in(dir, "step_00000004");
+    for (size_t i = 0; i < sizeof(edits) / sizeof(edits[0]); i++) {
+        Error err;
+        RunState state;
+        put(dir, 4, 4);
+        check(run_verify(path, &state, &err));
+        edit_state(path, edits[i][0], edits[i][1]);
+        check(!run_verify(path, &state, &err));
+        check_msg(strstr(err.text, edits[i][2]) && strstr(err.text, "state.json"), "edit %zu: no '%s' in '%s'", i,
+                  edits[i][2], err.text);
+    }
+}
+
+static void test_other_config_refused(void) {
+    const char* dir = fresh();
+    put(dir, 1, 1);
+    for (size_t i = 0; i < sizeof(GPT2Config) / sizeof(int); i++) {
+        Run run;
+        Error err;
+        run_alloc(&run);
+        ((int*)&run.state.config)[i]++;
+        RunState before = run.state;
+        check(!run_load(in(dir, "step_00000001"), &run.state, run.params, run.m, run.v, &err));
+        check(strstr(err.text, "step_00000001") && memcmp(&before, &run.state, sizeof(before)) == 0);
+        run_free(&run);
+    }
+}
+
+static void test_settings_compared(void) {
+    Run a, b;
+    run_make(&a, 1, 1);
+    run_make(&b, 1, 1);
+    b.state.step = 8;
+    b.state.loader.position++;
+    const char* path = in(test_dir(), "changes");
+    FILE* f = fopen(path, "wb");
+    check(run_print_changes(f, &a.state, &b.state) == 0);
+    int settings = 0;
+    for (int i = 0; i < RUN_NUM_FIELDS; i++) {
+        RunState changed = a.state;
+        ((char*)&changed)[run_fields[i].offset] ^= 1; // the lowest bit of a number
+        check(run_print_changes(f, &a.state, &changed) == (int)run_fields[i].setting);
+        settings += run_fields[i].setting;
+    }
+    fclose(f);
+    check(settings == 16);
+    Text text = read_all(path);
+    for (int i = 0; i < RUN_NUM_FIELDS; i++) {
+        char words[64];
+        snprintf(words, sizeof(words), "checkpoint: %s ", run_fields[i].key);
+        check((strstr(text.data, words) != NULL) == run_fields[i].setting);
+    }
+    free(text.data);
+    run_free(&a);
+    run_free(&b);
+}
+
+// ---- tests: the directory ----------------------------------------------------------------
+
+static void test_names(void) {
+    static const struct {
+        const char* name;
+        int64_t step;
+    } names[] = {{"step_00000000", 0},
+                 {"step_00000100", 100},
+                 {"step_123456789", 123456789},
+                 {"step_0000010", -1},
+                 {"step_000000100", -1},
+                 {"step_00000100x", -1},
+                 {"step_-0000001", -1},
+                 {"step_", -1},
+                 {"", -1},
+                 {"step_00000100.bak", -1},
+                 {"step_99999999999999999999999999", -1},
+                 {".tmp-step_00000100-1", -1},
+                 {"step_100000000000000000", 100000000000000000}};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        check_msg(run_step_of_name(names[i].name) == names[i].step, "%s", names[i].name);
+    }
+    int64_t step = -1;
+    check(run_pid_of_hidden_name(".tmp-step_00000100-4711", ".tmp-", &step) == 4711 && step == 100);
+    static const char* const others[] = {".tmp-step_00000100",
+                                         ".tmp-step_00000100-",
+                                         ".tmp-step_00000100-x",
+                                         ".tmp-",
+                                         ".tmp-step_00000100-47 11",
+                                         ".old-step_00000100-4711",
+                                         ".tmp",
+                                         "-",
+                                         "",
+                                         ".tmp-4711",
+                                         ".tmp-step_00000100-99999999999"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        check_msg(run_pid_of_hidden_name(others[i], ".tmp-", &step) == 0, "%s", others[i]);
+    }
+}
+
+static void test_same_step_replaced(void) {
+    const char* dir = fresh();
+    put(dir, 5, 1);
+    for (uint64_t seed = 2; seed < 5; seed++) {
+        put(dir, 5, seed);
+        check(holds(in(dir, "step_00000005"), 5, seed));
+        check(count_names(dir, "") == 1);
+    }
+}
+
+static void test_prune_rules(void) {
+    static const struct {
+        int keep, major;
+        const char* left; // of steps 1..8
+    } rules[] = {{0, 0, "12345678"}, {8, 0, "12345678"}, {9, 0, "12345678"}, {3, 0, "678"},     {1, 0, "8"},
+                 {1, 3, "368"},      {2, 4, "478"},      {0, 3, "12345678"}, {1, 1, "12345678"}};
+    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
+        const char* dir = fresh();
+        char left[16] = "", name[RUN_NAME];
+        Error err;
+        for (int64_t step = 1; step <= 8; step++) { put(dir, step, (uint64_t)step); }
+        check(run_prune(dir, rules[i].keep, rules[i].major, &err));
+        for (int64_t step = 1; step <= 8; step++) {
+            run_step_name(name, step);
+            if (holds(in(dir, name), step, (uint64_t)step)) { sprintf(left + strlen(left), "%d", (int)step); }
+        }
+        check_str(left, rules[i].left);
+        check(count_names(dir, "") == (int)strlen(rules[i].left));
+    }
+}
+
+static void test_prune_keeps_newest_good(void) {
+    const char* dir = fresh();
+    Error err;
+    for (int64_t step = 1; step <= 6; step++) { put(dir, step, (uint64_t)step); }
+    check(truncate(in(in(dir, "step_00000006"), "optimizer.safetensors"), 10) == 0);
+    check(unlink(in(in(dir, "step_00000005"), "state.json")) == 0);
+    check(run_prune(dir, 1, 0, &err));
+    check_newest(dir, 4, 1, "step_00000006");
+    check(count_names(dir, "") == 2); // 6, the newest, and 4, the newest that is whole
+    check(truncate(in(in(dir, "step_00000004"), "model.safetensors"), 10) == 0);
+    check(run_prune(dir, 1, 0, &err) && count_names(dir, "") == 1); // no good one is left to be kept
+    check(!run_prune(in(dir, "nowhere"), 1, 0, &err) && strstr(err.text, "nowhere"));
+}
+
+static void test_leftovers(void) {
+    const char* dir = fresh();
+    char name[RUN_NAME];
+    Error err;
+    pid_t dead = fork();
+    if (dead == 0) { _exit(0); }
+    waitpid(dead, NULL, 0);
+    check(run_remove_leftovers(dir, &err)); // not there yet
+    put(dir, 1, 1);
+    put(dir, 2, 2);
+    // of the dead one: half-written, half-removed beside its successor, and moved away when it died before the second rename
+    snprintf(name, sizeof(name), ".tmp-step_00000007-%ld", (long)dead);
+    check(mkdir(in(dir, name), 0777) == 0);
+    write_all(in(in(dir, name), "model.safetensors"), "half", 4);
+    snprintf(name, sizeof(name), ".old-step_00000001-%ld", (long)dead);
+    check(mkdir(in(dir, name), 0777) == 0);
+    snprintf(name, sizeof(name), ".old-step_00000002-%ld", (long)dead);
+    check(rename(in(dir, "step_00000002"), in(dir, name)) == 0);
+    // with our own PID: of an earlier run in another container
+    snprintf(name, sizeof(name), ".tmp-step_00000009-%ld", (long)getpid());
+    check(mkdir(in(dir, name), 0777) == 0);
+    // of one that lives, and what is none of ours
+    check(mkdir(in(dir, ".tmp-step_00000008-1"), 0777) == 0 && mkdir(in(dir, ".tmp-mine"), 0777) == 0);
+    check(run_remove_leftovers(dir, &err));
+    check(is_directory(in(dir, ".tmp-step_00000008-1")) && is_directory(in(dir, ".tmp-mine")));
+    check(count_names(dir, "") == 4);
+    check(holds(in(dir, "step_00000001"), 1, 1) && holds(in(dir, "step_00000002"), 2, 2));
+    // a save removes what stands in its way
+    snprintf(name, sizeof(name), ".tmp-step_00000003-%ld", (long)getpid());
+    check(mkdir(in(dir, name), 0777) == 0);
+    write_all(in(in(dir, name), "junk"), "half", 4);
+    put(dir, 3, 3);
+    check(holds(in(dir, "step_00000003"), 3, 3) && !file_exists(in(in(dir, "step_00000003"), "junk")));
+}
+
+// ---- tests: failing operations --------------------------------------------------------------
+
+static const char* self;
+static char shim[256];
+
+static bool build_shim(void) {
+    char command[512];
+    if (shim[0]) { return true; }
+    const char* cc = getenv("CC") ? getenv("CC") : "cc";
+    snprintf(command, sizeof(command), "%s -shared -fPIC -o %s/failing_write.so dev/test/failing_write.c -ldl", cc,
+             test_dir());
+    if (system(command) != 0) {
+        test_fail(__FILE__, __LINE__, "cannot build: %s", command);
+        return false;
+    }
+    snprintf(shim, sizeof(shim), "%s/failing_write.so", test_dir());
+    return true;
+}
+
+// Runs this program with these arguments while operation `at` on dir fails as `mode` says. Returns the wait status; what it printed
+// is in stderr_path(), and what it counted in *num_calls unless it was killed.
+static int run_failing(const char* dir, const char* mode, int at, int error, const char* const* args, int* num_calls,
+                       pid_t* pid) {
+    char number[32], options[256];
+    const char* count_path = in(test_dir(), "count");
+    write_all(count_path, "0", 1);
+    *pid = fork();
+    if (*pid == 0) {
+        int fd = open(stderr_path(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        dup2(fd, STDERR_FILENO);
+        setenv("LD_PRELOAD", shim, 1);
+        const char* asan = getenv("ASAN_OPTIONS"); // its runtime wants to come first, which makes no difference here
+        snprintf(options, sizeof(options), "%s:verify_asan_link_order=0", asan ? asan : "");
+        setenv("ASAN_OPTIONS", options, 1);
+        setenv("OMP_NUM_THREADS", "1", 1);
+        setenv("FAIL_DIR", dir, 1);
+        setenv("FAIL_MODE", mode, 1);
+        setenv("FAIL_COUNT_FILE", count_path, 1);
+        snprintf(number, sizeof(number), "%d", at);
+        setenv("FAIL_AT", number, 1);
+        snprintf(number, sizeof(number), "%d", error);
+        setenv("FAIL_ERRNO", number, 1);
+        execl(self, self, args[0], dir, args[1], args[2], (char*)NULL);
+        _exit(99);
+    }
+    int status = -1;
+    waitpid(*pid, &status, 0);
+    Text count = read_all(count_path);
+    *num_calls = atoi(count.data);
+    free(count.data);
+    return status;
+}
+
+static int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+// Saves step `step` of seed 2 beside (or over) the good checkpoint of step 5 and seed 1, each operation failing in its turn.
+// Afterwards the directory must hold the older checkpoint, and the new one whole or not at all.
+static void save_with_failures(int64_t step, const char* mode, int error) {
+    char name[RUN_NAME];
+    run_step_name(name, step);
+    const char *dir = fresh(), *older = in(dir, "step_00000005"), *newer = in(dir, name);
+    snprintf(name, sizeof(name), "%lld", (long long)step);
+    const char* const args[] = {"--save", name, "2"};
+    bool killed = strcmp(mode, "kill") == 0;
+    int num_calls, ignored, failed = 0, unreported = 0;
+    pid_t pid;
+    put(dir, 5, 1);
+    check(run_failing(dir, mode, 0, error, args, &num_calls, &pid) == 0);
+    check_msg(num_calls > 20, "only %d operations are seen", num_calls);
+    for (int at = 1; at <= num_calls; at++) {
+        Error err;
+        run_remove_directory(newer, NULL);
+        put(dir, 5, 1);
+        int code = exit_code(run_failing(dir, mode, at, error, args, &ignored, &pid));
+        if (killed) {
+            check_msg(code == 128 + SIGKILL, "operation %d: ends with %d", at, code);
+            check(run_remove_leftovers(dir, &err));
+        } else {
+            check_msg(code == 0 || code == 1, "operation %d: ends with %d", at, code);
+            Text said = read_all(stderr_path());
+            check_msg(code == 0 || strstr(said.data, strerror(error)) != NULL, "operation %d: says '%s'", at,
+                      said.data);
+            free(said.data);
+        }
+        check_msg(count_names(dir, ".") == 0, "operation %d leaves something behind", at);
+        bool saved = holds(newer, step, 2);
+        check_msg(holds(older, 5, 1) || (step == 5 && saved), "operation %d takes the older checkpoint away", at);
+        check_msg(code != 0 || saved, "operation %d: success without a checkpoint", at);
+        failed += code == 1;
+        unreported += code == 0;
+        check_newest(dir, saved ? step : 5, 0, "");
+    }
+    // what may go unnoticed: that a directory which has been synced could not be closed
+    check_msg(killed || (failed >= num_calls - 4 && unreported <= 4), "%d of %d failures reported", failed, num_calls);
+}
+
+static void test_failing_save(void) {
+    if (build_shim()) { save_with_failures(6, "once", ENOSPC); }
+}
+
+static void test_failing_replace(void) {
+    if (build_shim()) { save_with_failures(5, "once", EIO); }
+}
+
+static void test_full_disk(void) {
+    if (build_shim()) { save_with_failures(6, "from", ENOSPC); }
+}
+
+static void test_full_disk_replace(void) {
+    if (build_shim()) { save_with_failures(5, "from", ENOSPC); }
+}
+
+static void test_killed_save(void) {
+    if (build_shim()) { save_with_failures(6, "kill", ENOSPC); }
+}
+
+static void test_killed_replace(void) {
+    if (build_shim()) { save_with_failures(5, "kill", ENOSPC); }
+}
+
+// write() may take less than it is given, and a file system may not know how to exchange two directories
+static void test_short_and_odd(void) {
+    static const struct {
+        const char* mode;
+        int error;
+    } odd[] = {{"short", 0}, {"once", EINVAL}};
+    const char *dir = fresh(), *path = in(dir, "step_00000005");
+    const char* const args[] = {"--save", "5", "2"};
+    int num_calls, ignored, replaced = 0;
+    pid_t pid;
+    if (!build_shim()) { return; }
+    put(dir, 5, 1);
+    check(run_failing(dir, "once", 0, 0, args, &num_calls, &pid) == 0);
+    for (int i = 0; i < 2; i++) {
+        for (int at = 1; at <= num_calls; at++) {
+            put(dir, 5, 1);
+            int code = exit_code(run_failing(dir, odd[i].mode, at, odd[i].error, args, &ignored, &pid));
+            bool saved = holds(path, 5, 2);
+            check(i == 1 || (code == 0 && saved));
+            check(saved || holds(path, 5, 1));
+            replaced += i == 1 && code == 0 && saved;
+            check(count_names(dir, ".") == 0 && count_names(dir, "") == 1);
+        }
+    }
+    check(replaced >= 1 && replaced <= 3); // the exchange, and closing the two directories
+}
+
+static void test_failing_prune(void) {
+    static const char* const modes[] = {"once", "from", "kill"};
+    const char* const args[] = {"--prune", "1", ""};
+    int num_calls, ignored;
+    pid_t pid;
+    if (!build_shim()) { return; }
+    for (int i = 0; i < 3; i++) {
+        const char* dir = fresh();
+        for (int at = 0; at == 0 || at <= num_calls; at++) {
+            Error err;
+            for (int64_t step = 1; step <= 3; step++) { put(dir, step, (uint64_t)step); }
+            int code = exit_code(run_failing(dir, modes[i], at, EIO, args, at == 0 ? &num_calls : &ignored, &pid));
+            check(at > 0 || (code == 0 && num_calls >= 4 && count_names(dir, "") == 1));
+            check(at == 0 || i < 2 || code == 128 + SIGKILL);
+            check(run_remove_leftovers(dir, &err) && count_names(dir, ".") == 0);
+            check(holds(in(dir, "step_00000003"), 3, 3));
+            check_newest(dir, 3, 0, ""); // no half one looks like a checkpoint
+            for (int64_t step = 1; step <= 2; step++) {
+                char name[RUN_NAME];
+                run_step_name(name, step);
+                check(!file_exists(in(dir, name)) || holds(in(dir, name), step, (uint64_t)step));
+            }
+        }
+    }
+}
+
+// ---- tests: signals -----------------------------------------------------------------------
+
+static void test_signals(void) {
+    static const int signals[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 4; i++) {
+        int first = signals[i % 2], second = signals[i / 2];
+        fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) {
+            int fd = open("/dev/null", O_WRONLY);
+            dup2(fd, STDERR_FILENO);
+            signal(SIGINT, SIG_IGN); // as in the background of a shell
+            run_install_signal_handlers();
+            if (run_stop_signal != 0) { _exit(1); }
+            raise(first);
+            if (run_stop_signal != first) { _exit(2); }
+            raise(second);
+            _exit(3);
+        }
+        int status = -1;
+        waitpid(pid, &status, 0);
+        check_msg(exit_code(status) == 128 + second, "signals %d, %d: ends with %d", first, second, exit_code(status));
+    }
+}
+
+// ---- the program -----------------------------------------------------------------------
+
+static int child(int argc, char** argv) {
+    Error err;
+    bool ok = false;
+    if (argc == 5 && strcmp(argv[1], "--save") == 0) {
+        Run run;
+        run_make(&run, atoll(argv[3]), (uint64_t)atoll(argv[4]));
+        ok = save(argv[2], &run, &err);
+        run_free(&run);
+    } else if (argc == 5 && strcmp(argv[1], "--prune") == 0) {
+        ok = run_prune(argv[2], atoi(argv[3]), 0, &err);
+    } else {
+        error_set(&err, "usage: --save DIR STEP SEED");
+    }
+    if (!ok) { fprintf(stderr, "%s\n", err.text); }
+    return ok ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static const Test tests[] = {
+    {"round_trip", "every bit of a run comes back", test_round_trip},
+    {"tokenizer_inside", "vocabulary and model open from the directory", test_tokenizer_inside},
+    {"extreme_numbers", "doubles and 64-bit integers are exact", test_extreme_numbers},
+    {"nan_in_a_window", "a NaN loss does not spoil the state", test_nan_in_a_window},
+    {"flipped_bit", "one flipped bit in any byte of any file is found, the older checkpoint is taken",
+     test_flipped_bit},
+    {"missing_or_cut", "any file missing, cut, too long, zeroed", test_missing_or_cut},
+    {"none_found", "no directory, no checkpoint, none whole, a renamed one", test_none_found},
+    {"state_refused_by_name", "what a state.json with a right sum can still have wrong", test_state_refused_by_name},
+    {"other_config_refused", "another shape is refused", test_other_config_refused},
+    {"settings_compared", "no setting changes silently", test_settings_compared},
+    {"names", "names of checkpoints and of hidden directories", test_names},
+    {"same_step_replaced", "a save over a checkpoint of the same step", test_same_step_replaced},
+    {"prune_rules", "which ones are kept", test_prune_rules},
+    {"prune_keeps_newest_good", "also when newer ones are damaged", test_prune_keeps_newest_good},
+    {"leftovers", "of dead runs are removed, of living ones kept", test_leftovers},
+    {"failing_save", "each operation of a save fails in its turn", test_failing_save},
+    {"failing_replace", "the same over a checkpoint of the same step", test_failing_replace},
+    {"full_disk", "each operation and all after it fail", test_full_disk},
+    {"full_disk_replace", "the same over a checkpoint of the same step", test_full_disk_replace},
+    {"killed_save", "killed at each operation of a save", test_killed_save},
+    {"killed_replace", "the same over a checkpoint of the same step", test_killed_replace},
+    {"short_and_odd", "short writes; a file system that cannot exchange directories", test_short_and_odd},
+    {"failing_prune", "each operation of a prune fails, or is the last one", test_failing_prune},
+    {"signals", "the first one asks, the second one ends", test_signals},
+};
+
+int main(int argc, char** argv) {
+    if (argc > 2 && strncmp(argv[1], "--", 2) == 0) { return child(argc, argv); }
+    self = argv[0];
+    return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}

@@ -1,0 +1,251 @@
+// llmc/sampler.h: cases worked out by hand, frequencies against probabilities, and hostile logits.
+#include "test.h"
+#include "../../llmc/sampler.h"
+
+static int sample(Sampler* s, const float* logits, int vocab_size) {
+    void* scratch = malloc_check(sampler_scratch_bytes(vocab_size));
+    int token = sample_token(s, logits, vocab_size, scratch);
+    free(scratch);
+    return token;
+}
+
+// Draws often and compares with want (vocab_size), probabilities. A token of probability 0 must never come.
+static void check_frequencies(Sampler s, const float* logits, const double* want, int vocab_size, const char* what) {
+    enum { DRAWS = 200000 };
+    int* counts = (int*)calloc_check((size_t)vocab_size, sizeof(int));
+    void* scratch = malloc_check(sampler_scratch_bytes(vocab_size));
+    for (int i = 0; i < DRAWS; i++) {
+        int token = sample_token(&s, logits, vocab_size, scratch);
+        require(token >= 0 && token < vocab_size);
+        counts[token]++;
+    }
+    double chi2 = 0.0, total = 0.0;
+    int freedom = -1;
+    for (int i = 0; i < vocab_size; i++) {
+        check_msg(want[i] > 0.0 || counts[i] == 0, "%s: token %d was drawn", what, i);
+        total += want[i];
+        if (want[i] <= 0.0) { continue; }
+        double expected = want[i] * DRAWS;
+        chi2 += (counts[i] - expected) * (counts[i] - expected) / expected;
+        freedom++;
+    }
+    require(fabs(total - 1.0) < 1e-6);
+    double limit = freedom + 4.0 * sqrt(2.0 * freedom) + 8.0; // far beyond 1 in 1000 for every number of degrees
+    check_msg(chi2 <= limit, "%s: chi-square %.1f with %d degrees of freedom", what, chi2, freedom);
+    free(counts);
+    free(scratch);
+}
+
+// exp(logit / temperature) over the sum, of the tokens in keep
+static void softmax_of(const float* logits, const bool* keep, int vocab_size, double temperature, double* out) {
+    double sum = 0.0;
+    for (int i = 0; i < vocab_size; i++) { sum += out[i] = keep[i] ? exp(logits[i] / temperature) : 0.0; }
+    for (int i = 0; i < vocab_size; i++) { out[i] /= sum; }
+}
+
+static void test_check(void) {
+    Error err;
+    struct {
+        float temperature;
+        int top_k;
+        float top_p;
+        const char* want; // NULL: fine
+    } cases[] = {
+        {0.0f, 0, 1.0f, NULL},         {0.8f, 40, 0.9f, NULL},         {-0.1f, 0, 1.0f, "temperature -0.1"},
+        {NAN, 0, 1.0f, "temperature"}, {INFINITY, 0, 1.0f, "temper"},  {1.0f, -1, 1.0f, "top-k -1"},
+        {1.0f, 0, 0.0f, "top-p 0"},    {1.0f, 0, 1.01f, "top-p 1.01"}, {1.0f, 0, NAN, "top-p"},
+        {1.0f, 1000000, 1e-9f, NULL},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Sampler s = {cases[i].temperature, cases[i].top_k, cases[i].top_p, 1};
+        bool ok = sampler_check(&s, &err);
+        check_msg(ok == !cases[i].want, "case %zu", i);
+        if (!ok) { check_msg(strstr(err.text, cases[i].want), "%s", err.text); }
+    }
+}
+
+static void test_greedy(void) {
+    Sampler s = {0.0f, 0, 1.0f, 1};
+    float logits[5] = {-1.0f, 3.0f, 2.0f, 3.0f, -5.0f};
+    check(sample(&s, logits, 5) == 1); // the lower id of a tie
+    logits[3] = 3.5f;
+    check(sample(&s, logits, 5) == 3);
+    check(s.rng == 1);
+    Sampler one = {0.7f, 1, 1.0f, 1}; // the best one alone, whatever the temperature
+    Sampler little = {5.0f, 0, 1e-6f, 1};
+    for (int i = 0; i < 100; i++) {
+        check(sample(&one, logits, 5) == 3);
+        check(sample(&little, logits, 5) == 3);
+    }
+    logits[1] = 3.5f;
+    for (int i = 0; i < 100; i++) { check(sample(&one, logits, 5) == 1); }
+}
+
+static void test_frequencies(void) {
+    const float logits[6] = {1.0f, -0.5f, 2.0f, 0.25f, -3.0f, 1.5f};
+    const bool all[6] = {true, true, true, true, true, true};
+    double want[6];
+    float temperatures[3] = {0.5f, 1.0f, 3.0f};
+    for (int t = 0; t < 3; t++) {
+        Sampler s = {temperatures[t], 0, 1.0f, 42};
+        softmax_of(logits, all, 6, temperatures[t], want);
+        check_frequencies(s, logits, want, 6, "temperature");
+    }
+    float shifted[6]; // softmax does not see what is added to all
+    for (int i = 0; i < 6; i++) { shifted[i] = logits[i] + 1000.0f; }
+    Sampler s = {1.0f, 0, 1.0f, 7};
+    softmax_of(logits, all, 6, 1.0, want);
+    check_frequencies(s, shifted, want, 6, "shifted");
+}
+
+static void test_top_k(void) {
+    const float logits[6] = {1.0f, -0.5f, 2.0f, 0.25f, -3.0f, 1.5f};
+    const bool keep[6] = {true, false, true, false, false, true};
+    double want[6];
+    Sampler s = {2.0f, 3, 1.0f, 42};
+    softmax_of(logits, keep, 6, 2.0, want);
+    check_frequencies(s, logits, want, 6, "k = 3");
+    const float ties[6] = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, -1.0f};
+    const double two[6] = {0.5, 0.0, 0.0, 0.0, 0.5, 0.0};
+    s.top_k = 2;
+    check_frequencies(s, ties, two, 6, "k = 2, two equal");
+    const bool lowest[6] = {true, true, true, false, true, false}; // of three that tie for two places
+    s.top_k = 4;
+    softmax_of(ties, lowest, 6, 2.0, want);
+    check_frequencies(s, ties, want, 6, "k = 4, a tie at the edge");
+}
+
+static void test_top_p(void) {
+    // probabilities 0.4, 0.3, 0.2, 0.1
+    const float logits[4] = {logf(0.2f), logf(0.4f), logf(0.1f), logf(0.3f)};
+    struct {
+        float p;
+        double want[4];
+    } cases[] = {
+        {0.39f, {0.0, 1.0, 0.0, 0.0}},         {0.41f, {0.0, 4.0 / 7, 0.0, 3.0 / 7}},
+        {0.69f, {0.0, 4.0 / 7, 0.0, 3.0 / 7}}, {0.71f, {2.0 / 9, 4.0 / 9, 0.0, 3.0 / 9}},
+        {0.91f, {0.2, 0.4, 0.1, 0.3}},         {0.9999999f, {0.2, 0.4, 0.1, 0.3}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Sampler s = {1.0f, 0, cases[i].p, 9};
+        check_frequencies(s, logits, cases[i].want, 4, "top-p");
+    }
+    // after top-k 2 the two left have 4/7 and 3/7, so 0.58 of that needs both and 0.56 one
+    Sampler s = {1.0f, 2, 0.56f, 9};
+    const double one[4] = {0.0, 1.0, 0.0, 0.0}, both[4] = {0.0, 4.0 / 7, 0.0, 3.0 / 7};
+    check_frequencies(s, logits, one, 4, "top-k then top-p 0.56");
+    s.top_p = 0.58f;
+    check_frequencies(s, logits, both, 4, "top-k then top-p 0.58");
+    // the temperature comes first: at 0.5 the probabilities are 16, 9, 4, 1 thirtieths
+    Sampler cold = {0.5f, 0, 0.8f, 9};
+    const double sharp[4] = {0.0, 16.0 / 25, 0.0, 9.0 / 25};
+    check_frequencies(cold, logits, sharp, 4, "temperature then top-p");
+    const float equal[5] = {2.0f, 2.0f, 2.0f, 2.0f, 2.0f};
+    const double lowest[5] = {1.0 / 3, 1.0 / 3, 1.0 / 3, 0.0, 0.0};
+    Sampler fair = {1.0f, 0, 0.5f, 9}; // 2.5 of 5: three of them, the lower ids
+    check_frequencies(fair, equal, lowest, 5, "top-p of equals");
+}
+
+static void test_hostile(void) {
+    Sampler modes[] = {{0.0f, 0, 1.0f, 1}, {1.0f, 0, 1.0f, 1}, {0.7f, 2, 1.0f, 1},   {1.0f, 0, 0.9f, 1},
+                       {1.0f, 3, 0.5f, 1}, {9.0f, 0, 1.0f, 1}, {1e-38f, 0, 1.0f, 1}, {1e30f, 5, 0.99f, 0}};
+    for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++) {
+        Sampler* s = &modes[m];
+        float nans[3] = {NAN, NAN, NAN}, none[3] = {-INFINITY, NAN, -INFINITY};
+        check(sample(s, nans, 3) == -1);
+        check(sample(s, none, 3) == -1);
+        float one[4] = {NAN, -INFINITY, -1e30f, NAN};
+        float infinite[4] = {1e30f, INFINITY, NAN, -INFINITY};
+        float single[1] = {-3.0f};
+        for (int i = 0; i < 50; i++) {
+            check(sample(s, one, 4) == 2);
+            check(sample(s, infinite, 4) == 1);
+            check(sample(s, single, 1) == 0);
+            float wide[5] = {-1e30f, 1e30f, NAN, 3.4e38f, -3.4e38f};
+            int token = sample(s, wide, 5);
+            check_msg(token == 3 || (m == 7 && token != 2), "mode %zu drew %d", m, token);
+            float two[3] = {NAN, 1e30f, 1e30f};
+            token = sample(s, two, 3);
+            check(token == 1 || (token == 2 && s->temperature > 0.0f));
+        }
+        float infinities[4] = {INFINITY, 0.0f, NAN, INFINITY};
+        int counts[4] = {0};
+        for (int i = 0; i < 200; i++) { counts[sample(s, infinities, 4)]++; }
+        bool alone = s->temperature == 0.0f || m == 4; // greedy, and half of the probability
+        check_msg(alone ? counts[0] == 200 : counts[0] > 50 && counts[3] > 50 && counts[0] + counts[3] == 200,
+                  "mode %zu: %d and %d", m, counts[0], counts[3]);
+    }
+}
+
+static void test_repeatable(void) {
+    float logits[100];
+    uint64_t rng = 5;
+    for (int i = 0; i < 100; i++) { logits[i] = 4.0f * random_f32(&rng); }
+    Sampler a = {0.9f, 50, 0.95f, 123}, b = a, c = a;
+    c.rng = 124;
+    int differ = 0;
+    for (int i = 0; i < 200; i++) {
+        int token = sample(&a, logits, 100);
+        check(token == sample(&b, logits, 100));
+        differ += token != sample(&c, logits, 100);
+    }
+    check(a.rng == b.rng && differ > 100);
+}
+
+static int by_order(const void* a, const void* b) {
+    Candidate x = *(const Candidate*)a, y = *(const Candidate*)b;
+    return candidate_before(x, y) ? -1 : candidate_before(y, x);
+}
+
+// the partial selections against a full sort, on many shapes, with and without ties
+static void test_selection(void) {
+    enum { MAX = 3000 };
+    static float logits[MAX];
+    static Candidate sorted[MAX], chosen[MAX];
+    uint64_t rng = 77;
+    Candidate few[3] = {{1.0f, 0}, {3.0f, 1}, {2.0f, 2}};
+    check(candidates_select_mass(few, 2, 0.0) == 1 && few[0].id == 1); // never none
+    check(candidates_select_mass(few, 3, 0.0) == 1 && few[0].id == 1);
+    for (int round = 0; round < 600; round++) {
+        int n = 1 + (int)random_below(&rng, round % 3 ? MAX : 12), k = 1 + (int)random_below(&rng, (uint32_t)n);
+        if (round % 5 == 0) { k = 1 + k / 20; }
+        int ties = round % 4;
+        double sum = 0.0;
+        for (int i = 0; i < n; i++) {
+            float x = random_f32(&rng);
+            if (ties == 1) { x = floorf(8.0f * x); }
+            if (ties == 2) { x = (float)i; }
+            if (ties == 3) { x = (float)(n - i); }
+            logits[i] = sorted[i].score = x;
+            sorted[i].id = i;
+            sum += x;
+        }
+        memcpy(chosen, sorted, sizeof(chosen));
+        qsort(sorted, (size_t)n, sizeof(Candidate), by_order);
+        double mass = sum * random_f64(&rng), so_far = 0.0;
+        int want = 0;
+        do { so_far += sorted[want++].score; } while (want < n && so_far < mass * (1.0 - 1e-12));
+        int got = candidates_select_mass(chosen, n, mass * (1.0 - 1e-12));
+        check_msg(got == want || ties == 0, "%d of %d hold the mass, want %d", got, n, want);
+        check(abs(got - want) <= 1);
+        qsort(chosen, (size_t)got, sizeof(Candidate), by_order);
+        for (int i = 0; i < got; i++) { check(chosen[i].id == sorted[i].id); }
+
+        check(sampler_top_k(chosen, logits, n, k) == k);
+        qsort(chosen, (size_t)k, sizeof(Candidate), by_order);
+        for (int i = 0; i < k; i++) { check(chosen[i].id == sorted[i].id); }
+    }
+}
+
+static const Test tests[] = {
+    {"check", "settings out of range are refused by name", test_check},
+    {"greedy", "temperature 0, top-k 1 and a tiny top-p: the largest, lowest id of a tie", test_greedy},
+    {"frequencies", "softmax at three temperatures", test_frequencies},
+    {"top_k", "the k largest and no other, ties at the edge", test_top_k},
+    {"top_p", "the fewest that reach p, after temperature and top-k", test_top_p},
+    {"hostile", "NaN, infinities, +-1e30, extreme temperatures", test_hostile},
+    {"repeatable", "the seed decides", test_repeatable},
+    {"selection", "partial selections against a full sort", test_selection},
+};
+
+int main(int argc, char** argv) { return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0])); }

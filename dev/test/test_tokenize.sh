@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+# dev/data/tokenize: what the shards hold, that chunks and threads do not matter, and every error.
+. "$(dirname "$0")/test.sh"
+top=$PWD
+data=${LLMC_DATA:-../shared/data}
+tokenize() { "$BIN_DIR/dev/data/tokenize" "$@"; }
+
+# ids FILE: the tokens of a shard in one line
+ids() { tail -c +1025 "$1" | od -An -v -t u2 | tr -s ' \n' '  ' | sed 's/^ //; s/ $//'; }
+
+# header FILE: magic, version, count
+header() { od -An -t d4 -N 12 "$1" | tr -s ' ' | sed 's/^ //; s/ $//'; }
+
+# refused TEXT ARGS...: exits 1, one line on stderr that holds the text, and leaves nothing in $tmp/no
+refused() {
+    local text=$1 rc=0
+    shift
+    tokenize "$@" --out "$tmp/no/x" >"$tmp/out" 2>"$tmp/err" </dev/null || rc=$?
+    want "status of $*" $rc 1
+    want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    contains "$text" "$tmp/err"
+    [ -z "$(ls -A "$tmp/no" 2>/dev/null)" ] || fail "$* left $(ls "$tmp/no")"
+}
+
+# A small vocabulary: ab 256, abc 257, bc 258, _ab 259, <|endoftext|> 260
+small() {
+    mkdir -p "$tmp/small"
+    printf '#version: 0.2\na b\nab c\nb c\n\xc4\xa0 ab\n' >"$tmp/small/merges.txt"
+}
+
+# Text of all kinds in 200 KB: words, runs of space, UTF-8, invalid bytes
+mixed() {
+    local i
+    for i in 1 2 3 4 5 6 7 8; do
+        cat "$top"/llmc/*.h "$top/dev/test/fixtures/tokenizer_golden.jsonl"
+        printf 'a  b\n\n\n\nc\xe3\x80\x80 \xff\xfe \xe2\x80 \n\n \t\n x\xc2\xa0\n\n\n'
+        head -c 20000 "$top/dev/test/fixtures/tiny_gpt2/model.safetensors"
+        printf '%5000s' '' && head -c 5000 /dev/zero | tr '\0' 'a'
+    done | head -c "$1"
+}
+
+test_bytes() {
+    printf 'ab c' >"$tmp/t.txt"
+    tokenize -i "$tmp/t.txt" -o "$tmp/bytes/x" 2>"$tmp/err"
+    want files "$(cd "$tmp/bytes" && echo *)" "merges.txt vocab.json x_train_000000.bin"
+    want ids "$(ids "$tmp/bytes/x_train_000000.bin")" "256 64 65 220 66"
+    want header "$(header "$tmp/bytes/x_train_000000.bin")" "20240520 1 5"
+    contains "1 documents, 4 bytes, 5 tokens" "$tmp/err"
+}
+
+test_vocabulary() {
+    small
+    printf 'abc ab<|endoftext|>' | tokenize -i - -t "$tmp/small" -o "$tmp/voc/" 2>/dev/null
+    want ids "$(ids "$tmp/voc/data_train_000000.bin")" "260 257 259 27 91 68 77 67 78 69 83 68 87 83 91 29"
+    want merges "$(cat "$tmp/voc/merges.txt")" "$(cat "$tmp/small/merges.txt")"
+    # the vocabulary beside the shards gives the same shards
+    printf 'abc ab<|endoftext|>' | tokenize -i - -t "$tmp/voc" -o "$tmp/voc2/data" 2>/dev/null
+    cmp "$tmp/voc/data_train_000000.bin" "$tmp/voc2/data_train_000000.bin"
+    cmp "$tmp/voc/vocab.json" "$tmp/voc2/vocab.json"
+}
+
+test_documents() {
+    small
+    printf 'ab\n\nab\n\n\nb\n\n' >"$tmp/d.txt"
+    one() { tokenize -i "$1" -t "$tmp/small" -d "$2" -o "$tmp/d/x" 2>/dev/null; ids "$tmp/d/x_train_000000.bin"; }
+    want file "$(one "$tmp/d.txt" file)" "260 256 198 198 256 198 198 198 65 198 198"
+    want blank-line "$(one "$tmp/d.txt" blank-line)" "260 256 198 198 260 256 198 198 260 198 65 198 198"
+    want line "$(one "$tmp/d.txt" line)" "260 256 260 256 260 65"
+    printf '{"id": 1, "text": "ab\\u0000"}\r\n\n{"text": ""}\n{"text": "\\u0062c"}' >"$tmp/d.jsonl"
+    want jsonl "$(one "$tmp/d.jsonl" auto)" "260 256 188 260 258"
+    want "jsonl as text" "$(one "$tmp/d.jsonl" file | cut -c 1-6)" "260 90"
+    printf '{"body": "ab"}\n' >"$tmp/d.jsonl"
+    tokenize -i - -d jsonl --field body -o "$tmp/d/y" -t "$tmp/small" <"$tmp/d.jsonl" 2>/dev/null
+    want field "$(ids "$tmp/d/y_train_000000.bin")" "260 256"
+}
+
+test_inputs() {
+    mkdir -p "$tmp/in dir"
+    printf a >"$tmp/in dir/a 1.txt"
+    printf b >"$tmp/b.txt"
+    printf c >"$tmp/c.txt"
+    one() { tokenize -i "$1" -o "$tmp/in/x" 2>/dev/null; ids "$tmp/in/x_train_000000.bin"; }
+    want "name with a space" "$(one "$tmp/in dir/a 1.txt")" "256 64"
+    want pattern "$(one "$tmp/[bc].txt")" "256 65 256 66"
+    want list "$(one "$tmp/c.txt,$tmp/b.txt")" "256 66 256 65"
+    want spaces "$(one "$tmp/c.txt $tmp/b.txt")" "256 66 256 65"
+}
+
+# shards PREFIX: the sums of all of them, and their number
+shards() { cat "$1"_val_*.bin "$1"_train_*.bin | sha256sum | cut -c 1-16; ls "$1"_*.bin | wc -l; }
+
+test_chunks_and_threads() {
+    local kind chunk threads want_sum
+    small
+    mixed 150000 >"$tmp/m.txt"
+    for kind in file blank-line line; do
+        tokenize -i "$tmp/m.txt" -t "$tmp/small" -d $kind -n 1 --chunk-bytes 100000000 -o "$tmp/one/x" -v 3000 -s 20000 2>/dev/null
+        want_sum=$(shards "$tmp/one/x")
+        for chunk in 16 17 100 4096 65536; do
+            for threads in 1 3; do
+                tokenize -i - -t "$tmp/small" -d $kind -n $threads --chunk-bytes $chunk -o "$tmp/many/x" -v 3000 -s 20000 \
+                    <"$tmp/m.txt" 2>/dev/null
+                want "$kind in chunks of $chunk, $threads threads" "$(shards "$tmp/many/x")" "$want_sum"
+            done
+        done
+    done
+    # through a pipe that gives a few bytes at a time
+    (head -c 1000 "$tmp/m.txt"; sleep 0.1; tail -c +1001 "$tmp/m.txt") |
+        tokenize -i - -t "$tmp/small" -d line -o "$tmp/many/x" -v 3000 -s 20000 2>/dev/null
+    want "a slow pipe" "$(shards "$tmp/many/x")" "$want_sum"
+}
+
+test_jsonl_threads() {
+    local i threads sum=
+    for i in $(seq 1 3000); do printf '{"text": "document %d\\n%*s"}\n' "$i" $((i % 97)) x; done >"$tmp/many.jsonl"
+    for threads in 1 2 5; do
+        tokenize -i "$tmp/many.jsonl" -n $threads --chunk-bytes 1000 -o "$tmp/j/x" -v 100 2>"$tmp/err"
+        contains "3000 documents" "$tmp/err"
+        want "$threads threads" "$(shards "$tmp/j/x")" "${sum:=$(shards "$tmp/j/x")}"
+    done
+}
+
+test_shards() {
+    printf '0123456789' | tokenize -i - -o "$tmp/s/x" -v 4 -s 3 2>"$tmp/err" # 11 tokens
+    want files "$(cd "$tmp/s" && echo *.bin)" \
+        "x_train_000000.bin x_train_000001.bin x_train_000002.bin x_val_000000.bin x_val_000001.bin"
+    want val "$(ids "$tmp/s/x_val_000000.bin") $(ids "$tmp/s/x_val_000001.bin")" "256 15 16 17"
+    want train "$(for i in 0 1 2; do echo "$(ids "$tmp/s/x_train_00000$i.bin")"; done | xargs)" "18 19 20 21 22 23 24"
+    contains "x_train_000000.bin .. 000002.bin: 7 tokens" "$tmp/err"
+    # a second run replaces the set: a shard too many would be trained on
+    cp "$tmp/s/x_val_000000.bin" "$tmp/s/y_val_000000.bin"
+    printf '01' | tokenize -i - -o "$tmp/s/x" 2>/dev/null
+    want files "$(cd "$tmp/s" && echo *)" "merges.txt vocab.json x_train_000000.bin y_val_000000.bin"
+}
+
+test_errors() {
+    small
+    printf x >"$tmp/x.txt"
+    : >"$tmp/empty.txt"
+    refused "no text in it" -i "$tmp/empty.txt"
+    refused "no text in it" -i -
+    refused "no such file" -i "$tmp/nothing*.txt"
+    refused "Is a directory" -i "$tmp"
+    refused "nothing to train on" -i "$tmp/x.txt" -v 1000
+    refused "No such file" -i "$tmp/x.txt" -t "$tmp/absent"
+    mkdir -p "$tmp/bare"
+    refused "no vocabulary here" -i "$tmp/x.txt" -t "$tmp/bare"
+    head -c 100 "$top/llmc/utils.h" | gzip >"$tmp/x.gz"
+    refused "is compressed" -i "$tmp/x.gz"
+    printf '{"text": "a"}\n{"text": 1}\n' >"$tmp/bad.jsonl"
+    refused "bad.jsonl:2: \"text\" is a number" -i "$tmp/bad.jsonl"
+    printf '{"text": "a"}\n\n{"txt": "a"}\n' >"$tmp/bad.jsonl"
+    refused "bad.jsonl:3: \"text\" is missing" -i "$tmp/bad.jsonl" -n 3
+    printf '{"text": "a"}\n{"text": "a"\n[]\n' >"$tmp/bad.jsonl"
+    refused "bad.jsonl:2: not valid JSON" -i "$tmp/bad.jsonl" --chunk-bytes 16 -n 3
+    tokenize -i "$tmp/bad.jsonl" --skip-bad-lines -o "$tmp/skip/x" 2>"$tmp/err"
+    contains "2 bad lines skipped" "$tmp/err"
+    want ids "$(ids "$tmp/skip/x_train_000000.bin")" "256 64"
+    # the earlier shards survive a run that fails, also one that fails late
+    (cat "$tmp/x.txt"; mixed 50000) >"$tmp/late.txt"
+    cp "$tmp/skip/x_train_000000.bin" "$tmp/kept"
+    tokenize -i "$tmp/late.txt,$tmp/bad.jsonl" -s 1000 -o "$tmp/skip/x" 2>/dev/null && fail "a bad line was read"
+    cmp "$tmp/kept" "$tmp/skip/x_train_000000.bin"
+    want files "$(cd "$tmp/skip" && echo *)" "merges.txt vocab.json x_train_000000.bin"
+    # shards of two vocabularies do not mix in one directory
+    tokenize -i "$tmp/x.txt" -t "$tmp/small" -o "$tmp/skip/y" 2>"$tmp/err" && fail "two vocabularies in one directory"
+    contains "another vocabulary" "$tmp/err"
+}
+
+test_usage() {
+    local rc
+    for args in "-i x" "-o x" "-i x -o y --threads x" "-i x -o y -s 0" "-i x -o y z" "-i x -o y -d words"; do
+        rc=0
+        # shellcheck disable=SC2086
+        tokenize $args >"$tmp/out" 2>"$tmp/err" || rc=$?
+        want "status of '$args'" $rc 2
+        want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    done
+}
+
+test_vocabulary_limits() {
+    # 65,280 merges over 256 bytes and an end-of-text: one token more than 16 bits hold
+    mkdir -p "$tmp/large"
+    awk -v limit=65280 'BEGIN { printf "#version: 0.2\n"; n = 0
+        for (i = 33; i < 127; i++) for (j = 33; j < 127; j++) if (n < limit) { printf "%c %c\n", i, j; n++ }
+        for (i = 33; i < 127; i++) for (j = 33; j < 127; j++) for (k = 33; k < 127; k++)
+            if (n < limit) { printf "%c%c %c\n", i, j, k; n++ } }' >"$tmp/large/merges.txt"
+    printf x >"$tmp/x.txt"
+    refused "65536 at most" -i "$tmp/x.txt" -t "$tmp/large"
+    sed -i '$d' "$tmp/large/merges.txt"
+    tokenize -i "$tmp/x.txt" -t "$tmp/large" -o "$tmp/large-out/x" 2>/dev/null
+    want ids "$(ids "$tmp/large-out/x_train_000000.bin")" "65535 87"
+}
+
+test_signal() {
+    mkdir -p "$tmp/sig"
+    mixed 100000 >"$tmp/m.txt"
+    (cat "$tmp/m.txt"; sleep 20) | tokenize -i - -s 1000 --chunk-bytes 1000 -o "$tmp/sig/x" 2>"$tmp/err" &
+    local pid=$! rc=0
+    for _ in $(seq 100); do [ ! -e "$tmp/sig/x_train_000005.bin.part" ] || break; sleep 0.05; done
+    [ -e "$tmp/sig/x_train_000005.bin.part" ] || fail "no shard was begun"
+    pkill_child=$(ps -o pid= --ppid $pid 2>/dev/null | head -n 1 || true)
+    kill -TERM "${pkill_child:-$pid}"
+    wait $pid || rc=$?
+    contains "interrupted" "$tmp/err"
+    [ -z "$(ls -A "$tmp/sig")" ] || fail "left: $(ls "$tmp/sig")"
+}
+
+test_error_while_waiting() {
+    # a bad line is reported although the pipe stays open
+    (printf 'x\n{"text": "a"}\n'; sleep 30) | tokenize -i - -d jsonl -n 3 --chunk-bytes 16 -o "$tmp/wait/x" 2>"$tmp/err" &
+    for _ in $(seq 100); do [ ! -s "$tmp/err" ] || break; sleep 0.05; done
+    contains "not valid JSON" "$tmp/err"
+    [ ! -e "$tmp/wait" ] || fail "left: $(ls "$tmp/wait")"
+}
+
+test_full_disk() {
+    [ -w /dev/full ] || skip "needs /dev/full"
+    mkdir -p "$tmp/full"
+    ln -s /dev/full "$tmp/full/x_train_000000.bin.part.tmp"
+    printf x | tokenize -i - -o "$tmp/full/x" 2>"$tmp/err" && fail "wrote to a full disk"
+    contains "No space left" "$tmp/err"
+    [ ! -e "$tmp/full/x_train_000000.bin" ] || fail "a shard is there"
+}
+
+test_tinyshakespeare() {
+    [ -e "$data/tinyshakespeare.txt" ] || skip "needs $data/tinyshakespeare.txt (or LLMC_DATA)"
+    tokenize -i "$data/tinyshakespeare.txt" -t "$data/gpt2_tokenizer" -o "$tmp/ts/ts" -v 32768 -d blank-line 2>/dev/null
+    want val "$(header "$tmp/ts/ts_val_000000.bin")" "20240520 1 32768"
+    want train "$(header "$tmp/ts/ts_train_000000.bin")" "20240520 1 305260"
+    want "first tokens" "$(ids "$tmp/ts/ts_val_000000.bin" | cut -d ' ' -f 1-8)" "50256 5962 22307 25 198 8421 356 5120"
+    # sha256 of all 338,028 tokens as llm.c's rule and the library tokenizers give them
+    want tokens "$(for f in val train; do tail -c +1025 "$tmp/ts/ts_${f}_000000.bin"; done | sha256sum | cut -c 1-16)" a83aac7c65f0c35b
+    tokenize -i "$data/tinyshakespeare.txt" -t "$data/gpt2_tokenizer" -o "$tmp/ts/whole" 2>"$tmp/err"
+    want whole "$(header "$tmp/ts/whole_train_000000.bin")" "20240520 1 338026"
+}
+
+tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors usage vocabulary_limits signal error_while_waiting full_disk
+    tinyshakespeare)
+run_tests "$@"

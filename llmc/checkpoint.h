@@ -1,0 +1,951 @@
+/*
+Model files in every form that people hand in, and the two forms that we write.
+
+Read: a Hugging Face directory (config.json with model.safetensors, or with shards named by model.safetensors.index.json), a
+single .safetensors file (config.json beside it, else its shapes tell), llm.c's .bin of version 3 and 5. What a file is, its
+content decides. Everything is checked when it is opened: every name and shape, and every setting of config.json that would
+change the result; what cannot be honoured is refused by name, never passed over.
+Written: a Hugging Face directory, llm.c's .bin, and any number of arrays of parameters (the optimizer's moments) as safetensors.
+
+    ModelFile model;
+    if (!model_open(&model, "gpt2/", &err)) { die("%s", err.text); }
+    float* params = (float*)malloc_check(num_parameters(&model.config) * sizeof(float));
+    if (!model_read(&model, params, &err)) { die("%s", err.text); }
+    model_close(&model);
+*/
+#ifndef LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_H
+
+#include "gpt2.h"
+#include "json.h"
+#include "safetensors.h"
+#include "utils.h"
+
+enum {
+    MODEL_MAX_SHARDS = 1024,
+    MODEL_PATH = 4096,
+    MODEL_TILE = 64,       // a transposition goes through squares of this side: 2 x 16 KB stay in the L1 cache
+    MODEL_CHUNK = 1 << 20, // elements that are converted between two writes
+    LLMC_MODEL_MAGIC = 20240326,
+    LLMC_HEADER_BYTES = 1024
+};
+
+typedef struct {
+    GPT2Config config;
+    int eot_id;                 // the end-of-text token, -1 if the file does not say
+    bool conv1d;                // Hugging Face's files: the matrices of the blocks are stored (in, out)
+    const SafeTensor** tensors; // (param_slot(config, NUM_PARAMS, 0)), each found and of the right shape
+    SafeTensors* shards;        // (num_files), or NULL for llm.c's
+    MappedFile bin;             // llm.c's
+    SafeTensor* bin_tensors;    // llm.c's, the same slots as tensors
+    char** paths;               // (num_files)
+    int num_files;
+} ModelFile;
+
+// One file of a checkpoint, as it was written.
+typedef struct {
+    char name[64]; // without its directory
+    uint64_t bytes;
+    uint32_t crc; // crc32c
+} SavedFile;
+
+static inline size_t model_min(size_t a, size_t b) { return a < b ? a : b; }
+
+// ---- names and shapes --------------------------------------------------------------
+
+// Where tensor p of a layer stands when all tensors are counted; p = NUM_PARAMS, layer 0 gives their number.
+static inline size_t param_slot(const GPT2Config* config, int p, int layer) {
+    size_t slot = (size_t)layer;
+    for (int i = 0; i < p; i++) { slot += (size_t)param_copies(config, i); }
+    return slot;
+}
+
+// The shape of tensor p in Hugging Face's files: V rows of wte, block matrices as (in, out). Returns the dimensions.
+static inline int hf_shape(const GPT2Config* config, int p, uint64_t* shape) {
+    const ParamInfo* info = &gpt2_params[p];
+    uint64_t rows = p == 0 ? (uint64_t)config->vocab_size : param_rows(config, p), cols = param_cols(config, p);
+    if (info->rows == DIM_1) {
+        shape[0] = cols;
+        return 1;
+    }
+    shape[0] = info->conv1d ? cols : rows;
+    shape[1] = info->conv1d ? rows : cols;
+    return 2;
+}
+
+typedef enum { HF_PARAM, HF_BUFFER, HF_LM_HEAD, HF_UNKNOWN } HfKind;
+
+// What a name of a Hugging Face GPT-2 stands for, with or without "transformer."; p and layer of an HF_PARAM.
+// Any layer number that an int holds is taken: the caller compares it with the number of layers.
+static inline HfKind hf_name(const char* name, int* p, int* layer) {
+    if (strcmp(name, "lm_head.weight") == 0) { return HF_LM_HEAD; }
+    if (strncmp(name, "transformer.", 12) == 0) { name += 12; }
+    const char* rest = NULL; // what follows "h.N"
+    *layer = 0;
+    if (strncmp(name, "h.", 2) == 0) {
+        size_t digits = strspn(name + 2, "0123456789");
+        if (digits == 0 || digits > 9 || (digits > 1 && name[2] == '0')) { return HF_UNKNOWN; }
+        *layer = atoi(name + 2);
+        rest = name + 2 + digits;
+        if (strcmp(rest, ".attn.bias") == 0 || strcmp(rest, ".attn.masked_bias") == 0) { return HF_BUFFER; }
+    }
+    for (*p = 0; *p < NUM_PARAMS; ++*p) {
+        const ParamInfo* info = &gpt2_params[*p];
+        if (info->per_layer ? rest && strcmp(rest, info->hf_name + 4) == 0 : strcmp(name, info->hf_name) == 0) {
+            return HF_PARAM; // + 4: behind "h.%d"
+        }
+    }
+    return HF_UNKNOWN;
+}
+
+// A set of parameter arrays to be found in files: array a has names that begin with prefixes[a].
+typedef struct {
+    const GPT2Config* config;
+    const char* const* prefixes;
+    int num_arrays;
+    size_t num_slots;           // of one array
+    const SafeTensor** tensors; // (num_arrays, num_slots)
+    const char** files;         // (num_arrays, num_slots): where each was found
+    const SafeTensor* lm_head;  // or NULL
+    const char* lm_head_file;
+} HfMap;
+
+static inline void hf_map_init(HfMap* map, const GPT2Config* config, const char* const* prefixes, int num_arrays) {
+    memset(map, 0, sizeof(*map));
+    map->config = config;
+    map->prefixes = prefixes;
+    map->num_arrays = num_arrays;
+    map->num_slots = param_slot(config, NUM_PARAMS, 0);
+    map->tensors = (const SafeTensor**)calloc_check((size_t)num_arrays * map->num_slots, sizeof(SafeTensor*));
+    map->files = (const char**)calloc_check((size_t)num_arrays * map->num_slots, sizeof(char*));
+}
+
+static inline void hf_map_free(HfMap* map) {
+    free(map->tensors);
+    free(map->files);
+}
+
+// What one tensor is, by name: the first array whose prefix and names fit.
+static inline HfKind hf_map_name(const HfMap* map, const char* name, int* array, int* p, int* layer) {
+    for (*array = 0; *array < map->num_arrays; ++*array) {
+        size_t n = strlen(map->prefixes[*array]);
+        if (strncmp(name, map->prefixes[*array], n) != 0) { continue; }
+        HfKind kind = hf_name(name + n, p, layer);
+        // buffers and a head only belong to a model, whose names have no prefix of ours
+        if (kind == HF_PARAM || (kind != HF_UNKNOWN && n == 0)) { return kind; }
+    }
+    return HF_UNKNOWN;
+}
+
+// Refuses a tensor whose shape or type is not that of parameter p.
+static inline bool hf_check_tensor(const HfMap* map, const SafeTensor* t, int p, const char* file, Error* err) {
+    char got[256], want[64], name[128];
+    uint64_t shape[2];
+    int num_dims = hf_shape(map->config, p, shape);
+    json_printable(name, sizeof(name), t->name, strlen(t->name));
+    if (t->num_dims != num_dims || memcmp(t->shape, shape, (size_t)num_dims * sizeof(shape[0])) != 0) {
+        return error_set(err, "%s: tensor '%s' has the shape %s, want %s", file, name,
+                         safe_shape_text(got, sizeof(got), t->shape, t->num_dims),
+                         safe_shape_text(want, sizeof(want), shape, num_dims));
+    }
+    if (!safe_is_float(t->dtype)) {
+        return error_set(err, "%s: tensor '%s' has the dtype %s, want F32, F16 or BF16", file, name,
+                         safe_dtypes[t->dtype].name);
+    }
+    return true;
+}
+
+// Places every tensor of one file. `file` must outlive the map.
+static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* file, Error* err) {
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        const SafeTensor* t = &st->tensors[i];
+        int array, p, layer;
+        char name[128];
+        json_printable(name, sizeof(name), t->name, strlen(t->name));
+        HfKind kind = hf_map_name(map, t->name, &array, &p, &layer);
+        if (kind == HF_BUFFER) { continue; }
+        if (kind == HF_UNKNOWN) {
+            return error_set(err, "%s: tensor '%s' is none of a GPT-2; is this another model?", file, name);
+        }
+        if (kind == HF_PARAM && layer >= param_copies(map->config, p)) {
+            return error_set(err, "%s: tensor '%s' is of layer %d, but the model has %d layers", file, name, layer,
+                             map->config->num_layers);
+        }
+        size_t slot = kind == HF_PARAM ? (size_t)array * map->num_slots + param_slot(map->config, p, layer) : 0;
+        const SafeTensor** place = kind == HF_PARAM ? &map->tensors[slot] : &map->lm_head;
+        const char** owner = kind == HF_PARAM ? &map->files[slot] : &map->lm_head_file;
+        if (*place) { return error_set(err, "%s: tensor '%s' is there twice, also in %s", file, name, *owner); }
+        if (!hf_check_tensor(map, t, kind == HF_PARAM ? p : 0, file, err)) { return false; }
+        *place = t;
+        *owner = file;
+    }
+    return true;
+}
+
+// After the last file: refuses a missing tensor, and an lm_head.weight that is not wte.
+static inline bool hf_map_complete(const HfMap* map, const char* where, Error* err) {
+    for (int a = 0; a < map->num_arrays; a++) {
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            for (int layer = 0; layer < param_copies(map->config, p); layer++) {
+                char name[128];
+                param_hf_name(name, sizeof(name), p, layer);
+                if (!map->tensors[(size_t)a * map->num_slots + param_slot(map->config, p, layer)]) {
+                    return error_set(err, "%s: tensor '%s%s' is missing", where, map->prefixes[a], name);
+                }
+            }
+        }
+    }
+    const SafeTensor *head = map->lm_head, *wte = map->tensors[0];
+    if (head && (head->dtype != wte->dtype || memcmp(head->data, wte->data, wte->bytes) != 0)) {
+        return error_set(err, "%s: lm_head.weight differs from wte.weight; only models that tie the two are supported",
+                         map->lm_head_file);
+    }
+    return true;
+}
+
+// ---- config.json and model.safetensors.index.json -------------------------------------
+
+// A boolean that may be absent, but must not differ from `want`.
+static inline bool hf_want_flag(const JsonValue* root, const char* key, bool want, const char* where, Error* err) {
+    const JsonValue* v = json_get(root, key);
+    if (!v) { return true; }
+    if (v->type != JSON_BOOL) {
+        return error_set(err, "%s: \"%s\" is %s, want a boolean", where, key, json_type_name(v->type));
+    }
+    if (v->boolean != want) {
+        return error_set(err, "%s: \"%s\" is %s; only %s is supported", where, key, want ? "false" : "true",
+                         want ? "true" : "false");
+    }
+    return true;
+}
+
+// Everything in config.json that would change what the model computes and that we do not compute.
+static inline bool hf_config_supported(const JsonValue* root, const char* where, Error* err) {
+    static const struct {
+        const char* key;
+        bool want;
+    } flags[] = {{"scale_attn_weights", true},       {"scale_attn_by_inverse_layer_idx", false},
+                 {"reorder_and_upcast_attn", false}, {"add_cross_attention", false},
+                 {"is_encoder_decoder", false},      {"tie_word_embeddings", true}};
+    const char* text = "";
+    if (!json_string(root, "model_type", &text, where, err)) { return false; }
+    if (strcmp(text, "gpt2") != 0) {
+        char name[64];
+        return error_set(err, "%s: \"model_type\" is \"%s\"; only \"gpt2\" is supported", where,
+                         json_printable(name, sizeof(name), text, strlen(text)));
+    }
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        if (!hf_want_flag(root, flags[i].key, flags[i].want, where, err)) { return false; }
+    }
+    if (json_get(root, "activation_function")) {
+        if (!json_string(root, "activation_function", &text, where, err)) { return false; }
+        if (strcmp(text, "gelu_new") != 0 && strcmp(text, "gelu_pytorch_tanh") != 0) {
+            char name[64];
+            return error_set(err, "%s: \"activation_function\" is \"%s\"; only \"gelu_new\" (tanh) is supported", where,
+                             json_printable(name, sizeof(name), text, strlen(text)));
+        }
+    }
+    if (json_get(root, "layer_norm_epsilon")) {
+        double epsilon = 0.0;
+        if (!json_number(root, "layer_norm_epsilon", -1e300, 1e300, &epsilon, where, err)) { return false; }
+        if (epsilon != 1e-5) {
+            return error_set(err, "%s: \"layer_norm_epsilon\" is %g; only 1e-05 is supported", where, epsilon);
+        }
+    }
+    const JsonValue* quantization = json_get(root, "quantization_config");
+    if (quantization && quantization->type != JSON_NULL) {
+        return error_set(err, "%s: \"quantization_config\": quantized models are not supported", where);
+    }
+    const JsonValue* pruned = json_get(root, "pruned_heads");
+    if (pruned && pruned->type != JSON_NULL && pruned->count > 0) {
+        return error_set(err, "%s: \"pruned_heads\": pruned models are not supported", where);
+    }
+    return true;
+}
+
+static inline bool hf_config_read(GPT2Config* config, int* eot_id, const JsonValue* root, const char* where,
+                                  Error* err) {
+    int64_t V, maxT, C, L, NH, inner;
+    if (root->type != JSON_OBJECT) { return error_set(err, "%s: not a JSON object", where); }
+    if (!hf_config_supported(root, where, err) || !json_int(root, "vocab_size", 1, INT32_MAX, &V, where, err) ||
+        !json_int(root, "n_positions", 1, INT32_MAX, &maxT, where, err) ||
+        !json_int(root, "n_embd", 1, INT32_MAX, &C, where, err) ||
+        !json_int(root, "n_layer", 1, INT32_MAX, &L, where, err) ||
+        !json_int(root, "n_head", 1, INT32_MAX, &NH, where, err)) {
+        return false;
+    }
+    const JsonValue* v = json_get(root, "n_inner");
+    if (v && v->type != JSON_NULL) {
+        if (!json_int(root, "n_inner", INT64_MIN, INT64_MAX, &inner, where, err)) { return false; }
+        if (inner != 4 * C) {
+            return error_set(err, "%s: \"n_inner\" is %lld; only 4 * n_embd = %lld is supported", where,
+                             (long long)inner, (long long)(4 * C));
+        }
+    }
+    config->vocab_size = (int)V;
+    config->max_seq_len = (int)maxT;
+    config->channels = (int)C;
+    config->num_layers = (int)L;
+    config->num_heads = (int)NH;
+    config->padded_vocab_size = V < INT32_MAX - 128 ? padded_vocab((int)V) : (int)V;
+    // a list, null, or the 50256 of a small vocabulary's careless config: then it is not known
+    v = json_get(root, "eos_token_id");
+    bool known = v && v->type == JSON_NUMBER && v->is_int && v->integer >= 0 && v->integer < V;
+    *eot_id = known ? (int)v->integer : -1;
+    return config_check(config, where, err);
+}
+
+// The text of a config.json (n bytes). eot_id: its eos_token_id, -1 if it names no token of the vocabulary.
+static inline bool hf_config_parse(GPT2Config* config, int* eot_id, const char* text, size_t n, const char* where,
+                                   Error* err) {
+    JsonDoc doc;
+    memset(config, 0, sizeof(*config));
+    if (!json_parse(&doc, text, n, where, err)) { return false; }
+    bool ok = hf_config_read(config, eot_id, doc.root, where, err);
+    json_free(&doc);
+    return ok;
+}
+
+// model.safetensors.index.json: which tensor lies in which file.
+typedef struct {
+    JsonDoc doc;
+    const JsonValue* weight_map; // members: tensor name -> file name
+    int* file_of;                // (weight_map->count) place in files
+    const char** files;          // (num_files), each once
+    int num_files;
+} HfIndex;
+
+static inline void hf_index_free(HfIndex* index) {
+    json_free(&index->doc);
+    free(index->file_of);
+    free(index->files);
+    memset(index, 0, sizeof(*index));
+}
+
+static inline bool hf_index_read(HfIndex* index, const char* where, Error* err) {
+    if (!json_want(index->doc.root, "weight_map", JSON_OBJECT, &index->weight_map, where, err)) { return false; }
+    size_t count = index->weight_map->count;
+    if (count == 0) { return error_set(err, "%s: \"weight_map\" is empty", where); }
+    index->file_of = (int*)malloc_check(count * sizeof(int));
+    index->files = (const char**)malloc_check(MODEL_MAX_SHARDS * sizeof(char*));
+    for (size_t i = 0; i < count; i++) {
+        const JsonValue* v = &index->weight_map->items[i];
+        char name[1100], tensor[128]; // name: 255 bytes, each as \xNN at worst
+        json_printable(tensor, sizeof(tensor), v->key, v->key_length);
+        if (v->type != JSON_STRING) {
+            return error_set(err, "%s: tensor '%s': its file is %s, want a string", where, tensor,
+                             json_type_name(v->type));
+        }
+        json_printable(name, sizeof(name), v->string, v->length);
+        bool plain = v->length > 0 && v->length < 256 && strlen(v->string) == v->length && v->string[0] != '.' &&
+                     !strchr(v->string, '/') && !strchr(v->string, '\\') && !strstr(v->string, "..") &&
+                     strcmp(v->string, name) == 0;
+        if (!plain) {
+            return error_set(err, "%s: tensor '%s': '%.200s' is not a plain file name in the same directory", where,
+                             tensor, name);
+        }
+        int f = i > 0 ? index->file_of[i - 1] : 0; // neighbours mostly lie in one file
+        if (i == 0 || strcmp(index->files[f], v->string) != 0) {
+            for (f = 0; f < index->num_files && strcmp(index->files[f], v->string) != 0;) { f++; }
+        }
+        if (f == MODEL_MAX_SHARDS) { return error_set(err, "%s: more than %d files", where, (int)MODEL_MAX_SHARDS); }
+        if (f == index->num_files) { index->files[index->num_files++] = v->string; }
+        index->file_of[i] = f;
+    }
+    return true;
+}
+
+// The text of an index (n bytes). Every file name is a plain one. False: nothing to free.
+static inline bool hf_index_parse(HfIndex* index, const char* text, size_t n, const char* where, Error* err) {
+    memset(index, 0, sizeof(*index));
+    if (!json_parse(&index->doc, text, n, where, err)) { return false; }
+    if (!hf_index_read(index, where, err)) {
+        hf_index_free(index);
+        return false;
+    }
+    return true;
+}
+
+// ---- opening ------------------------------------------------------------------------
+
+static inline void model_close(ModelFile* model) {
+    for (int i = 0; i < model->num_files; i++) {
+        if (model->shards) { safetensors_close(&model->shards[i]); }
+        free(model->paths[i]);
+    }
+    unmap_file(&model->bin);
+    free(model->shards);
+    free(model->paths);
+    free(model->bin_tensors);
+    free(model->tensors);
+    memset(model, 0, sizeof(*model));
+}
+
+// "dir/name" into out (MODEL_PATH bytes)
+static inline bool model_path(char* out, const char* dir, const char* name, Error* err) {
+    size_t n = strlen(dir);
+    int len = snprintf(out, MODEL_PATH, "%s%s%s", dir, n > 0 && dir[n - 1] == '/' ? "" : "/", name);
+    return len < MODEL_PATH ? true : error_set(err, "%.200s...: a path of more than %d bytes", dir, MODEL_PATH - 1);
+}
+
+// llm.c's file in memory, which must outlive the model. False: nothing to close.
+static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size, const char* name, Error* err) {
+    static const struct {
+        int magic;
+        const char* what;
+    } others[] = {{20240327, "a debug state"}, {20240328, "a tokenizer"},     {20240520, "a token shard"},
+                  {20240522, "an eval file"},  {20240801, "a Llama 3 shard"}, {20240803, "a Llama 3 model"}};
+    int32_t h[8];
+    memset(model, 0, sizeof(*model));
+    if (size < LLMC_HEADER_BYTES) {
+        return error_set(err, "%s: truncated: %zu bytes, the header alone has %d; download it again", name, size,
+                         (int)LLMC_HEADER_BYTES);
+    }
+    memcpy(h, data, sizeof(h));
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (h[0] == others[i].magic) {
+            return error_set(err, "%s: is %s of llm.c, not a GPT-2 model", name, others[i].what);
+        }
+    }
+    if (h[0] != LLMC_MODEL_MAGIC) { return error_set(err, "%s: not a model file of llm.c", name); }
+    if (h[1] == 1 || h[1] == 2) {
+        return error_set(err,
+                         "%s: version %d of llm.c's model file is too old (unpadded vocabulary); write it again "
+                         "with a newer train_gpt2.py of llm.c (version 3 or 5)",
+                         name, h[1]);
+    }
+    if (h[1] != 3 && h[1] != 5) {
+        return error_set(err, "%s: version %d of llm.c's model file is not known, want 3 (fp32) or 5 (bf16)", name,
+                         h[1]);
+    }
+    GPT2Config c;
+    c.max_seq_len = h[2];
+    c.vocab_size = h[3];
+    c.num_layers = h[4];
+    c.num_heads = h[5];
+    c.channels = h[6];
+    c.padded_vocab_size = h[7];
+    if (!config_check(&c, name, err)) { return false; }
+    if (h[7] % 128 != 0) { return error_set(err, "%s: padded vocabulary %d is no multiple of 128", name, h[7]); }
+    // config_check's limits keep all of these products below 2^60
+    size_t element = h[1] == 3 ? 4 : 2, want = LLMC_HEADER_BYTES + num_parameters(&c) * element;
+    if (size < want) {
+        return error_set(err, "%s: truncated: %zu of %zu bytes are missing; download it again", name, want - size,
+                         want);
+    }
+    if (size > want) { return error_set(err, "%s: %zu bytes too many after the last tensor", name, size - want); }
+    size_t slots = param_slot(&c, NUM_PARAMS, 0), slot = 0;
+    model->config = c;
+    model->eot_id = c.vocab_size == 50257 ? 50256 : -1;
+    model->bin_tensors = (SafeTensor*)calloc_check(slots, sizeof(SafeTensor));
+    model->tensors = (const SafeTensor**)malloc_check(slots * sizeof(SafeTensor*));
+    const uint8_t* at = data + LLMC_HEADER_BYTES;
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        for (int layer = 0; layer < param_copies(&c, p); layer++, slot++) {
+            SafeTensor* t = &model->bin_tensors[slot];
+            t->name = gpt2_params[p].name;
+            t->dtype = h[1] == 3 ? SAFE_F32 : SAFE_BF16;
+            t->elements = param_layer_size(&c, p);
+            t->bytes = t->elements * element;
+            t->data = at;
+            at += t->bytes;
+            model->tensors[slot] = t;
+        }
+    }
+    return true;
+}
+
+// A config for a file that has none beside it: sizes from the shapes, heads of 64 channels as in every GPT-2.
+static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, const char* file, Error* err) {
+    const SafeTensor* found[2]; // wte, wpe
+    for (int p = 0; p < 2; p++) {
+        char name[128];
+        param_hf_name(name, sizeof(name), p, 0);
+        found[p] = safetensors_find(st, name);
+        if (!found[p]) { found[p] = safetensors_find(st, name + 12); }
+        if (!found[p]) { return error_set(err, "%s: tensor '%s' is missing: not a GPT-2", file, name + 12); }
+        if (found[p]->num_dims != 2 || found[p]->shape[0] > 1 << 24 || found[p]->shape[1] > 1 << 20) {
+            return error_set(err, "%s: tensor '%s' has no shape of a GPT-2", file, found[p]->name);
+        }
+    }
+    memset(config, 0, sizeof(*config));
+    config->vocab_size = (int)found[0]->shape[0];
+    config->padded_vocab_size = padded_vocab(config->vocab_size);
+    config->max_seq_len = (int)found[1]->shape[0];
+    config->channels = (int)found[0]->shape[1];
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        int p, layer;
+        if (hf_name(st->tensors[i].name, &p, &layer) == HF_PARAM && layer < 4096 && layer >= config->num_layers) {
+            config->num_layers = layer + 1;
+        }
+    }
+    if (config->channels % 64 != 0) {
+        return error_set(err,
+                         "%s: %d channels do not divide into heads of 64; the number of heads has to come from a "
+                         "config.json beside the file",
+                         file, config->channels);
+    }
+    config->num_heads = config->channels / 64;
+    return config_check(config, file, err);
+}
+
+// The last step for Hugging Face's files: config and shards are there, every tensor gets its slot.
+static inline bool model_map_hf(ModelFile* model, const char* where, Error* err) {
+    static const char* const no_prefix[1] = {""};
+    HfMap map;
+    hf_map_init(&map, &model->config, no_prefix, 1);
+    bool ok = true;
+    for (int i = 0; ok && i < model->num_files; i++) { ok = hf_map_add(&map, &model->shards[i], model->paths[i], err); }
+    ok = ok && hf_map_complete(&map, where, err);
+    model->conv1d = true;
+    if (ok) {
+        model->tensors = map.tensors;
+        map.tensors = NULL;
+    }
+    hf_map_free(&map);
+    return ok;
+}
+
+// Opens one more safetensors file of the model; there is room in shards and paths.
+static inline bool model_add_file(ModelFile* model, const char* path, Error* err) {
+    if (!safetensors_open(&model->shards[model->num_files], path, err)) { return false; }
+    model->paths[model->num_files++] = strdup_check(path);
+    return true;
+}
+
+static inline void model_reserve(ModelFile* model, int num_files) {
+    model->shards = (SafeTensors*)calloc_check((size_t)num_files, sizeof(SafeTensors));
+    model->paths = (char**)calloc_check((size_t)num_files, sizeof(char*));
+}
+
+static inline bool model_read_config(ModelFile* model, const char* path, Error* err) {
+    MappedFile file;
+    if (!map_file(&file, path, err)) { return false; }
+    const char* mistake = file.size > 0 && file.data[0] == '{' ? NULL : mistaken_file(file.data, file.size);
+    bool ok = mistake ? error_set(err, "%s: %s", path, mistake)
+                      : hf_config_parse(&model->config, &model->eot_id, (const char*)file.data, file.size, path, err);
+    unmap_file(&file);
+    return ok;
+}
+
+// All files that the index names, and that each tensor is where the index says.
+static inline bool model_open_shards(ModelFile* model, const char* dir, const char* index_path, Error* err) {
+    MappedFile file;
+    HfIndex index;
+    if (!map_file(&file, index_path, err)) { return false; }
+    bool ok = hf_index_parse(&index, (const char*)file.data, file.size, index_path, err);
+    unmap_file(&file);
+    if (!ok) { return false; }
+    model_reserve(model, index.num_files);
+    for (int i = 0; ok && i < index.num_files; i++) {
+        char path[MODEL_PATH];
+        ok = model_path(path, dir, index.files[i], err) && model_add_file(model, path, err);
+    }
+    for (size_t i = 0; ok && i < index.weight_map->count; i++) {
+        const JsonValue* v = &index.weight_map->items[i];
+        const SafeTensor* t = safetensors_find(&model->shards[index.file_of[i]], v->key);
+        if (!t || strlen(t->name) != v->key_length) {
+            char name[128];
+            ok = error_set(err, "%s: tensor '%s' is not in %s, as the index says", index_path,
+                           json_printable(name, sizeof(name), v->key, v->key_length), v->string);
+        }
+    }
+    hf_index_free(&index);
+    return ok;
+}
+
+static inline bool model_open_directory(ModelFile* model, const char* dir, Error* err) {
+    char config[MODEL_PATH], single[MODEL_PATH], index[MODEL_PATH], pickle[MODEL_PATH];
+    if (!model_path(config, dir, "config.json", err) || !model_path(single, dir, "model.safetensors", err) ||
+        !model_path(index, dir, "model.safetensors.index.json", err) ||
+        !model_path(pickle, dir, "pytorch_model.bin", err)) {
+        return false;
+    }
+    if (!file_exists(config)) {
+        return error_set(err, "%s: no config.json in it: not a Hugging Face model directory", dir);
+    }
+    if (!model_read_config(model, config, err)) { return false; }
+    if (file_exists(single)) {
+        model_reserve(model, 1);
+        return model_add_file(model, single, err) && model_map_hf(model, dir, err);
+    }
+    if (file_exists(index)) { return model_open_shards(model, dir, index, err) && model_map_hf(model, dir, err); }
+    if (file_exists(pickle)) {
+        return error_set(err,
+                         "%s: only PyTorch's pytorch_model.bin is in it; download model.safetensors of the same "
+                         "model, or convert it with save_pretrained(..., safe_serialization=True)",
+                         dir);
+    }
+    return error_set(err, "%s: neither model.safetensors nor model.safetensors.index.json is in it", dir);
+}
+
+static inline bool model_open_file(ModelFile* model, const char* path, Error* err) {
+    MappedFile file;
+    if (!map_file(&file, path, err)) { return false; }
+    bool safetensors = safe_looks_right(file.data, file.size);
+    const char* mistake = mistaken_file(file.data, file.size);
+    int32_t magic = 0;
+    if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
+    if (mistake || (!safetensors && magic / 10000 != 2024)) { // llm.c's magic numbers are dates
+        if (!mistake) { mistake = "neither a safetensors file nor a model file of llm.c"; }
+        if (file.size > 0 && file.size <= 8) { mistake = "truncated: only a few bytes; download it again"; }
+        unmap_file(&file);
+        return error_set(err, "%s: %s", path, mistake);
+    }
+    if (!safetensors) {
+        if (!llmc_parse(model, file.data, file.size, path, err)) {
+            unmap_file(&file);
+            return false;
+        }
+        model->bin = file;
+        model->paths = (char**)malloc_check(sizeof(char*));
+        model->paths[model->num_files++] = strdup_check(path);
+        return true;
+    }
+    unmap_file(&file);
+    model_reserve(model, 1);
+    if (!model_add_file(model, path, err)) { return false; }
+    char dir[MODEL_PATH], config[MODEL_PATH];
+    const char* slash = strrchr(path, '/');
+    int len = snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+    if (len >= MODEL_PATH) { return error_set(err, "%.200s...: a path of more than %d bytes", path, MODEL_PATH - 1); }
+    if (!model_path(config, dir, "config.json", err)) { return false; }
+    if (file_exists(config)) {
+        if (!model_read_config(model, config, err)) { return false; }
+    } else {
+        if (!hf_infer_config(&model->config, &model->shards[0], path, err)) { return false; }
+        model->eot_id = model->config.vocab_size == 50257 ? 50256 : -1;
+    }
+    return model_map_hf(model, path, err);
+}
+
+// Opens and checks a model; path is a directory or a file, see the top. False: nothing to close.
+static inline bool model_open(ModelFile* model, const char* path, Error* err) {
+    memset(model, 0, sizeof(*model));
+    model->bin.data = (const uint8_t*)"";
+    bool ok = is_directory(path) ? model_open_directory(model, path, err) : model_open_file(model, path, err);
+    if (!ok) { model_close(model); }
+    return ok;
+}
+
+// ---- reading ------------------------------------------------------------------------
+
+// dst (cols, rows) = the transpose of a tile, which has a row of MODEL_TILE + 1 floats for each of its rows.
+static inline void transpose_tile(float* dst, size_t dst_stride, const float* tile, size_t rows, size_t cols) {
+    for (size_t c = 0; c < cols; c++) {
+        for (size_t r = 0; r < rows; r++) { dst[c * dst_stride + r] = tile[r * (MODEL_TILE + 1) + c]; }
+    }
+}
+
+// A stretch of rows of one tensor. All stretches of a model are one list and one parallel loop: with a loop for each
+// tensor, 148 barriers would wait for the slowest thread of a busy machine (124M at a load of 9: 5 s instead of 0.3 s).
+typedef struct {
+    const SafeTensor* tensor;
+    float* dst; // (rows of the parameter, cols): the whole tensor
+    int p;
+    size_t first, count; // rows
+} ReadJob;
+
+typedef struct {
+    ReadJob* jobs; // (num_jobs)
+    size_t num_jobs, capacity;
+} ReadList;
+
+// Adds tensor p of one layer, which goes to dst (rows, cols).
+static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2Config* config, int p, float* dst) {
+    size_t rows = param_rows(config, p), cols = param_cols(config, p);
+    size_t step = (MODEL_CHUNK / 4 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE; // 1 MB, whole tiles
+    for (size_t first = 0; first < rows; first += step) {
+        if (list->num_jobs == list->capacity) {
+            list->capacity = list->capacity ? 2 * list->capacity : 1024;
+            list->jobs = (ReadJob*)realloc_check(list->jobs, list->capacity * sizeof(ReadJob));
+        }
+        ReadJob job = {t, dst, p, first, model_min(rows - first, step)};
+        list->jobs[list->num_jobs++] = job;
+    }
+}
+
+// dst's rows first..first+count, dst being the transpose of t: (rows, cols) from (cols, rows)
+static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols) {
+    float tile[MODEL_TILE * (MODEL_TILE + 1)];
+    for (size_t o = job->first; o < job->first + job->count; o += MODEL_TILE) {
+        size_t no = model_min(job->first + job->count - o, MODEL_TILE);
+        for (size_t i = 0; i < cols; i += MODEL_TILE) {
+            size_t ni = model_min(cols - i, MODEL_TILE);
+            for (size_t k = 0; k < ni; k++) {
+                safetensors_to_float(tile + k * (MODEL_TILE + 1), job->tensor, (i + k) * rows + o, no);
+            }
+            transpose_tile(job->dst + o * cols + i, cols, tile, ni, no);
+        }
+    }
+}
+
+// Does and frees the list. conv1d: the matrices of the blocks are stored (in, out). Rows V..Vp of wte become zero.
+static inline void read_list_run(ReadList* list, const GPT2Config* config, bool conv1d) {
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < list->num_jobs; i++) {
+        const ReadJob* job = &list->jobs[i];
+        size_t rows = param_rows(config, job->p), cols = param_cols(config, job->p);
+        size_t stored = job->p == 0 ? (size_t)config->vocab_size : rows, end = job->first + job->count;
+        if (conv1d && gpt2_params[job->p].conv1d) {
+            read_transposed(job, rows, cols);
+            continue;
+        }
+        size_t used = end < stored ? end : stored < job->first ? job->first : stored; // rows up to here are in the file
+        safetensors_to_float(job->dst + job->first * cols, job->tensor, job->first < used ? job->first * cols : 0,
+                             (used - job->first) * cols);
+        memset(job->dst + used * cols, 0, (end - used) * cols * sizeof(float));
+    }
+    free(list->jobs);
+    memset(list, 0, sizeof(*list));
+}
+
+// A file that was cut after it was opened would end the program with SIGBUS; the usual cause is seen here in time.
+static inline bool model_unchanged(const ModelFile* model, Error* err) {
+    for (int i = 0; i < model->num_files; i++) {
+        struct stat st;
+        size_t size = model->shards ? model->shards[i].file.size : model->bin.size;
+        if (stat(model->paths[i], &st) != 0) { continue; } // removed: the mapping still holds
+        if ((size_t)st.st_size != size) {
+            return error_set(err, "%s: changed from %zu to %lld bytes while it was being read", model->paths[i], size,
+                             (long long)st.st_size);
+        }
+    }
+    return true;
+}
+
+// One tensor of one layer (0 when it has none) into dst (rows, cols): (out, in), fp32, padding rows zero.
+static inline bool model_read_tensor(ModelFile* model, int p, int layer, float* dst, Error* err) {
+    require(p >= 0 && p < NUM_PARAMS && layer >= 0 && layer < param_copies(&model->config, p));
+    if (!model_unchanged(model, err)) { return false; }
+    ReadList list = {NULL, 0, 0};
+    read_list_add(&list, model->tensors[param_slot(&model->config, p, layer)], &model->config, p, dst);
+    read_list_run(&list, &model->config, model->conv1d);
+    return true;
+}
+
+// Asks for 2 MiB pages, so that the first touch of a large fresh array does not cost a fault for each 4 KiB.
+static inline void advise_huge(void* memory, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t huge = (uintptr_t)2 << 20, begin = ((uintptr_t)memory + huge - 1) & ~(huge - 1);
+    uintptr_t end = ((uintptr_t)memory + bytes) & ~(huge - 1);
+    if (begin < end) { (void)madvise((void*)begin, end - begin, MADV_HUGEPAGE); } // advice: a refusal is no error
+#else
+    (void)memory;
+    (void)bytes;
+#endif
+}
+
+// Adds all tensors (param_slot(config, NUM_PARAMS, 0)), which go to params (num_parameters(config)).
+static inline void read_list_add_all(ReadList* list, const SafeTensor* const* tensors, const GPT2Config* config,
+                                     float* params) {
+    advise_huge(params, num_parameters(config) * sizeof(float));
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        for (int layer = 0; layer < param_copies(config, p); layer++) {
+            read_list_add(list, tensors[param_slot(config, p, layer)], config, p, params);
+            params += param_layer_size(config, p);
+        }
+    }
+}
+
+// All parameters into params (num_parameters(config)), in the order of gpt2_params: (out, in), fp32, padding rows zero.
+static inline bool model_read(ModelFile* model, float* params, Error* err) {
+    if (!model_unchanged(model, err)) { return false; }
+    ReadList list = {NULL, 0, 0};
+    read_list_add_all(&list, model->tensors, &model->config, params);
+    read_list_run(&list, &model->config, model->conv1d);
+    return true;
+}
+
+// ---- writing ------------------------------------------------------------------------
+
+// Rows first..first+n of the transpose of src (rows, cols), n rows of `rows` floats each, into dst.
+static inline void transpose_rows(float* dst, const float* src, size_t rows, size_t cols, size_t first, size_t n) {
+    size_t down = (rows + MODEL_TILE - 1) / MODEL_TILE, across = (n + MODEL_TILE - 1) / MODEL_TILE;
+#pragma omp parallel for schedule(static) if (n * rows > 65536)
+    for (size_t i = 0; i < down * across; i++) {
+        float tile[MODEL_TILE * (MODEL_TILE + 1)];
+        size_t r0 = i % down * MODEL_TILE, c0 = i / down * MODEL_TILE;
+        size_t nr = model_min(rows - r0, MODEL_TILE);
+        size_t nc = model_min(n - c0, MODEL_TILE);
+        for (size_t r = 0; r < nr; r++) {
+            memcpy(tile + r * (MODEL_TILE + 1), src + (r0 + r) * cols + first + c0, nc * sizeof(float));
+        }
+        transpose_tile(dst + c0 * rows + r0, rows, tile, nr, nc);
+    }
+}
+
+static inline void floats_to_bf16(uint16_t* dst, const float* src, size_t n) {
+#pragma omp parallel for schedule(static) if (n > 65536)
+    for (size_t i = 0; i < n; i++) { dst[i] = safe_bf16_from_float(src[i]); }
+}
+
+// One tensor, ours in src, to the writer in Hugging Face's orientation. floats and halves are scratch.
+static inline void save_tensor(SafeWriter* w, const float* src, const GPT2Config* config, int p, bool bf16,
+                               float* floats, uint16_t* halves) {
+    uint64_t shape[2] = {1, 1};
+    int num_dims = hf_shape(config, p, shape);
+    size_t rows = num_dims == 2 ? (size_t)shape[0] : 1, cols = (size_t)shape[num_dims - 1];
+    size_t step = cols < MODEL_CHUNK ? MODEL_CHUNK / cols : 1; // rows of the file
+    for (size_t r = 0; r < rows; r += step) {
+        size_t n = model_min(rows - r, step);
+        const float* chunk = src + r * cols;
+        if (gpt2_params[p].conv1d) {
+            transpose_rows(floats, src, cols, rows, r, n); // src is (cols, rows)
+            chunk = floats;
+        }
+        if (bf16) { floats_to_bf16(halves, chunk, n * cols); }
+        safewriter_data(w, bf16 ? (const void*)halves : (const void*)chunk, n * cols * (bf16 ? 2 : 4));
+    }
+}
+
+// arrays[a] (num_parameters(config)) of every a < num_arrays as one safetensors file: name = prefixes[a] + Hugging Face's
+// name with "transformer.", Hugging Face's shapes. saved may be NULL. Does not write to a temporary name: the caller does.
+static inline bool params_save_safetensors(const char* path, const GPT2Config* config, const float* const* arrays,
+                                           const char* const* prefixes, int num_arrays, bool bf16, SavedFile* saved,
+                                           Error* err) {
+    SafeWriter w;
+    safewriter_init(&w);
+    for (int a = 0; a < num_arrays; a++) {
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            for (int layer = 0; layer < param_copies(config, p); layer++) {
+                char name[256];
+                uint64_t shape[2];
+                int prefix = snprintf(name, sizeof(name), "%s", prefixes[a]);
+                require(prefix < 64);
+                param_hf_name(name + prefix, sizeof(name) - (size_t)prefix, p, layer);
+                safewriter_add(&w, name, bf16 ? SAFE_BF16 : SAFE_F32, hf_shape(config, p, shape), shape);
+            }
+        }
+    }
+    if (!safewriter_begin(&w, path, err)) { return false; }
+    size_t scratch = 4 * (size_t)config->channels; // a chunk is one row at least
+    if (scratch < MODEL_CHUNK) { scratch = MODEL_CHUNK; }
+    float* floats = (float*)malloc_check(scratch * sizeof(float));
+    uint16_t* halves = (uint16_t*)malloc_check(scratch * sizeof(uint16_t));
+    for (int a = 0; a < num_arrays; a++) {
+        const float* src = arrays[a];
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            for (int layer = 0; layer < param_copies(config, p); layer++) {
+                save_tensor(&w, src, config, p, bf16, floats, halves);
+                src += param_layer_size(config, p);
+            }
+        }
+    }
+    free(floats);
+    free(halves);
+    SavedFile file;
+    const char* slash = strrchr(path, '/');
+    snprintf(file.name, sizeof(file.name), "%s", slash ? slash + 1 : path);
+    bool ok = safewriter_end(&w, err, &file.bytes, &file.crc);
+    if (ok && saved) { *saved = file; }
+    return ok;
+}
+
+// Reads back what params_save_safetensors() wrote; the file must hold these arrays and nothing else. Padding rows become zero.
+static inline bool params_load_safetensors(const char* path, const GPT2Config* config, float* const* arrays,
+                                           const char* const* prefixes, int num_arrays, Error* err) {
+    SafeTensors st;
+    HfMap map;
+    if (!safetensors_open(&st, path, err)) { return false; }
+    hf_map_init(&map, config, prefixes, num_arrays);
+    bool ok = hf_map_add(&map, &st, path, err) && hf_map_complete(&map, path, err);
+    ReadList list = {NULL, 0, 0};
+    for (int a = 0; ok && a < num_arrays; a++) {
+        read_list_add_all(&list, map.tensors + (size_t)a * map.num_slots, config, arrays[a]);
+    }
+    if (ok) { read_list_run(&list, config, true); }
+    hf_map_free(&map);
+    safetensors_close(&st);
+    return ok;
+}
+
+static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16, const char* eot) {
+    writer_printf(w,
+                  "{\n  \"activation_function\": \"gelu_new\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
+                  "  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": %s,\n  \"embd_pdrop\": 0.0,\n  \"eos_token_id\": %s,\n"
+                  "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": 1e-05,\n  \"model_type\": \"gpt2\",\n",
+                  eot, eot);
+    writer_printf(w,
+                  "  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n  \"n_layer\": %d,\n"
+                  "  \"n_positions\": %d,\n  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
+                  "  \"scale_attn_by_inverse_layer_idx\": false,\n  \"scale_attn_weights\": true,\n",
+                  c->channels, c->num_heads, c->num_layers, c->max_seq_len);
+    writer_printf(w,
+                  "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
+                  "  \"vocab_size\": %d\n}\n",
+                  bf16 ? "bfloat16" : "float32", c->vocab_size);
+}
+
+// model.safetensors, config.json and generation_config.json into dir, which exists; from_pretrained() opens it.
+// params (num_parameters(config)): fp32, (out, in). eot_id: the end-of-text token, -1 for none. Each file that was written is
+// appended to saved, which has room for 3 more; saved and num_saved may be NULL.
+static inline bool model_save_hf_files(const char* dir, const GPT2Config* config, const float* params, bool bf16,
+                                       int eot_id, SavedFile* saved, int* num_saved, Error* err) {
+    static const char* const no_prefix[1] = {""};
+    static const char* const texts[2] = {"config.json", "generation_config.json"};
+    SavedFile files[3];
+    char path[MODEL_PATH], eot[16] = "null";
+    memset(files, 0, sizeof(files));
+    if (eot_id >= 0) { snprintf(eot, sizeof(eot), "%d", eot_id); }
+    if (!model_path(path, dir, "model.safetensors", err) ||
+        !params_save_safetensors(path, config, &params, no_prefix, 1, bf16, &files[0], err)) {
+        return false;
+    }
+    for (int i = 0; i < 2; i++) {
+        FileWriter w;
+        if (!model_path(path, dir, texts[i], err) || !writer_open(&w, path, err)) { return false; }
+        if (i == 0) {
+            hf_write_config(&w, config, bf16, eot);
+        } else {
+            writer_printf(&w, "{\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"use_cache\": true\n}\n", eot,
+                          eot);
+        }
+        if (!writer_close(&w, err)) { return false; }
+        snprintf(files[i + 1].name, sizeof(files[i + 1].name), "%s", texts[i]);
+        files[i + 1].bytes = w.bytes;
+        files[i + 1].crc = w.crc;
+    }
+    for (int i = 0; saved && i < 3; i++) { saved[(*num_saved)++] = files[i]; }
+    return true;
+}
+
+static inline bool model_save_hf(const char* dir, const GPT2Config* config, const float* params, bool bf16, int eot_id,
+                                 Error* err) {
+    return model_save_hf_files(dir, config, params, bf16, eot_id, NULL, NULL, err);
+}
+
+// llm.c's .bin, version 3 (fp32) or 5 (bf16, nearest even).
+static inline bool model_save_llmc(const char* path, const GPT2Config* config, const float* params, int version,
+                                   Error* err) {
+    require(version == 3 || version == 5);
+    require(config->padded_vocab_size % 128 == 0);
+    int32_t h[LLMC_HEADER_BYTES / 4];
+    memset(h, 0, sizeof(h));
+    h[0] = LLMC_MODEL_MAGIC;
+    h[1] = version;
+    h[2] = config->max_seq_len;
+    h[3] = config->vocab_size;
+    h[4] = config->num_layers;
+    h[5] = config->num_heads;
+    h[6] = config->channels;
+    h[7] = config->padded_vocab_size;
+    FileWriter w;
+    if (!writer_open(&w, path, err)) { return false; }
+    writer_put(&w, h, sizeof(h));
+    size_t n = num_parameters(config);
+    uint16_t* halves = (uint16_t*)malloc_check(MODEL_CHUNK * sizeof(uint16_t));
+    for (size_t i = 0; i < n; i += MODEL_CHUNK) {
+        size_t count = model_min(n - i, MODEL_CHUNK);
+        if (version == 5) {
+            floats_to_bf16(halves, params + i, count);
+            writer_put(&w, halves, count * 2);
+        } else {
+            writer_put(&w, params + i, count * 4);
+        }
+    }
+    free(halves);
+    return writer_close(&w, err);
+}
+
+#endif

@@ -1,0 +1,522 @@
+/*
+Command line flags. One table describes every flag of a program; it drives getopt_long, --help and the printed run
+header, so the three cannot disagree. llm.c's one-letter and two-letter flags (-b, -lg) are columns of the table.
+A usage error is one line on stderr and exit 2. C11, also compiles as C++17.
+
+    static int batch = 4;
+    static const Option opts[] = {
+        {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
+        {OPT_INT, 'b', NULL, "batch", &batch, "sequences", "sequences in a micro-batch", 1, 4096},
+    };
+    cli_parse(argc, argv, "Trains a model.", opts, 2);
+*/
+#ifndef LLMC_CLI_H
+#define LLMC_CLI_H
+
+#include "utils.h"
+#include <ctype.h>
+#include <getopt.h>
+#include <limits.h>
+#include <math.h>
+
+typedef enum { OPT_SECTION, OPT_INT, OPT_LONG, OPT_FLOAT, OPT_STR, OPT_BOOL } OptType;
+
+typedef struct {
+    OptType type;
+    char letter;       // one-letter flag, or 0; 'h' is taken by --help
+    const char* alias; // llm.c's two-letter flag without its dash ("lg"), or NULL
+    const char* name;  // long name without dashes; the title of an OPT_SECTION
+    void* value;       // int*, int64_t*, float*, const char**, int*; holds the default before cli_parse
+    const char* unit;  // what a number counts ("steps"), or NULL; OPT_STR: the argument's name or its choices "a|b|c"
+    const char* help;  // one sentence, no full stop
+    double min, max;   // of a number, inclusive; min == max == 0 means no range
+} Option;
+
+enum {
+    CLI_MAX = 128,       // entries in a table, sections included
+    CLI_CODE = 256,      // getopt codes of long flags begin here: CLI_CODE + 2 i, and + 1 for --no-NAME
+    CLI_NAME_MAX = 40,   // bytes of a long name
+    CLI_COLUMNS = 100,   // --help wraps here
+    CLI_LEFT_COLUMN = 34 // widest flag column of --help before the text goes below
+};
+
+// What cli_parse found in the variables before it changed them: cli_print marks what differs.
+typedef struct {
+    const Option* opts; // the table they belong to
+    int64_t integer[CLI_MAX];
+    float real[CLI_MAX];
+    const char* text[CLI_MAX];
+} CliDefaults;
+
+static inline CliDefaults* cli_defaults(void) {
+    static CliDefaults defaults;
+    return &defaults;
+}
+
+static inline const char* cli_program(const char* argv0) {
+    static const char* name = "program";
+    if (argv0 && argv0[0]) { name = argv0; }
+    return name;
+}
+
+// One line on stderr, whatever bytes the user's arguments hold, then exit 2.
+PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void cli_fail(const char* fmt, ...) {
+    char line[2048];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof(line), fmt, args);
+    va_end(args);
+    for (char* p = line; *p; p++) {
+        if (iscntrl((unsigned char)*p)) { *p = '?'; }
+    }
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", cli_program(NULL), line);
+    exit(2);
+}
+
+// ---- values as text -------------------------------------------------------------
+
+static inline bool cli_has_choices(const Option* o) { return o->type == OPT_STR && o->unit && strchr(o->unit, '|'); }
+static inline bool cli_has_range(const Option* o) {
+    return (o->type == OPT_INT || o->type == OPT_LONG || o->type == OPT_FLOAT) && !(o->min == 0 && o->max == 0);
+}
+
+// The fewest digits that read back as the same float.
+static inline void cli_format_float(char* buf, size_t size, float v) {
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(buf, size, "%.*g", digits, (double)v);
+        if (strtof(buf, NULL) == v) { return; }
+    }
+}
+
+// Entry i of the table, as a user would type it: the current value, or the default that cli_parse found.
+static inline void cli_format_value(char* buf, size_t size, const Option* o, int i, bool was) {
+    const CliDefaults* d = cli_defaults();
+    switch (o->type) {
+    case OPT_INT:
+    case OPT_BOOL:
+        snprintf(buf, size, "%d", was ? (int)d->integer[i] : *(const int*)o->value);
+        break;
+    case OPT_LONG:
+        snprintf(buf, size, "%lld", was ? (long long)d->integer[i] : (long long)*(const int64_t*)o->value);
+        break;
+    case OPT_FLOAT:
+        cli_format_float(buf, size, was ? d->real[i] : *(const float*)o->value);
+        break;
+    default: {
+        const char* s = was ? d->text[i] : *(const char* const*)o->value;
+        snprintf(buf, size, "%s", s && s[0] ? s : "none");
+        for (char* p = buf; *p; p++) {
+            if (iscntrl((unsigned char)*p)) { *p = '?'; }
+        }
+    }
+    }
+}
+
+static inline void cli_remember_defaults(const Option* opts, int n) {
+    CliDefaults* d = cli_defaults();
+    d->opts = opts;
+    for (int i = 0; i < n; i++) {
+        const Option* o = &opts[i];
+        switch (o->type) {
+        case OPT_INT:
+        case OPT_BOOL:
+            d->integer[i] = *(const int*)o->value;
+            break;
+        case OPT_LONG:
+            d->integer[i] = *(const int64_t*)o->value;
+            break;
+        case OPT_FLOAT:
+            d->real[i] = *(const float*)o->value;
+            break;
+        case OPT_STR:
+            d->text[i] = *(const char* const*)o->value;
+            break;
+        case OPT_SECTION:
+            break;
+        }
+    }
+}
+
+static inline bool cli_changed(const Option* opts, int i) {
+    const CliDefaults* d = cli_defaults();
+    const Option* o = &opts[i];
+    if (d->opts != opts || o->type == OPT_SECTION) { return false; }
+    switch (o->type) {
+    case OPT_INT:
+    case OPT_BOOL:
+        return d->integer[i] != *(const int*)o->value;
+    case OPT_LONG:
+        return d->integer[i] != *(const int64_t*)o->value;
+    case OPT_FLOAT:
+        return d->real[i] != *(const float*)o->value;
+    default: {
+        const char *s = *(const char*const*)o->value, *was = d->text[i];
+        return strcmp(s ? s : "", was ? was : "") != 0;
+    }
+    }
+}
+
+// "1 to 4096", "at least 1", "at most 0"; a bound that the type itself has is not worth naming.
+static inline void cli_format_range(char* buf, size_t size, const Option* o) {
+    double type_max = o->type == OPT_INT ? INT_MAX : o->type == OPT_LONG ? (double)INT64_MAX : 1e30;
+    const char* fmt = o->type == OPT_FLOAT ? "%.9g" : "%.0f";
+    char low[64], high[64];
+    snprintf(low, sizeof(low), fmt, o->min);
+    snprintf(high, sizeof(high), fmt, o->max);
+    if (o->max >= type_max) {
+        snprintf(buf, size, "at least %s", low);
+    } else if (o->min <= -type_max) {
+        snprintf(buf, size, "at most %s", high);
+    } else {
+        snprintf(buf, size, "%s to %s", low, high);
+    }
+}
+
+// ---- --help and the run header ----------------------------------------------------
+
+// Prints words from column `at` on, wrapped before CLI_COLUMNS, further lines indented; ends the line.
+static inline void cli_print_wrapped(FILE* f, const char* text, int at, int indent) {
+    int column = at;
+    bool first = true; // in its line
+    while (*text) {
+        if (*text == '\n') {
+            fprintf(f, "\n%*s", indent, "");
+            column = indent;
+            first = true;
+            text++;
+            continue;
+        }
+        int length = (int)strcspn(text, " \n");
+        if (length > 0) {
+            if (!first && column + 1 + length > CLI_COLUMNS) {
+                fprintf(f, "\n%*s", indent, "");
+                column = indent;
+                first = true;
+            }
+            column += fprintf(f, "%s%.*s", first ? "" : " ", length, text);
+            first = false;
+        }
+        text += length;
+        text += strspn(text, " ");
+    }
+    fputc('\n', f);
+}
+
+// "  -b, -lg, --name ARG"
+static inline int cli_format_flag(char* buf, size_t size, const Option* o) {
+    char letter[8] = "    ", alias[16] = "";
+    if (o->letter) { snprintf(letter, sizeof(letter), "-%c, ", o->letter); }
+    if (o->alias) { snprintf(alias, sizeof(alias), "-%s, ", o->alias); }
+    const char* arg = o->type == OPT_INT || o->type == OPT_LONG ? " N" : o->type == OPT_FLOAT ? " X" : "";
+    if (o->type == OPT_STR) {
+        return snprintf(buf, size, "  %s%s--%s %s", o->letter || !o->alias ? letter : "", alias, o->name,
+                        o->unit && o->unit[0] ? o->unit : "TEXT");
+    }
+    return snprintf(buf, size, "  %s%s--%s%s", o->letter || !o->alias ? letter : "", alias, o->name, arg);
+}
+
+static inline void cli_help(FILE* f, const char* about, const Option* opts, int n) {
+    char flag[512], text[4096], value[1024], range[160];
+    int width = (int)strlen("  -h, --help");
+    for (int i = 0; i < n; i++) {
+        int w = opts[i].type == OPT_SECTION ? 0 : cli_format_flag(flag, sizeof(flag), &opts[i]);
+        if (w > width && w <= CLI_LEFT_COLUMN) { width = w; }
+    }
+    width += 2;
+    cli_print_wrapped(f, about, 0, 0);
+    fprintf(f, "\nusage: %s [flags]\n", cli_program(NULL));
+    for (int i = 0; i < n; i++) {
+        const Option* o = &opts[i];
+        if (o->type == OPT_SECTION) {
+            fprintf(f, "\n%s:\n", o->name);
+            continue;
+        }
+        int w = cli_format_flag(flag, sizeof(flag), o);
+        int left = w + 2 <= width ? fprintf(f, "%-*s", width, flag) : fprintf(f, "%s\n%*s", flag, width, "") - w - 1;
+        cli_format_value(value, sizeof(value), o, i, false);
+        bool number = o->type != OPT_STR && o->type != OPT_BOOL;
+        if (cli_has_range(o)) { cli_format_range(range, sizeof(range), o); }
+        snprintf(text, sizeof(text), "%s (default %s%s%s%s%s)", o->help ? o->help : "", value,
+                 number && o->unit && o->unit[0] ? " " : "", number && o->unit ? o->unit : "",
+                 cli_has_range(o) ? "; " : "", cli_has_range(o) ? range : "");
+        cli_print_wrapped(f, text, left, width);
+    }
+    fprintf(f, "\n%-*sshow this text\n", width, "  -h, --help");
+    fprintf(f, "A flag without an argument is a switch: --NAME turns it on, --no-NAME or --NAME=0 off.\n");
+}
+
+// The run header: a line for each flag with its value; `*` marks what is not the default, and the default follows.
+static inline void cli_print(FILE* f, const Option* opts, int n) {
+    char value[1024], was[1024];
+    int width = 0;
+    for (int i = 0; i < n; i++) {
+        int w = opts[i].type == OPT_SECTION ? 0 : (int)strlen(opts[i].name);
+        if (w > width) { width = w; }
+    }
+    for (int i = 0; i < n; i++) {
+        const Option* o = &opts[i];
+        if (o->type == OPT_SECTION) {
+            fprintf(f, "%s\n", o->name);
+            continue;
+        }
+        bool number = o->type != OPT_STR && o->type != OPT_BOOL, changed = cli_changed(opts, i);
+        cli_format_value(value, sizeof(value), o, i, false);
+        fprintf(f, "%c %-*s  %s", changed ? '*' : ' ', width, o->name, value);
+        if (number && o->unit && o->unit[0]) { fprintf(f, " %s", o->unit); }
+        if (changed) {
+            cli_format_value(was, sizeof(was), o, i, true);
+            fprintf(f, "  (default %s)", was);
+        }
+        fputc('\n', f);
+    }
+}
+
+// ---- parsing ------------------------------------------------------------------------
+
+// A whole number, the whole string, decimal, no white space. *fits is false when it is one but int64_t is too small.
+static inline bool cli_read_integer(const char* s, int64_t* v, bool* fits) {
+    const char* digits = s + (s[0] == '-' || s[0] == '+');
+    if (!digits[0] || digits[strspn(digits, "0123456789")]) { return false; }
+    errno = 0;
+    *v = strtoll(s, NULL, 10);
+    *fits = errno == 0;
+    return true;
+}
+
+// A decimal number, the whole string: no white space, nan, inf or hex. *fits as above, for float.
+static inline bool cli_read_float(const char* s, float* v, bool* fits) {
+    if (!s[0] || s[strspn(s, "0123456789.eE+-")]) { return false; }
+    char* end = NULL;
+    errno = 0;
+    double d = strtod(s, &end);
+    if (end == s || *end) { return false; }
+    *fits = errno == 0 && fabs(d) <= (double)3.402823466e38f && !(d != 0 && (float)d == 0.0f);
+    *v = *fits ? (float)d : 0.0f;
+    return true;
+}
+
+__attribute__((noreturn)) static inline void cli_fail_range(const Option* o, const char* arg) {
+    char range[160];
+    if (cli_has_range(o)) {
+        cli_format_range(range, sizeof(range), o);
+    } else if (o->type == OPT_FLOAT) {
+        snprintf(range, sizeof(range), "a number that a float can hold");
+    } else {
+        bool is_int = o->type == OPT_INT;
+        snprintf(range, sizeof(range), "%lld to %lld", (long long)(is_int ? INT_MIN : INT64_MIN),
+                 (long long)(is_int ? INT_MAX : INT64_MAX));
+    }
+    cli_fail("--%s wants %s, got '%s'", o->name, range, arg);
+}
+
+static inline void cli_set_number(const Option* o, const char* arg) {
+    int64_t integer = 0;
+    float real = 0;
+    bool fits = true, is_float = o->type == OPT_FLOAT;
+    bool ok = is_float ? cli_read_float(arg, &real, &fits) : cli_read_integer(arg, &integer, &fits);
+    if (!ok) {
+        char range[160] = "";
+        if (cli_has_range(o)) { cli_format_range(range, sizeof(range), o); }
+        cli_fail("--%s wants %s%s%s, got '%s'", o->name, is_float ? "a number" : "a whole number", range[0] ? ", " : "",
+                 range, arg);
+    }
+    // against the float that is stored, so that --x 0.1 meets a bound of 0.1f
+    double v = is_float ? (double)real : (double)integer;
+    if (!fits || (o->type == OPT_INT && (integer < INT_MIN || integer > INT_MAX)) ||
+        (cli_has_range(o) &&
+         !(v >= (is_float ? (double)(float)o->min : o->min) && v <= (is_float ? (double)(float)o->max : o->max)))) {
+        cli_fail_range(o, arg);
+    }
+    if (is_float) {
+        *(float*)o->value = real;
+    } else if (o->type == OPT_INT) {
+        *(int*)o->value = (int)integer;
+    } else {
+        *(int64_t*)o->value = integer;
+    }
+}
+
+static inline void cli_set(const Option* o, const char* arg) {
+    if (o->type == OPT_BOOL) {
+        if (strcmp(arg, "0") != 0 && strcmp(arg, "1") != 0) { cli_fail("--%s wants 0 or 1, got '%s'", o->name, arg); }
+        *(int*)o->value = arg[0] == '1';
+        return;
+    }
+    if (o->type != OPT_STR) {
+        cli_set_number(o, arg);
+        return;
+    }
+    bool known = !cli_has_choices(o);
+    for (const char* p = o->unit; !known && p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
+        size_t length = strcspn(p, "|");
+        known = strlen(arg) == length && memcmp(p, arg, length) == 0;
+    }
+    if (!known) { cli_fail("--%s wants one of %s, got '%s'", o->name, o->unit, arg); }
+    *(const char**)o->value = arg;
+}
+
+// Levenshtein distance; a name longer than CLI_NAME_MAX is far from everything.
+static inline int cli_distance(const char* a, const char* b) {
+    int na = (int)strlen(a), nb = (int)strlen(b), row[CLI_NAME_MAX + 1];
+    if (na > CLI_NAME_MAX || nb > CLI_NAME_MAX) { return INT_MAX; }
+    for (int j = 0; j <= nb; j++) { row[j] = j; }
+    for (int i = 1; i <= na; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= nb; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) { best = row[j] + 1; }
+            if (row[j - 1] + 1 < best) { best = row[j - 1] + 1; }
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
+
+// `longs` is getopt's table, closed by a NULL name.
+__attribute__((noreturn)) static inline void cli_fail_unknown(const char* token, const struct option* longs) {
+    char name[CLI_NAME_MAX + 2];
+    const char* bare = token + strspn(token, "-");
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(bare, "="), bare);
+    int length = (int)strlen(name), best = length >= 6 ? 3 : length >= 3 ? 2 : 0;
+    const char* nearest = NULL;
+    for (int k = 0; longs[k].name; k++) {
+        int d = cli_distance(name, longs[k].name);
+        if (d < best) {
+            best = d;
+            nearest = longs[k].name;
+        }
+    }
+    int shown = (int)strcspn(token, "=");
+    if (nearest) {
+        cli_fail("unknown flag '%.*s', did you mean '--%s'? see %s --help", shown, token, nearest, cli_program(NULL));
+    }
+    cli_fail("unknown flag '%.*s', see %s --help", shown, token, cli_program(NULL));
+}
+
+// What getopt answered with '?': an unknown or ambiguous flag, or a value where none is taken.
+__attribute__((noreturn)) static inline void cli_fail_flag(const char* token, const struct option* longs) {
+    if (strncmp(token, "--", 2) != 0 || token[2] == '=') { cli_fail_unknown(token, longs); }
+    size_t length = strcspn(token + 2, "=");
+    char list[1024] = "";
+    int matches = 0;
+    for (int k = 0; longs[k].name; k++) {
+        if (strncmp(longs[k].name, token + 2, length) != 0) { continue; }
+        if (longs[k].name[length] == '\0') { cli_fail("--%s takes no value, got '%s'", longs[k].name, token); }
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof(list) - used, "%s--%s", matches++ ? ", " : "", longs[k].name);
+    }
+    if (matches == 1) { cli_fail("%s takes no value, got '%s'", list, token); }
+    if (matches == 0) { cli_fail_unknown(token, longs); }
+    cli_fail("flag '%.*s' is ambiguous: %s", (int)length + 2, token, list);
+}
+
+// Programmers' errors in the table; two flags of one name would silently shadow each other.
+static inline void cli_check_table(const Option* opts, int n) {
+    require(n <= CLI_MAX);
+    for (int i = 0; i < n; i++) {
+        if (opts[i].type == OPT_SECTION) { continue; }
+        require(opts[i].value && opts[i].name && opts[i].letter != 'h' && strcmp(opts[i].name, "help") != 0);
+        require(strlen(opts[i].name) + 3 <= CLI_NAME_MAX && !strchr(opts[i].name, '='));
+        require(opts[i].letter == 0 || isalnum((unsigned char)opts[i].letter));
+        require(!opts[i].alias || strlen(opts[i].alias) >= 2);
+        for (int j = 0; j < i; j++) {
+            if (opts[j].type == OPT_SECTION) { continue; }
+            bool same_letter = opts[i].letter && opts[i].letter == opts[j].letter;
+            bool same_alias = opts[i].alias && opts[j].alias && strcmp(opts[i].alias, opts[j].alias) == 0;
+            if (same_letter || same_alias || strcmp(opts[i].name, opts[j].name) == 0) {
+                die("the flag table has two flags like --%s", opts[i].name);
+            }
+        }
+    }
+}
+
+// Fills getopt's tables: longs (2 CLI_MAX + 2), shorts (3 CLI_MAX + 8). In shorts '+' stops at a stray argument and ':'
+// tells a missing value from an unknown flag.
+static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)[CLI_NAME_MAX + 1],
+                                     struct option* longs, char* shorts) {
+    int k = 0;
+    size_t used = (size_t)snprintf(shorts, 8, "+:h");
+    for (int i = 0; i < n; i++) {
+        if (opts[i].type == OPT_SECTION) { continue; }
+        bool is_bool = opts[i].type == OPT_BOOL;
+        struct option yes = {opts[i].name, is_bool ? optional_argument : required_argument, NULL, CLI_CODE + 2 * i};
+        longs[k++] = yes;
+        if (is_bool) {
+            snprintf(no_names[i], CLI_NAME_MAX + 1, "no-%s", opts[i].name);
+            struct option no = {no_names[i], no_argument, NULL, CLI_CODE + 2 * i + 1};
+            longs[k++] = no;
+        }
+        if (opts[i].letter) {
+            used += (size_t)snprintf(shorts + used, 4, "%c%s", opts[i].letter, is_bool ? "::" : ":");
+        }
+    }
+    struct option help = {"help", no_argument, NULL, 'h'}, end = {NULL, 0, NULL, 0};
+    longs[k++] = help;
+    longs[k] = end;
+}
+
+// -lg becomes --log-gpu-every, in buf. A wrong two-letter flag (-lx) or a single dash before a long name (-batch) is
+// refused, where getopt would read -l with the value "x". Other tokens come back as they are.
+static inline char* cli_rewrite(char* token, const Option* opts, int n, const struct option* longs, char* buf,
+                                size_t size) {
+    if (token[0] != '-' || token[1] == '\0' || token[1] == '-') { return token; }
+    for (int i = 0; i < n; i++) {
+        if (opts[i].type != OPT_SECTION && opts[i].alias && strcmp(opts[i].alias, token + 1) == 0) {
+            snprintf(buf, size, "--%s", opts[i].name);
+            return buf;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (opts[i].type == OPT_SECTION || opts[i].letter != token[1]) { continue; }
+        bool wrong = opts[i].type != OPT_STR && isalpha((unsigned char)token[2]); // no number begins with a letter
+        for (int k = 0; longs[k].name; k++) { wrong |= strcmp(longs[k].name, token + 1) == 0; }
+        if (wrong) { cli_fail_unknown(token, longs); }
+    }
+    return token;
+}
+
+// Parses argv into the variables of the table; a flag given twice: the last one wins. Exits 0 on -h and --help, 2 on a
+// usage error. Text values point into argv, which is left as it was.
+static inline void cli_parse(int argc, char** argv, const char* about, const Option* opts, int n) {
+    static char no_names[CLI_MAX][CLI_NAME_MAX + 1];
+    static struct option longs[2 * CLI_MAX + 2];
+    char shorts[3 * CLI_MAX + 8], renamed[CLI_NAME_MAX + 3];
+    cli_program(argc > 0 ? argv[0] : NULL);
+    cli_check_table(opts, n);
+    cli_getopt_tables(opts, n, no_names, longs, shorts);
+    cli_remember_defaults(opts, n);
+    opterr = 0;
+    optind = 0; // begin again, also when this is the second call of a process
+    for (;;) {
+        // '+' and flags that all take a value keep argv[optind] on the next flag, never on a value
+        int at = optind ? optind : 1;
+        char* token = at < argc ? argv[at] : NULL;
+        if (token) { argv[at] = cli_rewrite(token, opts, n, longs, renamed, sizeof(renamed)); }
+        int code = getopt_long(argc, argv, shorts, longs, NULL);
+        if (token) { argv[at] = token; }
+        if (code == -1) { break; }
+        if (code == 'h') {
+            cli_help(stdout, about, opts, n);
+            exit(0);
+        }
+        if (code == '?') { cli_fail_flag(token, longs); }
+        if (code == ':') { cli_fail("flag '%s' wants a value, see %s --help", token, cli_program(NULL)); }
+        int i = 0;
+        while (code >= CLI_CODE ? i != (code - CLI_CODE) / 2 : opts[i].type == OPT_SECTION || opts[i].letter != code) {
+            i++;
+        }
+        if (opts[i].type == OPT_BOOL && !optarg) {
+            bool no = code >= CLI_CODE && (code - CLI_CODE) % 2 == 1;
+            bool next = !no && optind < argc && (strcmp(argv[optind], "0") == 0 || strcmp(argv[optind], "1") == 0);
+            cli_set(&opts[i], no ? "0" : next ? argv[optind++] : "1");
+        } else {
+            cli_set(&opts[i], optarg);
+        }
+    }
+    if (optind < argc) { cli_fail("stray argument '%s', see %s --help", argv[optind], cli_program(NULL)); }
+}
+
+#endif

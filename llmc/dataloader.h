@@ -1,0 +1,556 @@
+/*
+Token shards as llm.c writes them: a writer, a strict reader, and the loader that feeds training.
+
+A shard is 256 int32 of header (magic, version, number of tokens, zeros), then uint16 tokens, all little-endian.
+Source: dev/data/data_common.py of llm.c, https://github.com/karpathy/llm.c.
+*/
+#ifndef LLMC_DATALOADER_H
+#define LLMC_DATALOADER_H
+
+#include <glob.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include "rand.h"
+#include "utils.h"
+
+enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024, SHARD_MAGIC_LLAMA3 = 20240801 };
+
+// ---- writing shards -------------------------------------------------------------
+
+// Writes to path.tmp and takes the final name only when all of it is on the disk, so that no half shard is ever read.
+// Every successful open ends with shard_writer_close() or shard_writer_abort().
+typedef struct {
+    FileWriter file;     // of path.tmp
+    char path[4096];     // the final name
+    uint64_t num_tokens; // put so far
+} ShardWriter;
+
+static inline bool shard_writer_open(ShardWriter* w, const char* path, Error* err) {
+    char tmp[4096];
+    int n = snprintf(tmp, sizeof(tmp), "%s.tmp", path);
+    if (n < 0 || n >= (int)sizeof(tmp)) { return error_set(err, "%.64s...: the file name is too long", path); }
+    if (is_directory(path)) { return error_set(err, "%s: is a directory, cannot write a shard there", path); }
+    snprintf(w->path, sizeof(w->path), "%s", path);
+    w->num_tokens = 0;
+    if (!writer_open(&w->file, tmp, err)) { return false; }
+    int32_t header[256] = {0};
+    header[0] = SHARD_MAGIC;
+    header[1] = SHARD_VERSION;
+    writer_put(&w->file, header, sizeof(header)); // the count is written when it is known
+    return true;
+}
+
+// tokens (n). Errors are kept for shard_writer_close().
+static inline void shard_writer_put(ShardWriter* w, const uint16_t* tokens, size_t n) {
+    w->num_tokens += n;
+    if (w->num_tokens > INT32_MAX && !w->file.failed) {
+        error_set(&w->file.error, "%s: more than %d tokens, the format's limit for one shard: write smaller shards",
+                  w->path, INT32_MAX);
+        w->file.failed = true;
+    }
+    writer_put(&w->file, tokens, n * sizeof(tokens[0]));
+}
+
+// Gives up: path.tmp is removed, what stood under the final name stays.
+static inline void shard_writer_abort(ShardWriter* w) {
+    w->file.failed = true;
+    writer_close(&w->file, NULL);
+    unlink(w->file.path);
+}
+
+// Patches the count, syncs, renames. False when anything since the open failed; then path.tmp is gone.
+static inline bool shard_writer_close(ShardWriter* w, Error* err) {
+    writer_flush(&w->file);
+    int32_t count = (int32_t)w->num_tokens;
+    if (!w->file.failed && pwrite(w->file.fd, &count, sizeof(count), 2 * sizeof(int32_t)) != sizeof(count)) {
+        writer_fail(&w->file, "write");
+    }
+    bool ok = writer_close(&w->file, err);
+    if (ok && rename(w->file.path, w->path) != 0) {
+        ok = error_set(err, "%s: cannot rename %s: %s", w->path, w->file.path, strerror(errno));
+    }
+    if (!ok) {
+        unlink(w->file.path);
+        return false;
+    }
+    char dir[4096];
+    snprintf(dir, sizeof(dir), "%s", w->path);
+    char* slash = strrchr(dir, '/');
+    if (!slash) { snprintf(dir, sizeof(dir), "."); }
+    if (slash) { slash[slash == dir ? 1 : 0] = '\0'; }
+    return sync_directory(dir, err);
+}
+
+// ---- reading shards -------------------------------------------------------------
+
+// "looks like ..." for what people hand in instead of a shard. data (size), size > 0.
+static inline const char* shard_mistake(const uint8_t* data, size_t size) {
+    static const char lfs[] = "version https://git-lfs";
+    if (size >= sizeof(lfs) - 1 && memcmp(data, lfs, sizeof(lfs) - 1) == 0) {
+        return "is a git-LFS pointer: the data itself has not been downloaded (git lfs pull)";
+    }
+    int32_t magic = 0;
+    memcpy(&magic, data, size < sizeof(magic) ? size : sizeof(magic));
+    switch (magic) {
+    case SHARD_MAGIC_LLAMA3:
+        return "is a Llama-3 shard (magic 20240801, 32-bit tokens), GPT-2 shards are wanted: make them with "
+               "dev/data/tokenize";
+    case 20240326:
+        return "is a model checkpoint of llm.c, not token data";
+    case 20240328:
+        return "is a tokenizer of llm.c, not token data";
+    case 20240522:
+        return "is a multiple-choice evaluation file of llm.c, not token data";
+    default:
+        break;
+    }
+    size_t n = size < 512 ? size : 512;
+    for (size_t i = 0; i < n; i++) {
+        bool control = data[i] < 32 && !(data[i] >= '\t' && data[i] <= '\r');
+        if (control || data[i] == 127) { return NULL; }
+    }
+    return "looks like text: make shards of it with dev/data/tokenize";
+}
+
+static inline int shard_token(const uint8_t* data, size_t i) { // data begins at the header
+    uint16_t token;
+    memcpy(&token, data + SHARD_HEADER_BYTES + i * sizeof(token), sizeof(token));
+    return token;
+}
+
+// Converts tokens begin .. begin + n - 1 of a shard that shard_parse() has passed; out (n). False: an id >= vocab_size.
+static inline bool shard_read(const uint8_t* data, size_t begin, size_t n, int* out, const char* name, int vocab_size,
+                              Error* err) {
+    int largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        int token = shard_token(data, begin + i);
+        largest = token > largest ? token : largest;
+        out[i] = token;
+    }
+    if (largest < vocab_size) { return true; }
+    size_t i = 0;
+    while (out[i] < vocab_size) { i++; }
+    return error_set(
+        err, "%s: token %zu is id %d, but the model's vocabulary ends at %d: was it made for another tokenizer?", name,
+        begin + i, out[i], vocab_size - 1);
+}
+
+// Checks the header of a shard against its size in bytes and, unless vocab_size is 0, every id. name is for messages.
+static inline bool shard_parse(const uint8_t* data, size_t size, const char* name, int vocab_size, size_t* num_tokens,
+                               Error* err) {
+    *num_tokens = 0;
+    if (size == 0) { return error_set(err, "%s: is empty, a token shard is wanted", name); }
+    int32_t header[3] = {0, 0, 0};
+    memcpy(header, data, size < sizeof(header) ? size : sizeof(header));
+    if (size < sizeof(header) || header[0] != SHARD_MAGIC) {
+        const char* mistake = shard_mistake(data, size);
+        if (mistake) { return error_set(err, "%s: %s", name, mistake); }
+        return error_set(err, "%s: is not a token shard: begins with %d, want %d", name, header[0], SHARD_MAGIC);
+    }
+    if (header[1] != SHARD_VERSION) {
+        return error_set(err, "%s: shard version %d, only %d is known", name, header[1], SHARD_VERSION);
+    }
+    if (header[2] < 0) { return error_set(err, "%s: the header says %d tokens", name, header[2]); }
+    uint64_t want = SHARD_HEADER_BYTES + (uint64_t)header[2] * sizeof(uint16_t);
+    if (size != want) {
+        return error_set(err, "%s: the header says %d tokens, that is %llu bytes, but the file has %zu: %s", name,
+                         header[2], (unsigned long long)want, size,
+                         size < want ? "cut short?" : "overwritten in part?");
+    }
+    for (size_t i = 0; vocab_size > 0 && i < (size_t)header[2]; i++) {
+        int token;
+        if (!shard_read(data, i, 1, &token, name, vocab_size, err)) { return false; }
+    }
+    *num_tokens = (size_t)header[2];
+    return true;
+}
+
+// ---- the loader -------------------------------------------------------------------
+
+// Where the next batch begins. Plain data, for checkpoints. It does not depend on B or on the number of ranks.
+typedef struct {
+    int64_t epoch;    // from 0
+    int64_t shard;    // place in the order of this epoch, from 0; without shuffle that is the order of the names
+    int64_t position; // tokens of that shard that all ranks together have consumed
+    uint64_t seed;    // of the shuffle
+    int64_t shuffle;  // 0 or 1
+    int64_t T;        // row length, the unit of the shuffle
+    int64_t num_shards, num_tokens; // of the data that the position is in
+} DataLoaderState;
+
+typedef struct {
+    char* path;
+    size_t num_tokens;
+} DataShard;
+
+enum { BATCH_EMPTY, BATCH_READY, BATCH_FAILED };
+
+// One batch is always prepared ahead by a thread. Used by one consumer; not to be copied or moved while it is open.
+typedef struct {
+    // fixed when it is opened
+    int B, T, rank, num_ranks, vocab_size;
+    bool shuffle;
+    uint64_t seed;
+    int64_t num_shards, num_tokens;
+    int64_t batches_per_epoch; // that each rank gets
+    int64_t step_tokens;       // B * T * num_ranks
+    DataShard* shards;         // (num_shards), by name
+    // the consumer's
+    DataLoaderState next; // of the batch that dataloader_next() hands out next
+    bool is_open;
+    // changed by the prefetch thread while status is BATCH_EMPTY, by the consumer otherwise
+    DataLoaderState ahead;             // of the batch being prepared; when it is ready, of the one after it
+    int *inputs, *targets;             // (B,T)
+    int* row;                          // (max(B*T, T) + 1), one run of tokens
+    uint32_t *shard_order, *row_order; // (num_shards), (rows of the longest shard)
+    int64_t order_epoch, order_shard;  // what the two orders are of, -1: nothing yet
+    int64_t open_shard;                // index into shards, -1: none
+    int fd;                            // of open_shard
+    const uint8_t* data;               // its mapping
+    size_t data_size;
+    Error error;
+    // between the two
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int status; // BATCH_*
+    bool stop;
+} DataLoader;
+
+static inline void dataloader_unmap(DataLoader* d) {
+    if (d->open_shard < 0) { return; }
+    munmap((void*)d->data, d->data_size);
+    close(d->fd);
+    d->open_shard = -1;
+}
+
+// Maps one shard. It is checked again, as it may have changed since the loader was opened.
+static inline bool dataloader_map(DataLoader* d, int64_t index, Error* err) {
+    if (d->open_shard == index) { return true; }
+    dataloader_unmap(d);
+    const DataShard* shard = &d->shards[index];
+    int fd = open(shard->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) { return error_set(err, "%s: %s", shard->path, strerror(errno)); }
+    struct stat st;
+    size_t num_tokens = 0, size = SHARD_HEADER_BYTES + shard->num_tokens * sizeof(uint16_t);
+    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size != size) {
+        close(fd);
+        return error_set(err, "%s: has changed its size since the program began", shard->path);
+    }
+    void* data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED) {
+        error_set(err, "%s: cannot map %zu bytes: %s", shard->path, size, strerror(errno));
+        close(fd);
+        return false;
+    }
+    if (!shard_parse((const uint8_t*)data, size, shard->path, 0, &num_tokens, err)) {
+        munmap(data, size);
+        close(fd);
+        return false;
+    }
+    d->fd = fd;
+    d->data = (const uint8_t*)data;
+    d->data_size = size;
+    d->open_shard = index;
+    return true;
+}
+
+static inline uint64_t dataloader_seed(const DataLoader* d, int64_t epoch, int64_t what) {
+    return splitmix64(splitmix64(splitmix64(d->seed) + (uint64_t)epoch) + (uint64_t)what);
+}
+
+// The index into shards of the shard that comes `place`-th in an epoch; order (num_shards) is overwritten.
+static inline int64_t dataloader_shard_at(const DataLoader* d, int64_t epoch, int64_t place, uint32_t* order) {
+    if (!d->shuffle) { return place; }
+    random_permutation(order, (uint32_t)d->num_shards, dataloader_seed(d, epoch, -1));
+    return order[place];
+}
+
+// Moves on by one batch of all ranks; num_tokens is of the shard that at points to. What is left at the end of a shard
+// is less than a batch and is passed over.
+static inline void dataloader_advance(const DataLoader* d, DataLoaderState* at, int64_t num_tokens) {
+    at->position += d->step_tokens;
+    if (at->position + d->step_tokens < num_tokens) { return; }
+    at->position = 0;
+    if (++at->shard < d->num_shards) { return; }
+    at->shard = 0;
+    at->epoch++;
+}
+
+// n tokens from begin of the mapped shard as inputs, and as targets the tokens after each; inputs, targets (n).
+static inline bool dataloader_run(DataLoader* d, size_t begin, size_t n, int* inputs, int* targets) {
+    const char* path = d->shards[d->open_shard].path;
+    if (!shard_read(d->data, begin, n + 1, d->row, path, d->vocab_size, &d->error)) { return false; }
+    memcpy(inputs, d->row, n * sizeof(int));
+    memcpy(targets, d->row + 1, n * sizeof(int));
+    return true;
+}
+
+// Prepares the batch that `ahead` points to, and moves `ahead` on. False: d->error says why.
+static inline bool dataloader_prepare(DataLoader* d) {
+    DataLoaderState* at = &d->ahead;
+    if (d->shuffle && d->order_epoch != at->epoch) {
+        dataloader_shard_at(d, at->epoch, 0, d->shard_order);
+        d->order_epoch = at->epoch;
+        d->order_shard = -1;
+    }
+    int64_t index = d->shuffle ? d->shard_order[at->shard] : at->shard;
+    if (!dataloader_map(d, index, &d->error)) { return false; }
+    struct stat st; // a page of the mapping past the end of the file would be a SIGBUS
+    if (fstat(d->fd, &st) != 0 || (uint64_t)st.st_size < d->data_size) {
+        return error_set(&d->error, "%s: has become shorter while it was being read", d->shards[index].path);
+    }
+    size_t num_tokens = d->shards[index].num_tokens, B = (size_t)d->B, T = (size_t)d->T;
+    size_t begin = (size_t)at->position + (size_t)d->rank * B * T;
+    if (!d->shuffle) {
+        if (!dataloader_run(d, begin, B * T, d->inputs, d->targets)) { return false; }
+    } else {
+        if (d->order_shard != index) {
+            random_permutation(d->row_order, (uint32_t)((num_tokens - 1) / T), dataloader_seed(d, at->epoch, index));
+            d->order_shard = index;
+        }
+        for (size_t b = 0; b < B; b++) {
+            size_t row = d->row_order[begin / T + b];
+            if (!dataloader_run(d, row * T, T, d->inputs + b * T, d->targets + b * T)) { return false; }
+        }
+    }
+    dataloader_advance(d, at, (int64_t)num_tokens);
+    return true;
+}
+
+static inline void* dataloader_thread(void* arg) {
+    DataLoader* d = (DataLoader*)arg;
+    pthread_mutex_lock(&d->mutex);
+    for (;;) {
+        while (d->status != BATCH_EMPTY && !d->stop) { pthread_cond_wait(&d->changed, &d->mutex); }
+        if (d->stop) { break; }
+        pthread_mutex_unlock(&d->mutex);
+        bool ok = dataloader_prepare(d);
+        pthread_mutex_lock(&d->mutex);
+        d->status = ok ? BATCH_READY : BATCH_FAILED;
+        pthread_cond_broadcast(&d->changed);
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return NULL;
+}
+
+// Until the thread is idle; then the consumer owns what is in the loader.
+static inline int dataloader_wait(DataLoader* d) {
+    pthread_mutex_lock(&d->mutex);
+    while (d->status == BATCH_EMPTY) { pthread_cond_wait(&d->changed, &d->mutex); }
+    int status = d->status;
+    pthread_mutex_unlock(&d->mutex);
+    return status;
+}
+
+static inline void dataloader_go(DataLoader* d) {
+    pthread_mutex_lock(&d->mutex);
+    d->status = BATCH_EMPTY;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->mutex);
+}
+
+// inputs, targets (B,T): the next batch of this rank, targets one token on. Without shuffle, step s of a shard is the
+// s-th run of num_ranks * B*T tokens, dealt to the ranks in order, as in llm.c; with it, rows of T tokens come in an
+// order that (seed, epoch) decides. False when an id is not in the vocabulary or a shard has become unreadable;
+// so is every later call, until dataloader_reset() or dataloader_restore().
+static inline bool dataloader_next(DataLoader* d, int* inputs, int* targets, Error* err) {
+    require(d->is_open);
+    if (dataloader_wait(d) == BATCH_FAILED) { return error_set(err, "%s", d->error.text); }
+    size_t bytes = (size_t)d->B * (size_t)d->T * sizeof(int);
+    memcpy(inputs, d->inputs, bytes);
+    memcpy(targets, d->targets, bytes);
+    d->next = d->ahead;
+    dataloader_go(d);
+    return true;
+}
+
+// The exact position of the batch that dataloader_next() hands out next, whatever has been prepared ahead.
+static inline void dataloader_state(const DataLoader* d, DataLoaderState* state) { *state = d->next; }
+
+static inline void dataloader_seek(DataLoader* d, const DataLoaderState* state) {
+    dataloader_wait(d);
+    d->next = d->ahead = *state;
+    dataloader_go(d);
+}
+
+// Goes on exactly where the saved run would have, with no token twice and none left out, also with another B or number
+// of ranks.
+// False, and nothing has changed, when that cannot be: other data, another shuffle, or with shuffle another T.
+static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* state, Error* err) {
+    require(d->is_open);
+    const char* what = "cannot resume the data";
+    if (state->num_shards != d->num_shards || state->num_tokens != d->num_tokens) {
+        return error_set(err, "%s: the saved run read %lld tokens in %lld shards, now there are %lld in %lld", what,
+                         (long long)state->num_tokens, (long long)state->num_shards, (long long)d->num_tokens,
+                         (long long)d->num_shards);
+    }
+    if ((state->shuffle != 0) != d->shuffle) {
+        return error_set(err, "%s: the saved run read it %s, this one does not", what,
+                         state->shuffle ? "shuffled" : "in order");
+    }
+    if (d->shuffle && (state->seed != d->seed || state->T != d->T)) {
+        return error_set(err, "%s: it was shuffled with seed %llu and T = %lld, now seed %llu and T = %d", what,
+                         (unsigned long long)state->seed, (long long)state->T, (unsigned long long)d->seed, d->T);
+    }
+    DataLoaderState at = d->next;
+    at.epoch = state->epoch;
+    at.shard = state->shard;
+    at.position = state->position;
+    bool possible = at.epoch >= 0 && at.shard >= 0 && at.shard < d->num_shards && at.position >= 0;
+    if (possible) {
+        uint32_t* order = (uint32_t*)malloc_check((size_t)d->num_shards * sizeof(uint32_t));
+        int64_t num_tokens = (int64_t)d->shards[dataloader_shard_at(d, at.epoch, at.shard, order)].num_tokens;
+        free(order);
+        possible = at.position < num_tokens && !(d->shuffle && at.position % d->T != 0);
+        if (possible && at.position + d->step_tokens >= num_tokens) {
+            dataloader_advance(d, &at, 0); // too little is left for this larger batch: the next shard
+        }
+    }
+    if (!possible) {
+        return error_set(err, "%s: epoch %lld, shard %lld, position %lld is not in it", what, (long long)state->epoch,
+                         (long long)state->shard, (long long)state->position);
+    }
+    dataloader_seek(d, &at);
+    return true;
+}
+
+// Back to the first batch of epoch 0.
+static inline void dataloader_reset(DataLoader* d) {
+    require(d->is_open);
+    DataLoaderState at = d->next;
+    at.epoch = at.shard = at.position = 0;
+    dataloader_seek(d, &at);
+}
+
+static inline void dataloader_free(DataLoader* d) {
+    dataloader_unmap(d);
+    for (int64_t i = 0; i < d->num_shards; i++) { free(d->shards[i].path); }
+    free(d->shards);
+    free(d->inputs);
+    free(d->targets);
+    free(d->row);
+    free(d->shard_order);
+    free(d->row_order);
+    memset(d, 0, sizeof(*d));
+}
+
+// At any time; also after an open that failed, and twice.
+static inline void dataloader_close(DataLoader* d) {
+    if (!d->is_open) { return; }
+    pthread_mutex_lock(&d->mutex);
+    d->stop = true;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->mutex);
+    pthread_join(d->thread, NULL);
+    pthread_cond_destroy(&d->changed);
+    pthread_mutex_destroy(&d->mutex);
+    dataloader_free(d);
+}
+
+static inline int dataloader_by_path(const void* a, const void* b) {
+    return strcmp(((const DataShard*)a)->path, ((const DataShard*)b)->path);
+}
+
+// Finds the shards of a pattern, in the order of strcmp so that every rank has the same, whatever its locale.
+static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* err) {
+    glob_t found;
+    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    if (result != 0) {
+        if (result == GLOB_NOSPACE) { die("out of memory: files of '%s'", pattern); }
+        if (result != GLOB_NOMATCH) { return error_set(err, "'%s': cannot read the directory", pattern); }
+        return error_set(err, "no file matches '%s': make shards with dev/data/tokenize", pattern);
+    }
+    d->shards = (DataShard*)calloc_check(found.gl_pathc, sizeof(DataShard));
+    for (size_t i = 0; i < found.gl_pathc; i++) { d->shards[i].path = strdup_check(found.gl_pathv[i]); }
+    d->num_shards = (int64_t)found.gl_pathc;
+    globfree(&found);
+    qsort(d->shards, (size_t)d->num_shards, sizeof(DataShard), dataloader_by_path);
+    return true;
+}
+
+// Checks every shard's header and length, and counts.
+static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
+    for (int64_t i = 0; i < d->num_shards; i++) {
+        DataShard* shard = &d->shards[i];
+        MappedFile file;
+        if (!map_file(&file, shard->path, err)) { return false; }
+        bool ok = shard_parse(file.data, file.size, shard->path, 0, &shard->num_tokens, err);
+        unmap_file(&file);
+        if (!ok) { return false; }
+        int64_t n = (int64_t)shard->num_tokens;
+        if (n <= d->step_tokens) {
+            return error_set(
+                err, "%s: has %lld tokens, one batch needs %lld x %d ranks x %d + 1 = %lld: use smaller -b or -t",
+                shard->path, (long long)n, (long long)d->B, d->num_ranks, d->T, (long long)d->step_tokens + 1);
+        }
+        d->num_tokens += n;
+        d->batches_per_epoch += (n - 1) / d->step_tokens;
+    }
+    return true;
+}
+
+// Opens the shards that match pattern (glob(3)) for one rank of num_ranks. dataloader_close() ends it; after a failure
+// there is nothing to close.
+static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks,
+                                   int vocab_size, bool shuffle, uint64_t seed, Error* err) {
+    memset(d, 0, sizeof(*d));
+    d->open_shard = d->order_epoch = d->order_shard = -1;
+    if (B < 1 || T < 1 || num_ranks < 1 || rank < 0 || rank >= num_ranks || vocab_size < 1) {
+        return error_set(err, "'%s': cannot read batches of %d x %d for rank %d of %d, vocabulary %d", pattern, B, T,
+                         rank, num_ranks, vocab_size);
+    }
+    int64_t batch = (int64_t)B * T; // < 2^62
+    if (__builtin_mul_overflow(batch, (int64_t)num_ranks, &d->step_tokens) || d->step_tokens > INT32_MAX) {
+        return error_set(err,
+                         "'%s': a batch of %d x %d for %d ranks is more than a shard can hold: use smaller -b or -t",
+                         pattern, B, T, num_ranks);
+    }
+    d->B = B;
+    d->T = T;
+    d->rank = rank;
+    d->num_ranks = num_ranks;
+    d->vocab_size = vocab_size;
+    d->shuffle = shuffle;
+    d->seed = seed;
+    if (!dataloader_find(d, pattern, err) || !dataloader_check_shards(d, err)) {
+        dataloader_free(d);
+        return false;
+    }
+    size_t max_rows = 0;
+    for (int64_t i = 0; i < d->num_shards; i++) {
+        size_t rows = (d->shards[i].num_tokens - 1) / (size_t)T;
+        max_rows = rows > max_rows ? rows : max_rows;
+    }
+    d->inputs = (int*)malloc_check((size_t)batch * sizeof(int));
+    d->targets = (int*)malloc_check((size_t)batch * sizeof(int));
+    d->row = (int*)malloc_check(((size_t)batch + 1) * sizeof(int));
+    if (shuffle) {
+        d->shard_order = (uint32_t*)malloc_check((size_t)d->num_shards * sizeof(uint32_t));
+        d->row_order = (uint32_t*)malloc_check(max_rows * sizeof(uint32_t));
+    }
+    d->next.seed = seed;
+    d->next.shuffle = shuffle;
+    d->next.T = T;
+    d->next.num_shards = d->num_shards;
+    d->next.num_tokens = d->num_tokens;
+    d->ahead = d->next;
+    pthread_mutex_init(&d->mutex, NULL);
+    pthread_cond_init(&d->changed, NULL);
+    sigset_t all, before; // signals are for the threads of the program
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int failed = pthread_create(&d->thread, NULL, dataloader_thread, d);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        pthread_cond_destroy(&d->changed);
+        pthread_mutex_destroy(&d->mutex);
+        dataloader_free(d);
+        return error_set(err, "cannot start the thread that reads '%s': %s", pattern, strerror(failed));
+    }
+    d->is_open = true;
+    return true;
+}
+
+#endif

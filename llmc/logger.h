@@ -1,0 +1,423 @@
+/*
+What a run leaves behind in its directory: main.log (llm.c's lines, which people's notebooks parse), log.jsonl (the
+same and more, one JSON object a line) and a TensorBoard event file. Also llm.c's step line for the terminal.
+
+Every line is one write(2), so that a killed process loses none. A write that fails warns once on stderr, its
+half-written line is taken back, and the run goes on. Formats: TFRecord framing, the Event and Summary messages of
+TensorBoard's event.proto and summary.proto; RFC 8259 for JSON.
+*/
+#ifndef LLMC_LOGGER_H
+#define LLMC_LOGGER_H
+
+#include "utils.h"
+#include <float.h>
+#include <math.h>
+
+enum {
+    EVENT_MAX_VALUES = 8, // scalars in one event
+    EVENT_MAX_TAG = 64,   // bytes of a tag
+    EVENT_MAX_BYTES = 64 + EVENT_MAX_VALUES * (EVENT_MAX_TAG + 16)
+};
+
+// ---- text for the terminal ----------------------------------------------------------
+
+// llm.c's step line, without a newline: step as it is to be shown (llm.c counts from 1), z-scores NaN while their
+// window fills, ms for the step, precision such as "bf16". Returns what snprintf returns.
+static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t num_steps, double loss, double loss_z,
+                                   double norm, double norm_z, double lr, double ms, double mfu_percent,
+                                   const char* precision, double tokens_per_second) {
+    // the sign of a NaN is chance, and it would be printed
+    if (isnan(loss_z)) { loss_z = copysign((double)NAN, 1.0); }
+    if (isnan(norm_z)) { norm_z = copysign((double)NAN, 1.0); }
+    return snprintf(buf, size,
+                    "step %4lld/%lld | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% %s MFU | "
+                    "%.0f tok/s",
+                    (long long)step, (long long)num_steps, loss, loss_z, norm, norm_z, lr, ms, mfu_percent, precision,
+                    tokens_per_second);
+}
+
+// "42s", "3m07s", "2h05m", "3d04h"; "?" for what is no duration. Returns what snprintf returns.
+static inline int format_duration(char* buf, size_t size, double seconds) {
+    if (!(seconds >= 0 && seconds < 1e14)) { return snprintf(buf, size, "?"); }
+    long long s = (long long)(seconds + 0.5);
+    if (s < 60) { return snprintf(buf, size, "%llds", s); }
+    if (s < 3600) { return snprintf(buf, size, "%lldm%02llds", s / 60, s % 60); }
+    if (s < 86400) { return snprintf(buf, size, "%lldh%02lldm", s / 3600, s / 60 % 60); }
+    return snprintf(buf, size, "%lldd%02lldh", s / 86400, s / 3600 % 24);
+}
+
+// ---- JSON ---------------------------------------------------------------------------
+
+// A JSON number with the fewest digits that read back as v (as a float, if v is one); null for NaN and infinity.
+static inline void log_json_number(char* buf, size_t size, double v) {
+    bool is_float = fabs(v) <= (double)FLT_MAX && (double)(float)v == v;
+    snprintf(buf, size, "null");
+    for (int digits = 6; isfinite(v) && digits <= 17; digits++) {
+        snprintf(buf, size, "%.*g", digits, v);
+        if (is_float ? strtof(buf, NULL) == (float)v : strtod(buf, NULL) == v) { return; }
+    }
+}
+
+// Length of the UTF-8 character at s, 1 to 4; 0 if it is not one. *bad is then how many bytes one U+FFFD stands for.
+// Unicode 15, section 3.9, table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF.
+static inline size_t log_utf8_length(const uint8_t* s, size_t n, size_t* bad) {
+    uint8_t c = s[0], low = 0x80, high = 0xBF;
+    *bad = 1;
+    if (c < 0x80) { return 1; }
+    if (c < 0xC2 || c > 0xF4) { return 0; }
+    size_t length = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    if (c == 0xE0) { low = 0xA0; }
+    if (c == 0xED) { high = 0x9F; }
+    if (c == 0xF0) { low = 0x90; }
+    if (c == 0xF4) { high = 0x8F; }
+    for (size_t i = 1; i < length; i++) {
+        if (i >= n || s[i] < low || s[i] > high) { return 0; }
+        *bad = i + 1;
+        low = 0x80;
+        high = 0xBF;
+    }
+    return length;
+}
+
+// Writes text (n bytes) as the inside of a JSON string to out, which has room for 6 n bytes; invalid UTF-8 becomes
+// U+FFFD. Returns the bytes written.
+static inline size_t log_json_escape(char* out, const char* text, size_t n) {
+    static const char* hex = "0123456789abcdef";
+    const uint8_t* s = (const uint8_t*)text;
+    char* p = out;
+    for (size_t i = 0; i < n;) {
+        size_t bad, length = log_utf8_length(s + i, n - i, &bad);
+        uint8_t c = s[i];
+        if (length == 0) {
+            memcpy(p, "\xEF\xBF\xBD", 3);
+            p += 3;
+            i += bad;
+            continue;
+        }
+        if (c == '"' || c == '\\' || c == '\n' || c == '\t' || c == '\r') {
+            *p++ = '\\';
+            *p++ = (char)(c == '\n' ? 'n' : c == '\t' ? 't' : c == '\r' ? 'r' : c);
+        } else if (c < 0x20 || c == 0x7F) {
+            memcpy(p, "\\u00", 4);
+            p[4] = hex[c >> 4];
+            p[5] = hex[c & 15];
+            p += 6;
+        } else {
+            memcpy(p, s + i, length);
+            p += length;
+        }
+        i += length;
+    }
+    return (size_t)(p - out);
+}
+
+// ---- TensorBoard events ---------------------------------------------------------------
+
+static inline uint32_t event_masked_crc32c(const void* data, size_t bytes) {
+    uint32_t c = crc32c(0, data, bytes);
+    return ((c >> 15) | (c << 17)) + 0xa282ead8u;
+}
+
+static inline void event_put_le(uint8_t* out, uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; i++) { out[i] = (uint8_t)(v >> (8 * i)); }
+}
+
+static inline size_t event_put_varint(uint8_t* out, uint64_t v) {
+    size_t n = 0;
+    for (; v >= 0x80; v >>= 7) { out[n++] = (uint8_t)(v | 0x80); }
+    out[n++] = (uint8_t)v;
+    return n;
+}
+
+// Tag byte, length, bytes: a protobuf field of type string or message.
+static inline size_t event_put_field(uint8_t* out, uint8_t key, const void* data, size_t bytes) {
+    out[0] = key;
+    size_t n = 1 + event_put_varint(out + 1, bytes);
+    memcpy(out + n, data, bytes);
+    return n + bytes;
+}
+
+// Frames `body`, the fields of an Event after its wall time (seconds since 1970) and step, as one record in out
+// (EVENT_MAX_BYTES + 64). step < 0: left out. Returns the bytes of the record.
+static inline size_t event_record(uint8_t* out, double wall_time, int64_t step, const uint8_t* body, size_t bytes) {
+    uint64_t bits;
+    uint8_t* data = out + 12;
+    size_t n = 0;
+    memcpy(&bits, &wall_time, sizeof(bits));
+    data[n++] = 0x09; // field 1, wall_time, double
+    event_put_le(data + n, bits, 8);
+    n += 8;
+    if (step >= 0) {
+        data[n++] = 0x10; // field 2, step, varint
+        n += event_put_varint(data + n, (uint64_t)step);
+    }
+    memcpy(data + n, body, bytes);
+    n += bytes;
+    event_put_le(out, n, 8);
+    event_put_le(out + 8, event_masked_crc32c(out, 8), 4);
+    event_put_le(data + n, event_masked_crc32c(data, n), 4);
+    return 12 + n + 4;
+}
+
+// One record with num_values scalars of a step: tags[i] and values[i]. Returns its bytes in out (EVENT_MAX_BYTES + 64).
+static inline size_t event_scalars(uint8_t* out, double wall_time, int64_t step, const char* const* tags,
+                                   const double* values, int num_values) {
+    uint8_t summary[EVENT_MAX_BYTES], body[EVENT_MAX_BYTES + 16];
+    size_t n = 0;
+    require(num_values <= EVENT_MAX_VALUES);
+    for (int i = 0; i < num_values; i++) {
+        uint8_t value[EVENT_MAX_TAG + 16];
+        uint32_t bits;
+        float v = (float)values[i];
+        size_t tag_bytes = strlen(tags[i]);
+        require(tag_bytes <= EVENT_MAX_TAG);
+        size_t m = event_put_field(value, 0x0a, tags[i], tag_bytes); // Value.tag
+        memcpy(&bits, &v, sizeof(bits));
+        value[m++] = 0x15; // Value.simple_value, float
+        event_put_le(value + m, bits, 4);
+        n += event_put_field(summary + n, 0x0a, value, m + 4); // Summary.value
+    }
+    return event_record(out, wall_time, step, body, event_put_field(body, 0x2a, summary, n)); // Event.summary
+}
+
+// ---- the files ------------------------------------------------------------------------
+
+typedef struct {
+    int fd;       // -1: not open
+    int64_t size; // bytes of whole lines or records
+    char path[4096];
+} LogFile;
+
+typedef struct Logger {
+    bool active; // false: every call does nothing
+    bool failed; // a write has failed; error is the first one
+    LogFile text, json, events;
+    Error error;
+} Logger;
+
+static inline double event_wall_time_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static inline bool log_path(LogFile* file, const char* dir, const char* name, Error* err) {
+    file->fd = -1;
+    int n = snprintf(file->path, sizeof(file->path), "%s/%s", dir, name);
+    return n < (int)sizeof(file->path) - 16 ? true : error_set(err, "%.200s...: path too long", dir);
+}
+
+// Opens file->path to append.
+static inline bool log_open(LogFile* file, int flags, Error* err) {
+    file->fd = open(file->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0666);
+    if (file->fd < 0) { return error_set(err, "%s: cannot open the log: %s", file->path, strerror(errno)); }
+    struct stat st;
+    file->size = fstat(file->fd, &st) == 0 ? (int64_t)st.st_size : 0;
+    return true;
+}
+
+// Appends a line or a record, whole or not at all.
+static inline void log_append(Logger* l, LogFile* file, const void* data, size_t bytes) {
+    const char* p = (const char*)data;
+    size_t done = 0;
+    if (file->fd < 0) { return; }
+    while (done < bytes) {
+        ssize_t n = write(file->fd, p + done, bytes - done);
+        if (n < 0 && errno == EINTR) { continue; }
+        if (n == 0) { errno = ENOSPC; }
+        if (n <= 0) { break; }
+        done += (size_t)n;
+    }
+    if (done == bytes) {
+        file->size += (int64_t)bytes;
+        return;
+    }
+    if (!l->failed) {
+        error_set(&l->error, "%s: cannot write the log: %s", file->path, strerror(errno));
+        fprintf(stderr, "warning: %s; the run goes on, lines will be missing\n", l->error.text);
+        l->failed = true;
+    }
+    if (done > 0 && ftruncate(file->fd, (off_t)file->size) != 0) {
+        // what follows a torn line could not be read: write no more
+        close(file->fd);
+        file->fd = -1;
+    }
+}
+
+// The step of a line that begins with prefix and a number; -1 if it has none.
+static inline int64_t log_line_step(const char* line, size_t bytes, const char* prefix) {
+    size_t skip = strlen(prefix), i = skip;
+    int64_t step = 0;
+    if (bytes < skip || memcmp(line, prefix, skip) != 0) { return -1; }
+    for (; i < bytes && line[i] >= '0' && line[i] <= '9'; i++) {
+        if (__builtin_mul_overflow(step, (int64_t)10, &step) ||
+            __builtin_add_overflow(step, (int64_t)(line[i] - '0'), &step)) {
+            return INT64_MAX;
+        }
+    }
+    return i > skip ? step : -1;
+}
+
+// Drops a torn last line and every line of a step after resume_step; a line without a step stays. If there is anything
+// to drop, the file is replaced by rename, so that a crash leaves either the old one or the new one.
+static inline bool log_cut(const char* path, const char* prefix, int64_t resume_step, Error* err) {
+    MappedFile old;
+    char temp[4096];
+    if (!file_exists(path)) { return true; }
+    if (!map_file(&old, path, err)) { return false; }
+    const char* text = (const char*)old.data;
+    FileWriter w;
+    bool cutting = false, ok = true; // the writer opens at the first line to drop
+    snprintf(temp, sizeof(temp), "%.4080s.tmp", path);
+    for (size_t at = 0; at < old.size && ok;) {
+        const char* newline = (const char*)memchr(text + at, '\n', old.size - at);
+        size_t bytes = newline ? (size_t)(newline - text) + 1 - at : old.size - at;
+        bool keep = newline && log_line_step(text + at, bytes, prefix) <= resume_step;
+        if (!keep && !cutting) {
+            ok = cutting = writer_open(&w, temp, err);
+            if (ok) { writer_put(&w, text, at); }
+        } else if (keep && cutting) {
+            writer_put(&w, text + at, bytes);
+        }
+        at += bytes;
+    }
+    unmap_file(&old);
+    if (!cutting) { return ok; }
+    ok = writer_close(&w, err);
+    if (ok && rename(temp, path) != 0) { ok = error_set(err, "%s: rename: %s", path, strerror(errno)); }
+    if (!ok) { unlink(temp); }
+    return ok;
+}
+
+// A new event file, never an old one: its name holds time, host, process and a count.
+static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, Error* err) {
+    char host[128] = "localhost", name[320];
+    uint8_t record[EVENT_MAX_BYTES + 64], body[32];
+    double now = event_wall_time_s();
+    if (gethostname(host, sizeof(host)) != 0) { strcpy(host, "localhost"); }
+    host[sizeof(host) - 1] = '\0';
+    for (char* p = host; *p; p++) {
+        if (*p == '/') { *p = '_'; }
+    }
+    for (int n = 0;; n++) {
+        snprintf(name, sizeof(name), "events.out.tfevents.%010lld.%s.%d.%d", (long long)now, host, (int)getpid(), n);
+        if (!log_path(&l->events, dir, name, err)) { return false; }
+        if (log_open(&l->events, O_EXCL, err)) { break; }
+        if (!file_exists(l->events.path)) { return false; }
+    }
+    size_t bytes = event_put_field(body, 0x1a, "brain.Event:2", 13); // Event.file_version
+    log_append(l, &l->events, record, event_record(record, now, -1, body, bytes));
+    if (resume_step >= 0) {
+        // Event.session_log with status START: a reader forgets what older files say of this step and later ones
+        static const uint8_t start[2] = {0x08, 0x01};
+        bytes = event_put_field(body, 0x3a, start, sizeof(start));
+        log_append(l, &l->events, record, event_record(record, now, resume_step + 1, body, bytes));
+    }
+    return true;
+}
+
+// Closes the files. False when any write since logger_open() failed. A logger that was never opened must be zeroed.
+static inline bool logger_close(Logger* l, Error* err) {
+    LogFile* files[3] = {&l->text, &l->json, &l->events};
+    if (!l->active) { return true; }
+    l->active = false;
+    for (int i = 0; i < 3; i++) {
+        if (files[i]->fd >= 0 && close(files[i]->fd) != 0 && !l->failed) {
+            l->failed = true;
+            error_set(&l->error, "%s: close: %s", files[i]->path, strerror(errno));
+        }
+        files[i]->fd = -1;
+    }
+    return l->failed ? error_set(err, "%s", l->error.text) : true;
+}
+
+// Opens the logs in dir, which is made if need be; NULL or "": nothing will be logged. resume_step -1 is a fresh run,
+// which empties main.log and log.jsonl. Otherwise the run goes on after that step: lines of later steps, left by a run
+// that died after its checkpoint, are dropped. False, with nothing open, when a file cannot be opened.
+static inline bool logger_open(Logger* l, const char* dir, int64_t resume_step, Error* err) {
+    memset(l, 0, sizeof(*l));
+    l->text.fd = l->json.fd = l->events.fd = -1;
+    if (!dir || !dir[0]) { return true; }
+    bool resume = resume_step >= 0;
+    bool ok = make_directories(dir, err) && log_path(&l->text, dir, "main.log", err) &&
+              log_path(&l->json, dir, "log.jsonl", err);
+    if (ok && resume) {
+        ok = log_cut(l->text.path, "s:", resume_step, err) && log_cut(l->json.path, "{\"step\":", resume_step, err) &&
+             sync_directory(dir, err);
+    }
+    l->active = true;
+    ok = ok && log_open(&l->text, resume ? 0 : O_TRUNC, err) && log_open(&l->json, resume ? 0 : O_TRUNC, err) &&
+         events_open(l, dir, resume_step, err);
+    if (!ok) { logger_close(l, NULL); }
+    return ok;
+}
+
+// ---- what is logged ---------------------------------------------------------------------
+
+PRINTF_LIKE(3, 4) static inline void log_printf(Logger* l, LogFile* file, const char* fmt, ...) {
+    char line[1024];
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(line, sizeof(line), fmt, args);
+    va_end(args);
+    require(n >= 0 && n < (int)sizeof(line));
+    log_append(l, file, line, (size_t)n);
+}
+
+static inline void log_scalars(Logger* l, int64_t step, const char* const* tags, const double* values, int num_values) {
+    uint8_t record[EVENT_MAX_BYTES + 64];
+    log_append(l, &l->events, record, event_scalars(record, event_wall_time_s(), step, tags, values, num_values));
+}
+
+// A training step: its loss, learning rate, gradient norm, time and speed.
+static inline void logger_train(Logger* l, int64_t step, double loss, double lr, double grad_norm, double time_ms,
+                                double tokens_per_second) {
+    static const char* const tags[4] = {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_second"};
+    double values[4] = {loss, lr, grad_norm, tokens_per_second};
+    char number[5][32];
+    if (!l->active) { return; }
+    for (int i = 0; i < 4; i++) { log_json_number(number[i], sizeof(number[i]), values[i]); }
+    log_json_number(number[4], sizeof(number[4]), time_ms);
+    log_printf(l, &l->text, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, grad_norm);
+    log_printf(l, &l->json,
+               "{\"step\":%lld,\"type\":\"train\",\"loss\":%s,\"lr\":%s,\"grad_norm\":%s,\"time_ms\":%s,"
+               "\"tokens_per_second\":%s}\n",
+               (long long)step, number[0], number[1], number[2], number[4], number[3]);
+    log_scalars(l, step, tags, values, 4);
+}
+
+// Validation loss.
+static inline void logger_val(Logger* l, int64_t step, double loss) {
+    static const char* const tag = "val/loss";
+    char number[32];
+    if (!l->active) { return; }
+    log_json_number(number, sizeof(number), loss);
+    log_printf(l, &l->text, "s:%lld tel:%.4f\n", (long long)step, loss);
+    log_printf(l, &l->json, "{\"step\":%lld,\"type\":\"val\",\"loss\":%s}\n", (long long)step, number);
+    log_scalars(l, step, &tag, &loss, 1);
+}
+
+// HellaSwag accuracy, 0 to 1.
+static inline void logger_eval(Logger* l, int64_t step, double accuracy) {
+    static const char* const tag = "eval/hellaswag";
+    char number[32];
+    if (!l->active) { return; }
+    log_json_number(number, sizeof(number), accuracy);
+    log_printf(l, &l->text, "s:%lld eval:%.4f\n", (long long)step, accuracy);
+    log_printf(l, &l->json, "{\"step\":%lld,\"type\":\"eval\",\"accuracy\":%s}\n", (long long)step, number);
+    log_scalars(l, step, &tag, &accuracy, 1);
+}
+
+// A generated sample of n bytes, any bytes; log.jsonl only.
+static inline void logger_text(Logger* l, int64_t step, const char* text, size_t n) {
+    if (!l->active) { return; }
+    require(n < SIZE_MAX / 8);
+    char* line = (char*)malloc_check(6 * n + 96);
+    size_t used = (size_t)snprintf(line, 64, "{\"step\":%lld,\"type\":\"text\",\"text\":\"", (long long)step);
+    used += log_json_escape(line + used, text, n);
+    memcpy(line + used, "\"}\n", 3);
+    log_append(l, &l->json, line, used + 3);
+    free(line);
+}
+
+#endif

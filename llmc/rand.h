@@ -1,0 +1,302 @@
+/*
+Random numbers: torch's generator and its normal_(), bit for bit, so that a model begins from the same weights as in
+PyTorch and llm.c; the small generator of the sampler; permutations for shuffling data.
+
+Sources: Matsumoto and Nishimura 1998 (mt19937); Box and Muller 1958; Vigna 2016, arXiv:1402.6246 (xorshift64*);
+Steele, Lea and Flood 2014 (splitmix64); Lemire 2019, arXiv:1805.10941 (bounded draws). Which of these torch calls, and
+in which order: ATen/core/DistributionsHelper.h, ATen/native/cpu/DistributionTemplates.h, ATen/native/cpu/avx_mathfun.h.
+*/
+#ifndef LLMC_RAND_H
+#define LLMC_RAND_H
+
+#include <math.h>
+
+#include "gpt2.h"
+
+#if defined(__GNUC__)
+#define RAND_INLINE static inline __attribute__((always_inline))
+#else
+#define RAND_INLINE static inline
+#endif
+
+// ---- mt19937 --------------------------------------------------------------------
+
+enum { MT19937_N = 624, MT19937_M = 397 };
+
+typedef struct {
+    uint32_t state[MT19937_N];
+    uint32_t index;  // of the next word of state to hand out
+    bool has_cached; // the element-wise normals come in pairs, the second one waits here
+    double cached;   // standard normal
+} Mt19937;
+
+static inline void mt19937_seed(Mt19937* mt, uint32_t seed) {
+    mt->state[0] = seed;
+    for (uint32_t i = 1; i < MT19937_N; i++) {
+        uint32_t last = mt->state[i - 1];
+        mt->state[i] = 1812433253u * (last ^ (last >> 30)) + i;
+    }
+    mt->index = MT19937_N;
+    mt->has_cached = false;
+    mt->cached = 0.0;
+}
+
+RAND_INLINE uint32_t mt19937_mix(uint32_t upper, uint32_t lower) {
+    uint32_t y = (upper & 0x80000000u) | (lower & 0x7fffffffu);
+    return (y >> 1) ^ ((0u - (lower & 1u)) & 0x9908b0dfu);
+}
+
+RAND_INLINE uint32_t mt19937_temper(uint32_t y) {
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    return y ^ (y >> 18);
+}
+
+// All 624 words at once, in loops without a modulo that compilers vectorise.
+static inline void mt19937_twist(Mt19937* mt) {
+    uint32_t* s = mt->state;
+    const int shift = MT19937_N - MT19937_M;
+    for (int i = 0; i < shift; i++) { s[i] = s[i + MT19937_M] ^ mt19937_mix(s[i], s[i + 1]); }
+    for (int i = shift; i < MT19937_N - 1; i++) { s[i] = s[i - shift] ^ mt19937_mix(s[i], s[i + 1]); }
+    s[MT19937_N - 1] = s[MT19937_M - 1] ^ mt19937_mix(s[MT19937_N - 1], s[0]);
+    mt->index = 0;
+}
+
+static inline uint32_t mt19937_u32(Mt19937* mt) {
+    if (mt->index == MT19937_N) { mt19937_twist(mt); }
+    return mt19937_temper(mt->state[mt->index++]);
+}
+
+// the low 24 bits, over 2^24: [0, 1)
+RAND_INLINE float mt19937_to_float(uint32_t u) { return (float)(int32_t)(u & 0xffffffu) * (1.0f / 16777216.0f); }
+
+static inline float mt19937_uniform(Mt19937* mt) { return mt19937_to_float(mt19937_u32(mt)); }
+
+// The low 53 bits of two draws, the first one above: [0, 1).
+static inline double mt19937_uniform_double(Mt19937* mt) {
+    uint64_t high = mt19937_u32(mt), low = mt19937_u32(mt);
+    return (double)(((high << 32) | low) & ((1ull << 53) - 1)) * (1.0 / 9007199254740992.0);
+}
+
+// out (n): what n calls of mt19937_uniform() give, a block of the state at a time.
+static inline void mt19937_fill_uniform(Mt19937* mt, float* out, size_t n) {
+    while (n > 0) {
+        if (mt->index == MT19937_N) { mt19937_twist(mt); }
+        size_t left = MT19937_N - mt->index, m = n < left ? n : left;
+        const uint32_t* s = mt->state + mt->index;
+        for (size_t i = 0; i < m; i++) { out[i] = mt19937_to_float(mt19937_temper(s[i])); }
+        mt->index += (uint32_t)m;
+        out += m;
+        n -= m;
+    }
+}
+
+// ---- normals ----------------------------------------------------------------------
+
+// torch's logarithm, sine and cosine for blocks of 16 are the Cephes polynomials in single precision, in a build whose
+// compiler fuses a multiplication with the addition after it. So each fused one is an explicit fmaf here, and no other
+// product meets an addition: no compiler flag that keeps IEEE arithmetic can change a bit. libm's functions differ.
+
+RAND_INLINE float float_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+RAND_INLINE uint32_t bits_from_float(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+// log(x), x in (0, 1]
+RAND_INLINE float normal_log(float x) {
+    uint32_t bits = bits_from_float(x);
+    float e = (float)((int32_t)(bits >> 23) - 126);
+    x = float_from_bits((bits & 0x007fffffu) | 0x3f000000u); // mantissa in [0.5, 1)
+    float below = x < 0.707106781186547524f ? 1.0f : 0.0f;   // below sqrt(1/2): double it, for x - 1 around 0
+    x = (x - 1.0f) + (below != 0.0f ? x : 0.0f);
+    e -= below;
+    float z = x * x;
+    float y = 7.0376836292e-2f;
+    y = __builtin_fmaf(y, x, -1.1514610310e-1f);
+    y = __builtin_fmaf(y, x, 1.1676998740e-1f);
+    y = __builtin_fmaf(y, x, -1.2420140846e-1f);
+    y = __builtin_fmaf(y, x, 1.4249322787e-1f);
+    y = __builtin_fmaf(y, x, -1.6668057665e-1f);
+    y = __builtin_fmaf(y, x, 2.0000714765e-1f);
+    y = __builtin_fmaf(y, x, -2.4999993993e-1f);
+    y = __builtin_fmaf(y, x, 3.3333331174e-1f);
+    y = __builtin_fmaf(y * x, z, e * -2.12194440e-4f); // ln 2 = 0.693359375 - 2.12194440e-4
+    y = __builtin_fmaf(-z, 0.5f, y);
+    return __builtin_fmaf(e, 0.693359375f, x + y);
+}
+
+// sin(x) and cos(x), x in [0, 2 pi)
+RAND_INLINE void normal_sincos(float x, float* sine, float* cosine) {
+    int32_t octant = ((int32_t)(x * 1.27323954473516f) + 1) & ~1; // 4 / pi; even: the nearest multiple of pi / 2
+    float y = (float)octant;
+    x = __builtin_fmaf(y, -0.78515625f, x); // x - octant * pi / 4, with pi / 4 in three parts
+    x = __builtin_fmaf(y, -2.4187564849853515625e-4f, x);
+    x = __builtin_fmaf(y, -3.77489497744594108e-8f, x);
+    float z = x * x;
+    float c = __builtin_fmaf(2.443315711809948e-5f, z, -1.388731625493765e-3f);
+    c = __builtin_fmaf(c, z, 4.166664568298827e-2f);
+    c = __builtin_fmaf(c * z, z, z * -0.5f) + 1.0f;
+    float s = __builtin_fmaf(-1.9515295891e-4f, z, 8.3321608736e-3f);
+    s = __builtin_fmaf(s, z, -1.6666654611e-1f);
+    s = __builtin_fmaf(s * z, x, x);
+    bool swap = (octant & 2) != 0; // odd multiples of pi / 2 exchange the two
+    uint32_t sine_sign = (uint32_t)(octant & 4) << 29, cosine_sign = (uint32_t)(~(octant - 2) & 4) << 29;
+    *sine = float_from_bits(bits_from_float(swap ? c : s) ^ sine_sign);
+    *cosine = float_from_bits(bits_from_float(swap ? s : c) ^ cosine_sign);
+}
+
+// inout (16 * num_blocks): uniforms in [0, 1) to normals; value j of a block pairs with value j + 8.
+RAND_INLINE void box_muller_blocks(float* inout, size_t num_blocks, float mean, float std) {
+    const float two_pi = (float)(2.0 * 3.14159265358979323846);
+    for (size_t b = 0; b < num_blocks; b++, inout += 16) {
+        float radius[8], sine[8], cosine[8];
+        for (int j = 0; j < 8; j++) { radius[j] = -2.0f * normal_log(1.0f - inout[j]); } // 1 - u is in (0, 1]
+        for (int j = 0; j < 8; j++) { radius[j] = sqrtf(radius[j]); }
+        for (int j = 0; j < 8; j++) { normal_sincos(two_pi * inout[j + 8], &sine[j], &cosine[j]); }
+        for (int j = 0; j < 8; j++) {
+            inout[j] = __builtin_fmaf(radius[j] * cosine[j], std, mean);
+            inout[j + 8] = __builtin_fmaf(radius[j] * sine[j], std, mean);
+        }
+    }
+}
+
+static inline void box_muller_portable(float* inout, size_t num_blocks, float mean, float std) {
+    box_muller_blocks(inout, num_blocks, mean, std);
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// the same code where fmaf is one instruction and not a call
+__attribute__((target("avx2,fma"))) static inline void box_muller_avx2(float* inout, size_t num_blocks, float mean,
+                                                                       float std) {
+    box_muller_blocks(inout, num_blocks, mean, std);
+}
+#endif
+
+static inline void box_muller(float* inout, size_t num_blocks, float mean, float std) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        box_muller_avx2(inout, num_blocks, mean, std);
+        return;
+    }
+#endif
+    box_muller_portable(inout, num_blocks, mean, std);
+}
+
+// One normal in double precision, as torch draws them for tensors of fewer than 16 elements.
+static inline double mt19937_normal(Mt19937* mt, double mean, double std) {
+    double value = mt->cached;
+    if (!mt->has_cached) {
+        double u1 = mt19937_uniform_double(mt), u2 = mt19937_uniform_double(mt);
+        double radius = sqrt(-2.0 * log1p(-u2)), theta = 2.0 * 3.14159265358979323846 * u1;
+        mt->cached = radius * sin(theta);
+        value = radius * cos(theta);
+    }
+    mt->has_cached = !mt->has_cached;
+    return __builtin_fma(value, std, mean);
+}
+
+// out (n): bit-identical with torch.empty(n).normal_(mean, std) on an x86 CPU (mean and std are
+// doubles there, and so they matter when n < 16). The uniforms are drawn in order, for the
+// whole tensor; what is made of them is independent block by block, so the threads do not matter.
+static inline void normal_fill(float* out, size_t n, double mean, double std, Mt19937* mt) {
+    if (n < 16) {
+        for (size_t i = 0; i < n; i++) { out[i] = (float)mt19937_normal(mt, mean, std); }
+        return;
+    }
+    mt19937_fill_uniform(mt, out, n);
+    const int64_t chunk = 512, num_blocks = (int64_t)(n / 16); // a thread's turn is 512 blocks, 32 KB
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static)
+#endif
+    for (int64_t b = 0; b < num_blocks; b += chunk) {
+        int64_t left = num_blocks - b;
+        box_muller(out + 16 * b, (size_t)(left < chunk ? left : chunk), (float)mean, (float)std);
+    }
+    if (n % 16 != 0) { // the last 16 are drawn anew, over what stands there
+        mt19937_fill_uniform(mt, out + n - 16, 16);
+        box_muller(out + n - 16, 1, (float)mean, (float)std);
+    }
+}
+
+// params (num_parameters(config)), in the order of gpt2_params: the weights that llm.c and PyTorch begin with for this
+// seed (42 in both). Draws: the embeddings, then layer by layer. Rows V..Vp of wte are padding, never drawn: 0.
+static inline void gpt2_init_params(float* params, const GPT2Config* config, uint32_t seed) {
+    Mt19937 mt;
+    mt19937_seed(&mt, seed);
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        float* tensor = params + param_offset(config, p);
+        size_t n = param_size(config, p);
+        float value = gpt2_params[p].init == INIT_ONE ? 1.0f : 0.0f;
+        for (size_t i = 0; i < n; i++) { tensor[i] = value; }
+    }
+    for (int layer = -1; layer < config->num_layers; layer++) { // -1: what no layer owns
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            InitKind init = gpt2_params[p].init;
+            if (init != INIT_NORMAL && init != INIT_NORMAL_RESIDUAL) { continue; }
+            if (gpt2_params[p].per_layer != (layer >= 0)) { continue; }
+            size_t n = param_layer_size(config, p);
+            float* tensor = params + param_offset(config, p) + (layer >= 0 ? (size_t)layer * n : 0);
+            if (gpt2_params[p].rows == DIM_VP) { n = (size_t)config->vocab_size * (size_t)config->channels; }
+            double std = init == INIT_NORMAL ? 0.02 : 0.02 / sqrt(2.0 * config->num_layers);
+            normal_fill(tensor, n, 0.0, std, &mt);
+        }
+    }
+}
+
+// ---- sampling and shuffling ---------------------------------------------------------
+
+// xorshift64*. Any state will do, 0 too.
+static inline uint64_t random_u64(uint64_t* state) {
+    uint64_t x = *state ? *state : 0x9e3779b97f4a7c15ull; // 0 is the one state that it would never leave
+    x ^= x >> 12;
+    x ^= x << 25;
+    x ^= x >> 27;
+    *state = x;
+    return x * 0x2545f4914f6cdd1dull;
+}
+
+static inline uint32_t random_u32(uint64_t* state) { return (uint32_t)(random_u64(state) >> 32); }
+
+// [0, 1) in steps of 2^-24 and 2^-53
+static inline float random_f32(uint64_t* state) { return (float)(random_u32(state) >> 8) * (1.0f / 16777216.0f); }
+static inline double random_f64(uint64_t* state) {
+    return (double)(random_u64(state) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+// Spreads 64 bits over 64 bits, one to one: turns seeds and counters that lie close together into unrelated ones.
+static inline uint64_t splitmix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+// One of 0 .. n-1, each exactly as likely as the others; n > 0.
+static inline uint32_t random_below(uint64_t* state, uint32_t n) {
+    uint64_t product = (uint64_t)random_u32(state) * n;
+    if ((uint32_t)product < n) {
+        uint32_t rejected = (0u - n) % n; // 2^32 mod n: as many of the lowest products are one too many
+        while ((uint32_t)product < rejected) { product = (uint64_t)random_u32(state) * n; }
+    }
+    return (uint32_t)(product >> 32);
+}
+
+// out (n): 0 .. n-1 in an order that seed decides alone.
+static inline void random_permutation(uint32_t* out, uint32_t n, uint64_t seed) {
+    uint64_t state = splitmix64(seed);
+    for (uint32_t i = 0; i < n; i++) { // each new value takes a random place, the value there moves to the end
+        uint32_t j = random_below(&state, i + 1);
+        if (j != i) { out[i] = out[j]; }
+        out[j] = i;
+    }
+}
+
+#endif

@@ -1,0 +1,765 @@
+/*
+Checkpoints of a training run: directories that Hugging Face's from_pretrained opens, from which the run goes on bit for bit.
+
+    log/step_00000100/config.json, generation_config.json, model.safetensors (fp32)
+                      vocab.json, merges.txt (with added_tokens.json or gpt2_tokenizer.bin where the vocabulary needs them)
+                      optimizer.safetensors: m.NAME and v.NAME of every parameter, fp32, NAME and shape as in model.safetensors
+                      state.json: the rest of the state, and size and crc32c of every file here, itself included
+
+A checkpoint is written to a hidden directory, each file and the directory fsynced, then renamed, then out_dir fsynced: under its
+final name it is whole or absent, also after a power cut. One flipped bit anywhere in it is found. A run goes like this:
+
+    run_install_signal_handlers();
+    run_remove_leftovers(out_dir, &err);
+    if (run_find_newest(out_dir, path, sizeof(path), &err)) { run_load(path, &state, params, m, v, &err); }
+    for (...) {
+        ... one step ...
+        if (run_stop_signal || it is time) { run_save(out_dir, &state, params, m, v, &tokenizer, &err); }
+        run_prune(out_dir, 3, 1000, &err);
+        if (run_stop_signal) { break; }
+    }
+
+One run at a time writes to an out_dir.
+*/
+#ifndef LLMC_RUN_STATE_H
+#define LLMC_RUN_STATE_H
+
+#include "checkpoint.h"
+#include "crc32c.h"
+#include "dataloader.h"
+#include "gpt2.h"
+#include "json.h"
+#include "outlier_detector.h"
+#include "tokenizer.h"
+#include "utils.h"
+#include <dirent.h>
+#include <math.h>
+#include <signal.h>
+#include <stddef.h>
+
+// ---- stopping ---------------------------------------------------------------------
+
+// 0, or the signal that asked the run to stop. The training loop looks at it after each step: it saves and exits.
+static volatile sig_atomic_t run_stop_signal;
+
+// The first signal asks, the second one of either kind ends the process at once with 128 + signal: 130 or 143.
+static inline void run_on_signal(int signal_number) {
+    static const char text[] = "\nstopping: this step is finished and saved; a second signal exits at once\n";
+    int saved_errno = errno;
+    if (run_stop_signal) { _exit(128 + signal_number); }
+    run_stop_signal = signal_number;
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* nobody listens, which stops nothing */
+    }
+    errno = saved_errno;
+}
+
+// For SIGINT and SIGTERM, also where a shell started the program in the background with SIGINT ignored.
+// System calls go on after the handler, so that a signal in the middle of a save does not spoil it.
+static inline void run_install_signal_handlers(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = run_on_signal;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    require(sigaction(SIGINT, &action, NULL) == 0 && sigaction(SIGTERM, &action, NULL) == 0);
+}
+
+// ---- directories ------------------------------------------------------------------
+
+enum { RUN_PATH = 4096, RUN_NAME = 64 };
+
+// dir/name into out (RUN_PATH)
+static inline bool run_path(char* out, const char* dir, const char* name, Error* err) {
+    int n = snprintf(out, RUN_PATH, "%s/%s", dir, name);
+    return (n >= 0 && n < RUN_PATH) || error_set(err, "%.200s...: the directory's name is too long", dir);
+}
+
+// "step_00000100" into name (RUN_NAME)
+static inline void run_step_name(char* name, int64_t step) { snprintf(name, RUN_NAME, "step_%08lld", (long long)step); }
+
+// The step of "step_00000100" and of nothing else, -1 otherwise.
+static inline int64_t run_step_of_name(const char* name) {
+    char want[RUN_NAME];
+    if (strncmp(name, "step_", 5) != 0 || strlen(name) > 5 + 18) { return -1; }
+    if (strspn(name + 5, "0123456789") != strlen(name + 5)) { return -1; }
+    int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
+    run_step_name(want, step);
+    return strcmp(want, name) == 0 ? step : -1;
+}
+
+// While it is written, and while it is removed, a checkpoint has a name that no reader looks at:
+// .tmp-step_00000100-PID. Where two directories cannot be exchanged, the replaced one is .old-step_00000100-PID for a moment.
+static inline void run_hidden_name(char* name, const char* prefix, int64_t step) {
+    snprintf(name, RUN_NAME, "%sstep_%08lld-%ld", prefix, (long long)step, (long)getpid());
+}
+
+// The PID in such a name and its step; 0 for other names.
+static inline long run_pid_of_hidden_name(const char* name, const char* prefix, int64_t* step) {
+    char part[RUN_NAME];
+    size_t n = strlen(prefix);
+    const char* dash = strrchr(name, '-');
+    if (strncmp(name, prefix, n) != 0 || !dash || dash < name + n) { return 0; }
+    size_t length = (size_t)(dash - (name + n));
+    if (length >= sizeof(part)) { return 0; }
+    memcpy(part, name + n, length);
+    part[length] = '\0';
+    *step = run_step_of_name(part);
+    size_t digits = strspn(dash + 1, "0123456789");
+    return *step >= 0 && digits > 0 && digits < 10 && dash[1 + digits] == '\0' ? strtol(dash + 1, NULL, 10) : 0;
+}
+
+// Removes a directory of plain files. One that does not exist is a success.
+static inline bool run_remove_directory(const char* path, Error* err) {
+    DIR* dir = opendir(path);
+    if (!dir) { return errno == ENOENT || error_set(err, "%s: %s", path, strerror(errno)); }
+    bool ok = true;
+    for (struct dirent* e = readdir(dir); e; e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) { continue; }
+        if (unlinkat(dirfd(dir), e->d_name, 0) != 0 && errno != ENOENT && ok) {
+            ok = error_set(err, "%s/%s: cannot remove: %s", path, e->d_name, strerror(errno));
+        }
+    }
+    closedir(dir);
+    if (ok && rmdir(path) != 0 && errno != ENOENT) {
+        ok = error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+    }
+    return ok;
+}
+
+static inline int run_compare_steps(const void* a, const void* b) {
+    int64_t x = *(const int64_t*)a, y = *(const int64_t*)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+// The steps of all checkpoints in out_dir, newest first, whole or not; the caller frees *steps. False if out_dir cannot be read.
+static inline bool run_list_steps(const char* out_dir, int64_t** steps, int* num_steps, Error* err) {
+    *steps = NULL;
+    *num_steps = 0;
+    DIR* dir = opendir(out_dir);
+    if (!dir) { return error_set(err, "%s: %s", out_dir, strerror(errno)); }
+    for (struct dirent* e = readdir(dir); e; e = readdir(dir)) {
+        int64_t step = run_step_of_name(e->d_name);
+        if (step < 0) { continue; }
+        *steps = (int64_t*)realloc_check(*steps, (size_t)(*num_steps + 1) * sizeof(**steps));
+        (*steps)[(*num_steps)++] = step;
+    }
+    closedir(dir);
+    if (*num_steps > 0) { qsort(*steps, (size_t)*num_steps, sizeof(**steps), run_compare_steps); }
+    return true;
+}
+
+// Whether there is any checkpoint in out_dir, good or not.
+static inline bool run_has_checkpoints(const char* out_dir) {
+    int64_t* steps = NULL;
+    int num_steps = 0;
+    Error err;
+    bool any = is_directory(out_dir) && run_list_steps(out_dir, &steps, &num_steps, &err) && num_steps > 0;
+    free(steps);
+    return any;
+}
+
+// One entry of out_dir that a dead run may have left; see run_remove_leftovers().
+static inline bool run_remove_leftover(const char* out_dir, const char* name, Error* err) {
+    static const char* const prefixes[] = {".tmp-", ".old-"};
+    char path[RUN_PATH], step_name[RUN_NAME], final_path[RUN_PATH];
+    for (int i = 0; i < 2; i++) {
+        int64_t step = -1;
+        long pid = run_pid_of_hidden_name(name, prefixes[i], &step);
+        if (pid == 0) { continue; }
+        // one with our own PID is from a dead run as well: this run has not begun to write
+        if (pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno == EPERM)) { continue; }
+        run_step_name(step_name, step);
+        if (!run_path(path, out_dir, name, err) || !run_path(final_path, out_dir, step_name, err)) { return false; }
+        if (i == 1 && !file_exists(final_path)) { // killed between the two renames of run_publish()
+            return rename(path, final_path) == 0 || error_set(err, "%s: cannot rename: %s", path, strerror(errno));
+        }
+        return run_remove_directory(path, err);
+    }
+    return true;
+}
+
+// Removes what runs that are no longer alive left half-written or half-removed in out_dir. To be called at the start of a run, before
+// anything is read or saved. An out_dir that does not exist is a success.
+static inline bool run_remove_leftovers(const char* out_dir, Error* err) {
+    DIR* dir = opendir(out_dir);
+    if (!dir) { return errno == ENOENT || error_set(err, "%s: %s", out_dir, strerror(errno)); }
+    bool ok = true;
+    for (struct dirent* e = readdir(dir); e; e = readdir(dir)) {
+        ok = run_remove_leftover(out_dir, e->d_name, ok ? err : NULL) && ok;
+    }
+    closedir(dir);
+    return ok;
+}
+
+// Gives the directory tmp_path, all of it on the disk, its final name. A checkpoint of the same step that stands there is exchanged
+// with it in one go and then removed. False: out_dir is as it was, or, if its fsync failed, the new checkpoint stands.
+static inline bool run_publish(const char* out_dir, const char* tmp_path, int64_t step, Error* err) {
+    char name[RUN_NAME], final_path[RUN_PATH], old_path[RUN_PATH];
+    run_step_name(name, step);
+    if (!run_path(final_path, out_dir, name, err)) { return false; }
+    run_hidden_name(name, ".old-", step);
+    if (!run_path(old_path, out_dir, name, err)) { return false; }
+    bool replace = file_exists(final_path), exchanged = false;
+#ifdef RENAME_EXCHANGE
+    exchanged = replace && renameat2(AT_FDCWD, tmp_path, AT_FDCWD, final_path, RENAME_EXCHANGE) == 0;
+    if (replace && !exchanged && errno != EINVAL && errno != ENOSYS) {
+        return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
+    }
+#endif
+    // a file system that cannot exchange: run_remove_leftovers() mends it if we die between the two
+    bool moved = replace && !exchanged;
+    if (moved && rename(final_path, old_path) != 0) {
+        return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
+    }
+    if (!exchanged && rename(tmp_path, final_path) != 0) {
+        error_set(err, "%s: cannot rename %s: %s", final_path, tmp_path, strerror(errno));
+        if (moved && rename(old_path, final_path) != 0) {
+            error_set(err, "%s: cannot rename: %s; the checkpoint is now %s", final_path, strerror(errno), old_path);
+        }
+        return false;
+    }
+    bool ok = sync_directory(out_dir, err);
+    return (!moved || run_remove_directory(old_path, ok ? err : NULL)) && ok;
+}
+
+// ---- sums ---------------------------------------------------------------------------
+
+// Size and crc32c of a file by read(2): a bad sector gives an error here, in a mapping it would be a SIGBUS.
+static inline bool run_sum_file(const char* path, uint64_t* bytes, uint32_t* crc, Error* err) {
+    enum { CHUNK = 1 << 18 }; // stays in the second-level cache between the copy and the sum
+    *bytes = 0;
+    *crc = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+    uint8_t* buffer = (uint8_t*)malloc_check(CHUNK);
+    ssize_t n = 1;
+    while (n > 0) {
+        n = read(fd, buffer, CHUNK);
+        if (n < 0 && errno == EINTR) {
+            n = 1;
+            continue;
+        }
+        if (n > 0) {
+            *crc = crc32c(*crc, buffer, (size_t)n);
+            *bytes += (uint64_t)n;
+        }
+    }
+    if (n < 0) { error_set(err, "%s: %s", path, strerror(errno)); }
+    free(buffer);
+    close(fd);
+    return n == 0;
+}
+
+// One file of a checkpoint against the size and sum that state.json gives.
+static inline bool run_check_file(const char* dir, const SavedFile* file, Error* err) {
+    char path[RUN_PATH];
+    struct stat st;
+    uint64_t bytes = 0;
+    uint32_t crc = 0;
+    if (!run_path(path, dir, file->name, err)) { return false; }
+    if (stat(path, &st) != 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
+    if ((uint64_t)st.st_size != file->bytes) {
+        return error_set(err, "%s: has %lld bytes, state.json says %llu", path, (long long)st.st_size,
+                         (unsigned long long)file->bytes);
+    }
+    if (!run_sum_file(path, &bytes, &crc, err)) { return false; }
+    if (bytes != file->bytes || crc != file->crc) {
+        return error_set(err, "%s: is damaged: its crc32c is %08x, state.json says %08x", path, crc, file->crc);
+    }
+    return true;
+}
+
+// ---- state.json ----------------------------------------------------------------------
+
+enum { RUN_VERSION = 1, RUN_MAX_FILES = 32, RUN_TEXT = 16, RUN_MAX_STATE_BYTES = 1 << 20 };
+
+// All that a run is besides params, m and v. Plain data: zero it first, so that two of them can be compared by memcmp.
+typedef struct {
+    GPT2Config config;
+    int64_t step;            // steps of the optimizer that were taken; names the directory
+    int64_t num_tokens_seen; // by training
+    int64_t skipped_steps;   // of these, updates left out for an outlier
+    uint64_t sampler_rng;
+    int32_t eot_id; // id of <|endoftext|>, -1 if there is none; run_save() takes it from the tokenizer where it has one
+    bool has_tokenizer; // vocab.json and merges.txt are there; set by run_save()
+
+    // settings, which run_print_changes() compares
+    int32_t B, T;               // sequences in a micro batch, tokens in a sequence
+    int64_t total_batch_tokens; // of one step
+    uint64_t seed;
+    char schedule[RUN_TEXT]; // of the learning rate
+    int64_t num_steps, warmup_steps;
+    double learning_rate, final_fraction; // LrSchedule
+    double weight_decay, beta1, beta2, eps, grad_clip;
+    double skip_loss_z, skip_norm_z; // z-scores from which an update is left out
+
+    DataLoaderState loader;
+    OutlierDetector loss_outliers, norm_outliers;
+} RunState;
+
+typedef enum { RUN_INT32, RUN_INT64, RUN_UINT64, RUN_DOUBLE, RUN_BOOL, RUN_STRING } RunFieldKind;
+
+typedef struct {
+    const char* key;
+    RunFieldKind kind;
+    bool setting; // must be the same when the run goes on
+    size_t offset;
+} RunField;
+
+#define RUN_FIELD(key, kind, setting, member)                                                                          \
+    { key, kind, setting, offsetof(RunState, member) }
+
+// Writes, reads and compares: what is not here, and no outlier window, is not saved.
+static const RunField run_fields[] = {
+    RUN_FIELD("step", RUN_INT64, false, step),
+    RUN_FIELD("num_tokens_seen", RUN_INT64, false, num_tokens_seen),
+    RUN_FIELD("skipped_steps", RUN_INT64, false, skipped_steps),
+    RUN_FIELD("sampler_rng", RUN_UINT64, false, sampler_rng),
+    RUN_FIELD("eot_id", RUN_INT32, false, eot_id),
+    RUN_FIELD("has_tokenizer", RUN_BOOL, false, has_tokenizer),
+    RUN_FIELD("max_seq_len", RUN_INT32, false, config.max_seq_len),
+    RUN_FIELD("vocab_size", RUN_INT32, false, config.vocab_size),
+    RUN_FIELD("padded_vocab_size", RUN_INT32, false, config.padded_vocab_size),
+    RUN_FIELD("num_layers", RUN_INT32, false, config.num_layers),
+    RUN_FIELD("num_heads", RUN_INT32, false, config.num_heads),
+    RUN_FIELD("channels", RUN_INT32, false, config.channels),
+    RUN_FIELD("batch_size", RUN_INT32, true, B),
+    RUN_FIELD("seq_len", RUN_INT32, true, T),
+    RUN_FIELD("total_batch_tokens", RUN_INT64, true, total_batch_tokens),
+    RUN_FIELD("seed", RUN_UINT64, true, seed),
+    RUN_FIELD("schedule", RUN_STRING, true, schedule),
+    RUN_FIELD("num_steps", RUN_INT64, true, num_steps),
+    RUN_FIELD("warmup_steps", RUN_INT64, true, warmup_steps),
+    RUN_FIELD("learning_rate", RUN_DOUBLE, true, learning_rate),
+    RUN_FIELD("final_fraction", RUN_DOUBLE, true, final_fraction),
+    RUN_FIELD("weight_decay", RUN_DOUBLE, true, weight_decay),
+    RUN_FIELD("beta1", RUN_DOUBLE, true, beta1),
+    RUN_FIELD("beta2", RUN_DOUBLE, true, beta2),
+    RUN_FIELD("eps", RUN_DOUBLE, true, eps),
+    RUN_FIELD("grad_clip", RUN_DOUBLE, true, grad_clip),
+    RUN_FIELD("skip_loss_z", RUN_DOUBLE, true, skip_loss_z),
+    RUN_FIELD("skip_norm_z", RUN_DOUBLE, true, skip_norm_z),
+    RUN_FIELD("loader_epoch", RUN_INT64, false, loader.epoch),
+    RUN_FIELD("loader_shard", RUN_INT64, false, loader.shard),
+    RUN_FIELD("loader_position", RUN_INT64, false, loader.position),
+    RUN_FIELD("loader_seed", RUN_UINT64, false, loader.seed),
+    RUN_FIELD("loader_shuffle", RUN_INT64, false, loader.shuffle),
+    RUN_FIELD("loader_T", RUN_INT64, false, loader.T),
+    RUN_FIELD("loader_num_shards", RUN_INT64, false, loader.num_shards),
+    RUN_FIELD("loader_num_tokens", RUN_INT64, false, loader.num_tokens),
+};
+#undef RUN_FIELD
+
+enum { RUN_NUM_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]) };
+
+// A double that reads back as the same bits; JSON has no word for the infinities and NaN, so they are strings.
+static inline void run_format_double(char* out, size_t size, double x) {
+    if (isfinite(x)) {
+        snprintf(out, size, "%.17g", x);
+    } else {
+        snprintf(out, size, "\"%s\"", isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+    }
+}
+
+static inline bool run_read_double(double* out, const JsonValue* v) {
+    if (v && v->type == JSON_NUMBER) {
+        *out = v->number;
+        return true;
+    }
+    if (!v || v->type != JSON_STRING) { return false; }
+    bool nan = strcmp(v->string, "nan") == 0, plus = strcmp(v->string, "inf") == 0;
+    if (!nan && !plus && strcmp(v->string, "-inf") != 0) { return false; }
+    *out = nan ? (double)NAN : plus ? (double)INFINITY : -(double)INFINITY;
+    return true;
+}
+
+// The field's value as JSON into out (64).
+static inline void run_format_field(char* out, const RunField* f, const RunState* state) {
+    enum { SIZE = 64 };
+    const char* p = (const char*)state + f->offset;
+    switch (f->kind) {
+    case RUN_INT32:
+        snprintf(out, SIZE, "%d", *(const int32_t*)p);
+        break;
+    case RUN_INT64:
+        snprintf(out, SIZE, "%lld", (long long)*(const int64_t*)p);
+        break;
+    case RUN_UINT64: // a string: many readers of JSON keep 53 bits of a number
+        snprintf(out, SIZE, "\"%llu\"", (unsigned long long)*(const uint64_t*)p);
+        break;
+    case RUN_DOUBLE:
+        run_format_double(out, SIZE, *(const double*)p);
+        break;
+    case RUN_BOOL:
+        snprintf(out, SIZE, "%s", *(const bool*)p ? "true" : "false");
+        break;
+    case RUN_STRING:
+        snprintf(out, SIZE, "\"%.*s\"", RUN_TEXT - 1, p);
+        break;
+    }
+}
+
+static inline bool run_read_uint64(uint64_t* out, const JsonValue* v, int base, size_t max_digits) {
+    const char* digits = base == 16 ? "0123456789abcdef" : "0123456789";
+    if (!v || v->type != JSON_STRING || v->length == 0 || v->length > max_digits) { return false; }
+    if (strspn(v->string, digits) != v->length) { return false; }
+    errno = 0;
+    *out = (uint64_t)strtoull(v->string, NULL, base);
+    return errno == 0;
+}
+
+static inline bool run_read_field(RunState* state, const RunField* f, const JsonValue* root, const char* where,
+                                  Error* err) {
+    char* p = (char*)state + f->offset;
+    const JsonValue* v = json_get(root, f->key);
+    const char* text = NULL;
+    int64_t n = 0;
+    switch (f->kind) {
+    case RUN_INT32:
+        if (!json_int(root, f->key, INT32_MIN, INT32_MAX, &n, where, err)) { return false; }
+        *(int32_t*)p = (int32_t)n;
+        return true;
+    case RUN_INT64:
+        return json_int(root, f->key, 0, INT64_MAX, (int64_t*)p, where, err);
+    case RUN_UINT64:
+        return run_read_uint64((uint64_t*)p, v, 10, 20) ||
+               error_set(err, "%s: \"%s\" is missing or not a number in quotes", where, f->key);
+    case RUN_DOUBLE:
+        return run_read_double((double*)p, v) || error_set(err, "%s: \"%s\" is missing or not a number", where, f->key);
+    case RUN_BOOL:
+        return json_bool(root, f->key, (bool*)p, where, err);
+    case RUN_STRING:
+        break;
+    }
+    if (!json_string(root, f->key, &text, where, err)) { return false; }
+    if (strlen(text) >= RUN_TEXT) { return error_set(err, "%s: \"%s\" is too long", where, f->key); }
+    memset(p, 0, RUN_TEXT);
+    memcpy(p, text, strlen(text));
+    return true;
+}
+
+static inline void run_write_outliers(FileWriter* w, const char* key, const OutlierDetector* d) {
+    char number[64];
+    writer_printf(w, "  \"%s\": {\"index\": %d, \"window\": [", key, d->index);
+    for (int i = 0; i < d->count; i++) {
+        run_format_double(number, sizeof(number), d->window[i]);
+        writer_printf(w, "%s%s", i ? ", " : "", number);
+    }
+    writer_printf(w, "]},\n");
+}
+
+static inline bool run_read_outliers(OutlierDetector* d, const JsonValue* root, const char* key, const char* where,
+                                     Error* err) {
+    const JsonValue *v, *window;
+    int64_t index;
+    outlier_init(d);
+    if (!json_want(root, key, JSON_OBJECT, &v, where, err)) { return false; }
+    if (!json_int(v, "index", 0, OUTLIER_WINDOW - 1, &index, where, err)) { return false; }
+    if (!json_want(v, "window", JSON_ARRAY, &window, where, err)) { return false; }
+    bool ok = window->count <= OUTLIER_WINDOW;
+    for (size_t i = 0; ok && i < window->count; i++) { ok = run_read_double(&d->window[i], &window->items[i]); }
+    d->index = (int32_t)index;
+    d->count = ok ? (int32_t)window->count : 0;
+    ok = ok && outlier_valid(d);
+    return ok || error_set(err, "%s: \"%s\" is no window of losses or norms", where, key);
+}
+
+// The last line but one is a sum of all that stands before it.
+#define RUN_SUM_LINE "  \"state_crc32c\": \"%08x\"\n}\n"
+enum { RUN_SUM_BYTES = 31 };
+
+static inline bool run_write_state(const char* dir, const RunState* state, const SavedFile* files, int num_files,
+                                   Error* err) {
+    char path[RUN_PATH], value[64];
+    FileWriter w;
+    if (!run_path(path, dir, "state.json", err) || !writer_open(&w, path, err)) { return false; }
+    writer_printf(&w, "{\n  \"version\": %d,\n  \"program\": \"train_gpt2\",\n", (int)RUN_VERSION);
+    for (int i = 0; i < RUN_NUM_FIELDS; i++) {
+        run_format_field(value, &run_fields[i], state);
+        writer_printf(&w, "  \"%s\": %s,\n", run_fields[i].key, value);
+    }
+    run_write_outliers(&w, "loss_outliers", &state->loss_outliers);
+    run_write_outliers(&w, "norm_outliers", &state->norm_outliers);
+    writer_printf(&w, "  \"files\": [\n");
+    for (int i = 0; i < num_files; i++) {
+        writer_printf(&w, "    {\"name\": \"%s\", \"bytes\": %llu, \"crc32c\": \"%08x\"}%s\n", files[i].name,
+                      (unsigned long long)files[i].bytes, files[i].crc, i + 1 < num_files ? "," : "");
+    }
+    writer_printf(&w, "  ],\n");
+    writer_printf(&w, RUN_SUM_LINE, w.crc);
+    return writer_close(&w, err);
+}
+
+static inline bool run_read_files(SavedFile* files, int* num_files, const JsonValue* root, const char* where,
+                                  Error* err) {
+    const JsonValue* list;
+    if (!json_want(root, "files", JSON_ARRAY, &list, where, err)) { return false; }
+    if (list->count > RUN_MAX_FILES) { return error_set(err, "%s: \"files\" has too many entries", where); }
+    *num_files = (int)list->count;
+    for (int i = 0; i < *num_files; i++) {
+        const char* name = "";
+        int64_t bytes;
+        uint64_t crc;
+        memset(&files[i], 0, sizeof(files[i]));
+        if (!json_string(&list->items[i], "name", &name, where, err)) { return false; }
+        if (!json_int(&list->items[i], "bytes", 0, INT64_MAX, &bytes, where, err)) { return false; }
+        if (!run_read_uint64(&crc, json_get(&list->items[i], "crc32c"), 16, 8)) {
+            return error_set(err, "%s: \"crc32c\" is missing or not a sum in quotes", where);
+        }
+        // a plain name: a list that was tampered with reads nothing outside the directory
+        if (strlen(name) >= sizeof(files[i].name) || strchr(name, '/') || name[0] == '.' || name[0] == '\0') {
+            return error_set(err, "%s: \"files\" names something that is no file of a checkpoint", where);
+        }
+        memcpy(files[i].name, name, strlen(name));
+        files[i].bytes = (uint64_t)bytes;
+        files[i].crc = (uint32_t)crc;
+    }
+    return true;
+}
+
+// A checkpoint whose list leaves out a file that it needs would pass every sum.
+static inline bool run_check_files(const SavedFile* files, int num_files, const char* where, Error* err) {
+    static const char* const wanted[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
+    for (int i = 0; i < 3; i++) {
+        bool found = false;
+        for (int j = 0; j < num_files; j++) { found |= strcmp(files[j].name, wanted[i]) == 0; }
+        if (!found) { return error_set(err, "%s: \"files\" does not name %s", where, wanted[i]); }
+    }
+    return true;
+}
+
+static inline bool run_parse_state(const JsonValue* root, RunState* state, SavedFile* files, int* num_files,
+                                   const char* where, Error* err) {
+    const char* program = "";
+    int64_t version;
+    if (!json_int(root, "version", 0, INT64_MAX, &version, where, err)) { return false; }
+    if (version != RUN_VERSION) {
+        return error_set(err, "%s: version %lld, this program reads version %d", where, (long long)version,
+                         (int)RUN_VERSION);
+    }
+    if (!json_string(root, "program", &program, where, err)) { return false; }
+    if (strcmp(program, "train_gpt2") != 0) {
+        return error_set(err, "%s: not of train_gpt2, but of %s", where, program);
+    }
+    for (int i = 0; i < RUN_NUM_FIELDS; i++) {
+        if (!run_read_field(state, &run_fields[i], root, where, err)) { return false; }
+    }
+    return config_check(&state->config, where, err) &&
+           run_read_outliers(&state->loss_outliers, root, "loss_outliers", where, err) &&
+           run_read_outliers(&state->norm_outliers, root, "norm_outliers", where, err) &&
+           run_read_files(files, num_files, root, where, err) && run_check_files(files, *num_files, where, err);
+}
+
+// state.json of the checkpoint `dir`, its own sum checked: state and files (RUN_MAX_FILES). The files are not looked at.
+static inline bool run_read_state(const char* dir, RunState* state, SavedFile* files, int* num_files, Error* err) {
+    char path[RUN_PATH], sum_line[64];
+    MappedFile file;
+    JsonDoc doc;
+    memset(state, 0, sizeof(*state));
+    if (!run_path(path, dir, "state.json", err) || !map_file(&file, path, err)) { return false; }
+    bool ok = file.size > RUN_SUM_BYTES && file.size <= RUN_MAX_STATE_BYTES;
+    if (ok) {
+        size_t summed = file.size - RUN_SUM_BYTES;
+        snprintf(sum_line, sizeof(sum_line), RUN_SUM_LINE, crc32c(0, file.data, summed));
+        ok = memcmp(file.data + summed, sum_line, RUN_SUM_BYTES) == 0;
+    }
+    if (!ok) { error_set(err, "%s: is damaged: its own crc32c, in its last line, does not hold", path); }
+    if (ok && (ok = json_parse(&doc, (const char*)file.data, file.size, path, err))) {
+        ok = run_parse_state(doc.root, state, files, num_files, path, err);
+        json_free(&doc);
+    }
+    unmap_file(&file);
+    return ok;
+}
+
+// The state alone, as for the configuration before memory is allocated.
+static inline bool run_load_state(const char* path, RunState* state, Error* err) {
+    SavedFile files[RUN_MAX_FILES];
+    int num_files;
+    return run_read_state(path, state, files, &num_files, err);
+}
+
+// One line for each setting in which the run that goes on differs from the one that was saved. Returns their number.
+static inline int run_print_changes(FILE* f, const RunState* saved, const RunState* now) {
+    char a[64], b[64];
+    int num_changes = 0;
+    for (int i = 0; i < RUN_NUM_FIELDS; i++) {
+        if (!run_fields[i].setting) { continue; }
+        run_format_field(a, &run_fields[i], saved);
+        run_format_field(b, &run_fields[i], now);
+        if (strcmp(a, b) == 0) { continue; }
+        fprintf(f, "changed since the checkpoint: %s %s, was %s\n", run_fields[i].key, b, a);
+        num_changes++;
+    }
+    return num_changes;
+}
+
+// ---- saving --------------------------------------------------------------------------
+
+// Writes all files of a checkpoint into dir, which is new and empty.
+static inline bool run_write_files(const char* dir, const RunState* given, const float* params, const float* m,
+                                   const float* v, const Tokenizer* tokenizer, Error* err) {
+    static const char* const prefixes[] = {"m.", "v."};
+    static const char* const vocabulary[] = {"vocab.json", "merges.txt", "added_tokens.json", "gpt2_tokenizer.bin"};
+    const float* const moments[] = {m, v};
+    RunState state = *given;
+    SavedFile files[RUN_MAX_FILES];
+    char path[RUN_PATH];
+    int num_files = 0;
+    memset(files, 0, sizeof(files));
+    state.has_tokenizer = tokenizer != NULL;
+    if (tokenizer && tokenizer->eot_id >= 0) { state.eot_id = tokenizer->eot_id; }
+    if (!model_save_hf_files(dir, &state.config, params, false, state.eot_id, files, &num_files, err)) { return false; }
+    if (tokenizer && !tokenizer_save(tokenizer, dir, err)) { return false; }
+    for (int i = 0; tokenizer && i < 4; i++) {
+        if (!run_path(path, dir, vocabulary[i], err)) { return false; }
+        if (!file_exists(path)) { continue; }
+        SavedFile* file = &files[num_files++];
+        snprintf(file->name, sizeof(file->name), "%s", vocabulary[i]);
+        if (!run_sum_file(path, &file->bytes, &file->crc, err)) { return false; }
+    }
+    return run_path(path, dir, "optimizer.safetensors", err) &&
+           params_save_safetensors(path, &state.config, moments, prefixes, 2, false, &files[num_files++], err) &&
+           run_write_state(dir, &state, files, num_files, err) && sync_directory(dir, err);
+}
+
+// Saves out_dir/step_%08d of state->step; out_dir is made if it is not there. params, m, v (num_parameters(config)) fp32;
+// tokenizer may be NULL. One of the same step is replaced: at every moment the old one or the new one is there.
+// False, with the reason, if any operation failed: the hidden directory is removed again and every older checkpoint is as it was.
+static inline bool run_save(const char* out_dir, const RunState* state, const float* params, const float* m,
+                            const float* v, const Tokenizer* tokenizer, Error* err) {
+    char name[RUN_NAME], path[RUN_PATH];
+    Error removal;
+    require(state->step >= 0 && outlier_valid(&state->loss_outliers) && outlier_valid(&state->norm_outliers));
+    run_hidden_name(name, ".tmp-", state->step);
+    if (!make_directories(out_dir, err) || !run_path(path, out_dir, name, err)) { return false; }
+    // a dead run with our PID may have left one
+    if (!run_remove_directory(path, err)) { return false; }
+    if (mkdir(path, 0777) != 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)); }
+    bool ok =
+        run_write_files(path, state, params, m, v, tokenizer, err) && run_publish(out_dir, path, state->step, err);
+    // what is there now is a failed one, or the one that was replaced
+    if (!run_remove_directory(path, &removal)) { fprintf(stderr, "warning: %s\n", removal.text); }
+    return ok;
+}
+
+// ---- finding and loading -----------------------------------------------------------------
+
+static inline uint64_t run_total_bytes(const SavedFile* files, int num_files) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < num_files; i++) { bytes += files[i].bytes; }
+    return bytes;
+}
+
+// Whether the checkpoint at path is whole: reads every byte of it. state is filled as far as it could be read.
+static inline bool run_verify(const char* path, RunState* state, Error* err) {
+    SavedFile files[RUN_MAX_FILES];
+    Error errors[RUN_MAX_FILES];
+    bool good[RUN_MAX_FILES];
+    int num_files = 0;
+    if (!run_read_state(path, state, files, &num_files, err)) { return false; }
+    // the two large files at the same time; waking threads up costs more than summing a few megabytes
+#pragma omp parallel for schedule(dynamic, 1) if (run_total_bytes(files, num_files) > 1 << 24)
+    for (int i = 0; i < num_files; i++) { good[i] = run_check_file(path, &files[i], &errors[i]); }
+    for (int i = 0; i < num_files; i++) {
+        if (!good[i]) { return error_set(err, "%s", errors[i].text); }
+    }
+    return true;
+}
+
+// run_verify() of out_dir's checkpoint of a step, whose name must say the same step as its state.json.
+static inline bool run_verify_step(const char* out_dir, int64_t step, char* path, Error* err) {
+    char name[RUN_NAME];
+    RunState state;
+    run_step_name(name, step);
+    if (!run_path(path, out_dir, name, err) || !run_verify(path, &state, err)) { return false; }
+    return state.step == step ||
+           error_set(err, "%s: its state.json is of step %lld: was it renamed?", path, (long long)state.step);
+}
+
+// The newest whole checkpoint of out_dir into path (size bytes). One line on stderr for each newer one, with the reason why
+// it is passed over. False if there is none.
+static inline bool run_find_newest(const char* out_dir, char* path, size_t size, Error* err) {
+    char candidate[RUN_PATH];
+    int64_t* steps;
+    int num_steps;
+    bool found = false;
+    Error reason;
+    if (!run_list_steps(out_dir, &steps, &num_steps, err)) { return false; }
+    for (int i = 0; i < num_steps && !found; i++) {
+        found = run_verify_step(out_dir, steps[i], candidate, &reason);
+        if (!found) { fprintf(stderr, "passed over checkpoint step_%08lld: %s\n", (long long)steps[i], reason.text); }
+    }
+    free(steps);
+    if (!found && num_steps == 0) {
+        return error_set(err, "%s: no checkpoint there (no directory step_NNNNNNNN)", out_dir);
+    }
+    if (!found) { return error_set(err, "%s: none of its %d checkpoints is whole", out_dir, num_steps); }
+    int n = snprintf(path, size, "%s", candidate);
+    return (n >= 0 && (size_t)n < size) || error_set(err, "%.200s...: the path is too long", candidate);
+}
+
+// The checkpoint at path, as run_find_newest() or run_verify() found it whole: sums of files are not taken again.
+// state->config is the shape that params, m, v (num_parameters(config)) have; another one is refused, and then, as
+// after every failure, *state is as it was. run_load_state() tells the shape beforehand.
+static inline bool run_load(const char* path, RunState* state, float* params, float* m, float* v, Error* err) {
+    static const char* const no_prefix[] = {""};
+    static const char* const prefixes[] = {"m.", "v."};
+    float* const moments[] = {m, v};
+    char model[RUN_PATH], optimizer[RUN_PATH];
+    RunState saved;
+    if (!run_load_state(path, &saved, err)) { return false; }
+    const GPT2Config *a = &saved.config, *b = &state->config;
+    if (memcmp(a, b, sizeof(*a)) != 0) {
+        return error_set(
+            err,
+            "%s: is of a model with L %d C %d NH %d V %d (padded %d) T %d, this run's has L %d C %d NH %d V %d "
+            "(padded %d) T %d",
+            path, a->num_layers, a->channels, a->num_heads, a->vocab_size, a->padded_vocab_size, a->max_seq_len,
+            b->num_layers, b->channels, b->num_heads, b->vocab_size, b->padded_vocab_size, b->max_seq_len);
+    }
+    if (!run_path(model, path, "model.safetensors", err) || !run_path(optimizer, path, "optimizer.safetensors", err) ||
+        !params_load_safetensors(model, a, &params, no_prefix, 1, err) ||
+        !params_load_safetensors(optimizer, a, moments, prefixes, 2, err)) {
+        return false;
+    }
+    *state = saved;
+    return true;
+}
+
+// ---- pruning -----------------------------------------------------------------------------
+
+// Removes one checkpoint: it loses its name first, so that no half of it is ever taken for a whole one.
+static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err) {
+    char name[RUN_NAME], path[RUN_PATH], hidden[RUN_PATH];
+    run_step_name(name, step);
+    if (!run_path(path, out_dir, name, err)) { return false; }
+    run_hidden_name(name, ".tmp-", step);
+    if (!run_path(hidden, out_dir, name, err)) { return false; }
+    if (rename(path, hidden) != 0) { return error_set(err, "%s: cannot remove: %s", path, strerror(errno)); }
+    return sync_directory(out_dir, err) && run_remove_directory(hidden, err);
+}
+
+// Keeps the newest `keep` checkpoints (0 keeps all), every one whose step is a multiple of major_every (0: none is kept for that),
+// and in any case the newest one that is whole: to know it, that one is read. Removes the others.
+static inline bool run_prune(const char* out_dir, int keep, int major_every, Error* err) {
+    char path[RUN_PATH];
+    int64_t* steps;
+    int num_steps;
+    require(keep >= 0 && major_every >= 0);
+    if (keep == 0) { return true; }
+    if (!run_list_steps(out_dir, &steps, &num_steps, err)) { return false; }
+    int newest_good = 0;
+    if (num_steps > keep) {
+        while (newest_good < num_steps && !run_verify_step(out_dir, steps[newest_good], path, NULL)) { newest_good++; }
+    }
+    bool ok = true;
+    for (int i = keep; ok && i < num_steps; i++) {
+        bool major = major_every > 0 && steps[i] % major_every == 0;
+        if (!major && i != newest_good) { ok = run_remove_step(out_dir, steps[i], err); }
+    }
+    free(steps);
+    return ok;
+}
+
+#endif

@@ -1,0 +1,532 @@
+/*
+Safetensors: u64 N, N bytes of JSON, then the data of all tensors without a gap. Little-endian.
+
+The reader maps the file and checks all of it before it hands out a pointer: header, names, shapes, offsets, the size to
+the byte. It is as strict as the reference reader (huggingface/safetensors 0.8), and stricter in this: the header
+begins with '{', no name stands twice or holds a NUL, a tensor has at most SAFE_MAX_DIMS dimensions. Unknown keys in a
+tensor's entry are passed over, as there. The writer streams: all tensors are declared first, then their data follow.
+
+    SafeTensors st;
+    if (!safetensors_open(&st, path, &err)) { return false; }
+    const SafeTensor* t = safetensors_find(&st, "wte.weight");
+    if (t && safe_is_float(t->dtype)) { safetensors_to_float(out, t, 0, t->elements); }
+    safetensors_close(&st);
+
+    SafeWriter w;
+    safewriter_init(&w);
+    safewriter_add(&w, "wte.weight", SAFE_F32, 2, shape);
+    if (!safewriter_begin(&w, path, &err)) { return false; }
+    safewriter_data(&w, wte, bytes); // as often as it takes
+    return safewriter_end(&w, &err, NULL, NULL);
+*/
+#ifndef LLMC_SAFETENSORS_H
+#define LLMC_SAFETENSORS_H
+
+#include "json.h"
+#include "utils.h"
+
+enum { SAFE_MAX_DIMS = 8, SAFE_MAX_HEADER = 100000000 };
+
+// every type of the reference reader; their order is that of safe_dtypes
+typedef enum {
+    SAFE_BOOL,
+    SAFE_F4,
+    SAFE_F6_E2M3,
+    SAFE_F6_E3M2,
+    SAFE_U8,
+    SAFE_I8,
+    SAFE_F8_E5M2,
+    SAFE_F8_E4M3,
+    SAFE_F8_E8M0,
+    SAFE_F8_E4M3FNUZ,
+    SAFE_F8_E5M2FNUZ,
+    SAFE_I16,
+    SAFE_U16,
+    SAFE_F16,
+    SAFE_BF16,
+    SAFE_I32,
+    SAFE_U32,
+    SAFE_F32,
+    SAFE_C64,
+    SAFE_F64,
+    SAFE_I64,
+    SAFE_U64,
+    SAFE_NUM_DTYPES
+} SafeDtype;
+
+typedef struct {
+    const char* name;
+    int bits; // of one element
+} SafeDtypeInfo;
+
+static const SafeDtypeInfo safe_dtypes[SAFE_NUM_DTYPES] = {
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64},
+};
+
+typedef struct {
+    const char* name; // NUL-terminated
+    SafeDtype dtype;
+    int num_dims;
+    uint64_t shape[SAFE_MAX_DIMS];
+    size_t elements;     // product of shape; 1 when there are no dimensions
+    size_t begin;        // its first byte, counted from the end of the header
+    const uint8_t* data; // (bytes), at any address: copy, never cast
+    size_t bytes;
+} SafeTensor;
+
+typedef struct {
+    MappedFile file;           // empty after safetensors_parse()
+    JsonDoc json;              // the header
+    const JsonValue* metadata; // "__metadata__", an object of strings, or NULL
+    SafeTensor* tensors;       // (num_tensors), in the order of their data
+    size_t num_tensors;
+    const SafeTensor** by_name; // (num_tensors), sorted
+} SafeTensors;
+
+// ---- numbers -----------------------------------------------------------------------
+
+static inline bool safe_is_float(SafeDtype dtype) {
+    return dtype == SAFE_F32 || dtype == SAFE_F16 || dtype == SAFE_BF16;
+}
+
+static inline float safe_float_from_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+static inline uint32_t safe_bits_from_float(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    return bits;
+}
+
+static inline float safe_float_from_bf16(uint16_t h) { return safe_float_from_bits((uint32_t)h << 16); }
+
+// Nearest, ties to even; a NaN stays a NaN.
+static inline uint16_t safe_bf16_from_float(float f) {
+    uint32_t u = safe_bits_from_float(f);
+    uint32_t rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16, quiet = (u >> 16) | 0x40;
+    return (uint16_t)((u & 0x7FFFFFFF) > 0x7F800000 ? quiet : rounded);
+}
+
+// IEEE half precision, exact, subnormals and NaN payloads included. No branches: it vectorises.
+static inline float safe_float_from_f16(uint16_t h) {
+    uint32_t magnitude = (uint32_t)(h & 0x7FFF) << 13, sign = (uint32_t)(h & 0x8000) << 16;
+    uint32_t exponent = magnitude & 0x0F800000;
+    uint32_t normal = magnitude + ((127u - 15) << 23);
+    uint32_t special = magnitude + ((255u - 31) << 23); // infinities and NaNs
+    // a subnormal m * 2^-24 is 2^-14 * (1 + m / 1024) - 2^-14
+    uint32_t tiny =
+        safe_bits_from_float(safe_float_from_bits(magnitude + (113u << 23)) - safe_float_from_bits(113u << 23));
+    uint32_t bits = exponent == 0 ? tiny : exponent == 0x0F800000 ? special : normal;
+    return safe_float_from_bits(bits | sign);
+}
+
+// dst[0..n) = elements offset..offset+n of an F32, F16 or BF16 tensor.
+static inline void safetensors_to_float(float* dst, const SafeTensor* t, size_t offset, size_t n) {
+    require(safe_is_float(t->dtype) && offset <= t->elements && n <= t->elements - offset);
+    const uint8_t* src = t->data + offset * (size_t)(safe_dtypes[t->dtype].bits / 8);
+    if (t->dtype == SAFE_F32) {
+        memcpy(dst, src, n * 4);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, src + 2 * i, 2);
+        dst[i] = t->dtype == SAFE_BF16 ? safe_float_from_bf16(h) : safe_float_from_f16(h);
+    }
+}
+
+// ---- reading -----------------------------------------------------------------------
+
+static inline uint64_t safe_header_bytes(const uint8_t* data, size_t size) {
+    uint64_t n = 0;
+    for (int i = 0; i < 8 && (size_t)i < size; i++) { n |= (uint64_t)data[i] << 8 * i; }
+    return n;
+}
+
+// Whether these bytes begin as a safetensors file does. (80 02, the mark of a pickle, is also a header of 640 bytes.)
+static inline bool safe_looks_right(const uint8_t* data, size_t size) {
+    return size > 8 && safe_header_bytes(data, size) <= SAFE_MAX_HEADER && data[8] == '{';
+}
+
+static inline bool safe_begins(const uint8_t* data, size_t size, const char* text) {
+    for (size_t i = 0; text[i]; i++) {
+        if (i >= size || (data[i] | (data[i] >= 'A' && data[i] <= 'Z' ? 0x20 : 0)) != (uint8_t)text[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// What somebody handed in instead of a model file, with the remedy, or NULL.
+static inline const char* mistaken_file(const uint8_t* data, size_t size) {
+    if (size == 0) { return "is empty; download it again"; }
+    if (size <= 8 || safe_looks_right(data, size)) { return NULL; } // up to 8 bytes: cut off, of whatever it was
+    if (safe_begins(data, size, "version https://git-lfs")) {
+        return "is a git-LFS pointer, not the file itself; run `git lfs pull` in that repository, or download the file";
+    }
+    size_t start = 0; // a page may begin with a byte order mark and white space
+    if (size >= 3 && memcmp(data, "\xEF\xBB\xBF", 3) == 0) { start = 3; }
+    while (start < size && start < 64 && strchr(" \t\r\n", data[start]) && data[start]) { start++; }
+    const uint8_t* text = data + start;
+    size_t left = size - start;
+    if (safe_begins(text, left, "<!doctype") || safe_begins(text, left, "<html") || safe_begins(text, left, "<head") ||
+        safe_begins(text, left, "<?xml")) {
+        return "is a web page (HTML or XML), probably an error message of the server; download the file again";
+    }
+    if (size >= 4 && memcmp(data, "PK\3\4", 4) == 0) {
+        return "is a zip file, probably PyTorch's pytorch_model.bin; use the model.safetensors of the same model, or "
+               "convert it with save_pretrained(..., safe_serialization=True)";
+    }
+    if (size >= 2 && data[0] == 0x80 && data[1] >= 2 && data[1] <= 5) {
+        return "is a Python pickle, probably an old pytorch_model.bin; use the model.safetensors of the same model, or "
+               "convert it with save_pretrained(..., safe_serialization=True)";
+    }
+    if (size >= 4 && memcmp(data, "GGUF", 4) == 0) {
+        return "is a GGUF file of llama.cpp; use the model.safetensors of the same model";
+    }
+    if (size >= 2 && data[0] == 0x1F && data[1] == 0x8B) { return "is compressed with gzip; unpack it with gunzip"; }
+    if (data[0] == '{') { return "is a JSON file, not a model; give the directory that it lies in"; }
+    return NULL;
+}
+
+static inline void safetensors_close(SafeTensors* st) {
+    free(st->tensors);
+    free(st->by_name);
+    json_free(&st->json);
+    unmap_file(&st->file);
+    st->metadata = NULL;
+    st->tensors = NULL;
+    st->by_name = NULL;
+    st->num_tensors = 0;
+}
+
+static inline int safe_compare_begin(const void* a, const void* b) {
+    const SafeTensor *x = (const SafeTensor*)a, *y = (const SafeTensor*)b;
+    if (x->begin != y->begin) { return x->begin < y->begin ? -1 : 1; }
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; // an empty tensor comes before its neighbour
+}
+
+static inline int safe_compare_name(const void* a, const void* b) {
+    return strcmp((*(const SafeTensor* const*)a)->name, (*(const SafeTensor* const*)b)->name);
+}
+
+// Non-negative integers of an array into out (up to max); their number, or -1.
+static inline int safe_read_sizes(const JsonValue* array, uint64_t* out, size_t max) {
+    if (!array || array->type != JSON_ARRAY || array->count > max) { return -1; }
+    for (size_t i = 0; i < array->count; i++) {
+        const JsonValue* v = &array->items[i];
+        if (v->type != JSON_NUMBER || !v->is_int || v->integer < 0) { return -1; }
+        out[i] = (uint64_t)v->integer;
+    }
+    return (int)array->count;
+}
+
+// elements and bytes from shape and dtype. False: they overflow, or do not fill whole bytes.
+static inline bool safe_tensor_size(SafeTensor* t, size_t* bytes) {
+    size_t bits;
+    t->elements = 1;
+    for (int i = 0; i < t->num_dims; i++) {
+        if (__builtin_mul_overflow(t->elements, t->shape[i], &t->elements)) { return false; }
+    }
+    if (__builtin_mul_overflow(t->elements, (size_t)safe_dtypes[t->dtype].bits, &bits)) { return false; }
+    *bytes = bits / 8;
+    return bits % 8 == 0;
+}
+
+// One member of the header into t, but for its data: where it lies is known to be good when all tensors are known.
+static inline bool safe_read_tensor(SafeTensor* t, const JsonValue* v, const char* file, Error* err) {
+    char name[128];
+    json_printable(name, sizeof(name), v->key, v->key_length);
+    if (strlen(v->key) != v->key_length) { return error_set(err, "%s: tensor '%s': a NUL in its name", file, name); }
+    t->name = v->key;
+    const JsonValue* dtype = json_get(v, "dtype");
+    if (!dtype || dtype->type != JSON_STRING) {
+        return error_set(err, "%s: tensor '%s': no \"dtype\" in its entry", file, name);
+    }
+    int d = 0;
+    while (d < SAFE_NUM_DTYPES && strcmp(dtype->string, safe_dtypes[d].name) != 0) { d++; }
+    if (d == SAFE_NUM_DTYPES || strlen(dtype->string) != dtype->length) {
+        char unknown[64];
+        return error_set(err, "%s: tensor '%s': dtype '%s' is not known", file, name,
+                         json_printable(unknown, sizeof(unknown), dtype->string, dtype->length));
+    }
+    t->dtype = (SafeDtype)d;
+    const JsonValue* shape = json_get(v, "shape");
+    if (shape && shape->type == JSON_ARRAY && shape->count > SAFE_MAX_DIMS) {
+        return error_set(err, "%s: tensor '%s': %u dimensions, at most %d are supported", file, name, shape->count,
+                         (int)SAFE_MAX_DIMS);
+    }
+    t->num_dims = safe_read_sizes(shape, t->shape, SAFE_MAX_DIMS);
+    if (t->num_dims < 0) { return error_set(err, "%s: tensor '%s': \"shape\" is not a list of sizes", file, name); }
+    uint64_t offsets[2];
+    if (safe_read_sizes(json_get(v, "data_offsets"), offsets, 2) != 2 || offsets[1] < offsets[0]) {
+        return error_set(err, "%s: tensor '%s': \"data_offsets\" is not [begin, end]", file, name);
+    }
+    size_t bytes;
+    if (!safe_tensor_size(t, &bytes)) {
+        return error_set(err, "%s: tensor '%s': its shape overflows, or does not fill whole bytes", file, name);
+    }
+    t->bytes = (size_t)(offsets[1] - offsets[0]);
+    if (t->bytes != bytes) {
+        return error_set(err, "%s: tensor '%s': %zu bytes by its offsets, %zu by its shape and dtype", file, name,
+                         t->bytes, bytes);
+    }
+    t->begin = (size_t)offsets[0];
+    return true;
+}
+
+static inline bool safe_read_metadata(SafeTensors* st, const JsonValue* v, const char* file, Error* err) {
+    bool ok = v->type == JSON_OBJECT;
+    for (size_t i = 0; ok && i < v->count; i++) { ok = v->items[i].type == JSON_STRING; }
+    if (!ok) { return error_set(err, "%s: \"__metadata__\" is not an object of strings", file); }
+    st->metadata = v;
+    return true;
+}
+
+// All tensors of a header that has been parsed; body: (body_size) the data area.
+static inline bool safe_read_tensors(SafeTensors* st, const uint8_t* body, size_t body_size, const char* file,
+                                     Error* err) {
+    const JsonValue* root = st->json.root;
+    if (root->type != JSON_OBJECT) { return error_set(err, "%s: the header is no JSON object", file); }
+    st->tensors = (SafeTensor*)calloc_check(root->count, sizeof(SafeTensor));
+    for (size_t i = 0; i < root->count; i++) {
+        const JsonValue* v = &root->items[i];
+        if (json_same_key(v, "__metadata__", 12)) {
+            if (!safe_read_metadata(st, v, file, err)) { return false; }
+        } else if (!safe_read_tensor(&st->tensors[st->num_tensors++], v, file, err)) {
+            return false;
+        }
+    }
+    qsort(st->tensors, st->num_tensors, sizeof(SafeTensor), safe_compare_begin);
+    size_t end = 0;
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        const SafeTensor* t = &st->tensors[i];
+        if (t->begin != end || __builtin_add_overflow(end, t->bytes, &end)) {
+            char name[128];
+            return error_set(err, "%s: tensor '%s' begins at byte %zu of the data, want %zu: a %s", file,
+                             json_printable(name, sizeof(name), t->name, strlen(t->name)), t->begin, end,
+                             t->begin > end ? "hole" : "tensor that overlaps");
+        }
+    }
+    if (end > body_size) {
+        return error_set(err, "%s: truncated: %zu bytes are missing at the end; download it again", file,
+                         end - body_size);
+    }
+    if (end < body_size) {
+        return error_set(err, "%s: %zu bytes too many after the last tensor", file, body_size - end);
+    }
+    st->by_name = (const SafeTensor**)malloc_check(st->num_tensors * sizeof(SafeTensor*));
+    for (size_t i = 0; i < st->num_tensors; i++) {
+        st->tensors[i].data = body + st->tensors[i].begin;
+        st->by_name[i] = &st->tensors[i];
+    }
+    qsort(st->by_name, st->num_tensors, sizeof(SafeTensor*), safe_compare_name);
+    return true;
+}
+
+// A safetensors file in memory, which must outlive st. `name` is its name in messages. False: nothing to close.
+static inline bool safetensors_parse(SafeTensors* st, const uint8_t* data, size_t size, const char* name, Error* err) {
+    memset(st, 0, sizeof(*st));
+    st->file.data = (const uint8_t*)"";
+    const char* mistake = mistaken_file(data, size);
+    if (mistake) { return error_set(err, "%s: %s", name, mistake); }
+    if (size < 8) {
+        return error_set(err, "%s: truncated: %zu bytes, a safetensors file has more than 8; download it again", name,
+                         size);
+    }
+    uint64_t n = safe_header_bytes(data, size);
+    if (n > SAFE_MAX_HEADER) {
+        return error_set(err, "%s: not a safetensors file: its header would have %llu bytes, at most %d are allowed",
+                         name, (unsigned long long)n, (int)SAFE_MAX_HEADER);
+    }
+    if (n > 0 && size > 8 && data[8] != '{') {
+        return error_set(err, "%s: not a safetensors file: its header does not begin with '{'", name);
+    }
+    if (n > size - 8) {
+        return error_set(err, "%s: truncated: %llu bytes of the header are missing, and all data; download it again",
+                         name, (unsigned long long)(n - (size - 8)));
+    }
+    if (n < 2) { return error_set(err, "%s: not a safetensors file: a header of %d bytes", name, (int)n); }
+    char where[4200];
+    snprintf(where, sizeof(where), "%s: header", name);
+    if (!json_parse(&st->json, (const char*)data + 8, (size_t)n, where, err)) { return false; }
+    if (!safe_read_tensors(st, data + 8 + n, size - 8 - (size_t)n, name, err)) {
+        safetensors_close(st);
+        return false;
+    }
+    return true;
+}
+
+// Maps path. The tensors live until safetensors_close(). False: nothing to close.
+static inline bool safetensors_open(SafeTensors* st, const char* path, Error* err) {
+    MappedFile file;
+    if (!map_file(&file, path, err)) { return false; }
+    if (!safetensors_parse(st, file.data, file.size, path, err)) {
+        unmap_file(&file);
+        return false;
+    }
+    st->file = file;
+    return true;
+}
+
+// The tensor of that name, or NULL.
+static inline const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
+    size_t low = 0, high = st->num_tensors;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        int order = strcmp(name, st->by_name[mid]->name);
+        if (order == 0) { return st->by_name[mid]; }
+        if (order < 0) {
+            high = mid;
+        } else {
+            low = mid + 1;
+        }
+    }
+    return NULL;
+}
+
+// "[2, 3]" into out (size bytes), for messages. Returns out.
+static inline const char* safe_shape_text(char* out, size_t size, const uint64_t* shape, int num_dims) {
+    size_t used = (size_t)snprintf(out, size, "[");
+    for (int i = 0; i < num_dims && used < size; i++) {
+        used += (size_t)snprintf(out + used, size - used, "%s%llu", i ? ", " : "", (unsigned long long)shape[i]);
+    }
+    if (used < size) { snprintf(out + used, size - used, "]"); }
+    return out;
+}
+
+// ---- writing -----------------------------------------------------------------------
+
+typedef struct {
+    char* name;
+    SafeDtype dtype;
+    int num_dims;
+    uint64_t shape[SAFE_MAX_DIMS];
+    size_t bytes;
+} SafeDeclared;
+
+typedef struct {
+    char *key, *value;
+} SafePair;
+
+typedef struct {
+    FileWriter file;
+    SafeDeclared* tensors; // (num_tensors), in the order of their data
+    size_t num_tensors, capacity;
+    SafePair* pairs; // (num_pairs) of "__metadata__", behind "format": "pt"
+    size_t num_pairs;
+    uint64_t declared, given; // bytes of data
+} SafeWriter;
+
+static inline void safewriter_init(SafeWriter* w) { memset(w, 0, sizeof(*w)); }
+
+static inline void safewriter_free(SafeWriter* w) {
+    for (size_t i = 0; i < w->num_tensors; i++) { free(w->tensors[i].name); }
+    for (size_t i = 0; i < w->num_pairs; i++) {
+        free(w->pairs[i].key);
+        free(w->pairs[i].value);
+    }
+    free(w->tensors);
+    free(w->pairs);
+    w->tensors = NULL;
+    w->pairs = NULL;
+    w->num_tensors = w->num_pairs = 0;
+}
+
+// Declares the next tensor. Names are UTF-8 and must differ; they are copied.
+static inline void safewriter_add(SafeWriter* w, const char* name, SafeDtype dtype, int num_dims,
+                                  const uint64_t* shape) {
+    require(num_dims >= 0 && num_dims <= SAFE_MAX_DIMS && dtype < SAFE_NUM_DTYPES);
+    if (w->num_tensors == w->capacity) {
+        w->capacity = w->capacity ? 2 * w->capacity : 64;
+        w->tensors = (SafeDeclared*)realloc_check(w->tensors, w->capacity * sizeof(SafeDeclared));
+    }
+    SafeTensor size; // for its arithmetic
+    memset(&size, 0, sizeof(size));
+    size.dtype = dtype;
+    size.num_dims = num_dims;
+    for (int i = 0; i < num_dims; i++) { size.shape[i] = shape[i]; }
+    SafeDeclared* t = &w->tensors[w->num_tensors++];
+    memset(t, 0, sizeof(*t));
+    require(safe_tensor_size(&size, &t->bytes) && !__builtin_add_overflow(w->declared, t->bytes, &w->declared));
+    t->name = strdup_check(name);
+    t->dtype = dtype;
+    t->num_dims = num_dims;
+    memcpy(t->shape, size.shape, sizeof(t->shape));
+}
+
+// One more pair of "__metadata__".
+static inline void safewriter_metadata(SafeWriter* w, const char* key, const char* value) {
+    w->pairs = (SafePair*)realloc_check(w->pairs, (w->num_pairs + 1) * sizeof(SafePair));
+    w->pairs[w->num_pairs].key = strdup_check(key);
+    w->pairs[w->num_pairs++].value = strdup_check(value);
+}
+
+static inline void safewriter_header(const SafeWriter* w, FileWriter* out) {
+    writer_printf(out, "{\"__metadata__\":{\"format\":\"pt\"");
+    for (size_t i = 0; i < w->num_pairs; i++) {
+        writer_put(out, ",", 1);
+        json_write_string(out, w->pairs[i].key, strlen(w->pairs[i].key));
+        writer_put(out, ":", 1);
+        json_write_string(out, w->pairs[i].value, strlen(w->pairs[i].value));
+    }
+    writer_put(out, "}", 1);
+    uint64_t begin = 0;
+    for (size_t i = 0; i < w->num_tensors; i++) {
+        const SafeDeclared* t = &w->tensors[i];
+        writer_put(out, ",", 1);
+        json_write_string(out, t->name, strlen(t->name));
+        writer_printf(out, ":{\"dtype\":\"%s\",\"shape\":[", safe_dtypes[t->dtype].name);
+        for (int d = 0; d < t->num_dims; d++) {
+            writer_printf(out, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
+        }
+        writer_printf(out, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+                      (unsigned long long)(begin + t->bytes));
+        begin += t->bytes;
+    }
+    writer_put(out, "}", 1);
+}
+
+// Creates path and writes the header. False: the writer is freed, nothing more to do.
+static inline bool safewriter_begin(SafeWriter* w, const char* path, Error* err) {
+    FileWriter count; // writes nothing, but counts
+    memset(&count, 0, sizeof(count));
+    count.failed = true;
+    safewriter_header(w, &count);
+    uint64_t length = (count.bytes + 7) / 8 * 8; // so that the data begin at a multiple of 8
+    require(length <= SAFE_MAX_HEADER);
+    if (!writer_open(&w->file, path, err)) {
+        safewriter_free(w);
+        return false;
+    }
+    uint8_t prefix[8];
+    for (int i = 0; i < 8; i++) { prefix[i] = (uint8_t)(length >> 8 * i); }
+    writer_put(&w->file, prefix, 8);
+    safewriter_header(w, &w->file);
+    writer_put(&w->file, "        ", length - count.bytes);
+    return true;
+}
+
+// The next bytes of the data, in the order of declaration; pieces may be of any size.
+static inline void safewriter_data(SafeWriter* w, const void* data, size_t bytes) {
+    w->given += bytes;
+    require(w->given <= w->declared);
+    writer_put(&w->file, data, bytes);
+}
+
+// Syncs and closes; frees the writer in any case. bytes and crc (each may be NULL): size and crc32c of the file.
+static inline bool safewriter_end(SafeWriter* w, Error* err, uint64_t* bytes, uint32_t* crc) {
+    require(w->given == w->declared);
+    safewriter_free(w);
+    if (bytes) { *bytes = w->file.bytes; }
+    if (crc) { *crc = w->file.crc; }
+    return writer_close(&w->file, err);
+}
+
+#endif

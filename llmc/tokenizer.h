@@ -1,0 +1,1166 @@
+/*
+GPT-2's byte-level BPE: text to token ids and back, lossless for every byte string.
+
+    Tokenizer t;
+    TokenBuffer tokens = {0};
+    if (!tokenizer_load(&t, "gpt2/", &err)) { die("%s", err.text); }
+    tokenizer_encode(&t, text, n, &tokens); // appends to tokens.ids (tokens.count)
+    bytes = tokenizer_decode(&t, tokens.ids[0], &length);
+
+Encoding has three steps. The scanner cuts the text into pieces (GPT-2's regular expression, by hand). A piece that was
+met before comes from a cache. Another one begins as its bytes, and its neighbours are merged by lowest rank, leftmost
+first, until no pair is in the list of merges: short pieces by plain search, long ones with a heap, O(n log n).
+Text of special tokens has no meaning in the input: "<|endoftext|>" is encoded as the characters it is made of.
+
+Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, llm.c's tokenizer.bin (decode only).
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", 2.2; Sennrich et al. 2016, arXiv:1508.07909.
+*/
+#ifndef LLMC_TOKENIZER_H
+#define LLMC_TOKENIZER_H
+
+#include "json.h"
+#include "unicode_tables.h"
+#include "utils.h"
+
+enum {
+    TOKENIZER_MAX_VOCAB = 1 << 20,
+    TOKENIZER_MAX_FILE = 1 << 28, // bytes; GPT-2's largest is 2 MB
+    TOKENIZER_BIN_MAGIC = 20240328,
+};
+#define TOKENIZER_EOT "<|endoftext|>"
+
+// ---- types --------------------------------------------------------------------------------------
+
+// One merge in the hash table of merges: tokens left, right become id.
+typedef struct {
+    uint32_t left, right; // left is UINT32_MAX in an empty slot
+    uint32_t rank;        // its place in merges.txt; lower ranks merge first
+    uint32_t id;
+} MergeSlot;
+
+typedef struct {
+    int vocab_size;          // V
+    int eot_id;              // id of <|endoftext|>; -1 if there is none
+    bool can_encode;         // false: read from a tokenizer.bin, which has no merges
+    uint32_t fingerprint[2]; // sums of tokens and merges: equal for equal vocabularies
+
+    uint8_t* bytes;    // bytes of all tokens, one after the other
+    uint32_t* offsets; // (V+1) token i is bytes[offsets[i]] .. bytes[offsets[i+1]]
+    uint8_t* added;    // (V) 1: an added token, written in files as it is, not byte by byte
+    uint32_t* merges;  // (num_merges, 2) ids of left and right, by rank
+    int num_merges;
+    MergeSlot* slots; // (1 << slot_bits) open addressing, at most half full
+    int slot_bits;
+
+    uint32_t byte_ids[256];  // id of each single byte
+    uint8_t byte_class[256]; // class of an ASCII character, CLASS_WIDE for the others
+    uint8_t* char_class;     // (0x110000) class of a code point
+} Tokenizer;
+
+// Pieces that were encoded before. Direct-mapped, of fixed size.
+enum { CACHE_BITS = 15, CACHE_KEY = 24, CACHE_IDS = 8 };
+typedef struct {
+    uint64_t key[CACHE_KEY / 8]; // the piece's bytes, padded with zeros
+    uint32_t ids[CACHE_IDS];
+    uint8_t length; // bytes; 0: empty
+    uint8_t count;  // ids
+    uint8_t pad[6];
+} CacheEntry; // one cache line
+
+// Where tokenizer_encode() appends. Zeroed to begin with; one for each thread; set count = 0 to use it again.
+typedef struct {
+    uint32_t* ids; // (capacity), the first count are set
+    size_t count, capacity;
+    CacheEntry* cache; // (1 << CACHE_BITS), of the vocabulary with this fingerprint
+    uint32_t cache_owner[2];
+} TokenBuffer;
+
+static inline void token_buffer_free(TokenBuffer* b) {
+    free(b->ids);
+    free(b->cache);
+    memset(b, 0, sizeof(*b));
+}
+
+static inline void token_buffer_reserve(TokenBuffer* b, size_t more) {
+    if (b->capacity - b->count >= more) { return; }
+    size_t capacity = b->capacity + b->capacity / 2 + more + 1024, bytes;
+    if (__builtin_mul_overflow(capacity, sizeof(b->ids[0]), &bytes)) { die("out of memory: %zu tokens", capacity); }
+    b->ids = (uint32_t*)realloc_check(b->ids, bytes);
+    b->capacity = capacity;
+}
+
+// ---- UTF-8 --------------------------------------------------------------------------------------
+
+// Are p[0..n) the beginning, not the whole, of a well-formed sequence? n is 1 to 3. Unicode 16.0, table 3-7.
+static inline bool utf8_is_prefix(const uint8_t* p, size_t n) {
+    if (p[0] < 0xC2 || p[0] > 0xF4) { return false; }
+    size_t length = p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (n >= length) { return false; }
+    if (n >= 2) {
+        uint8_t low = p[0] == 0xE0 ? 0xA0 : p[0] == 0xF0 ? 0x90 : 0x80;  // no overlong forms
+        uint8_t high = p[0] == 0xED ? 0x9F : p[0] == 0xF4 ? 0x8F : 0xBF; // no surrogates, nothing past 10FFFF
+        if (p[1] < low || p[1] > high) { return false; }
+    }
+    return n < 3 || (p[2] & 0xC0) == 0x80;
+}
+
+// Bytes of the code point at p < end, 0 if there is no well-formed one. Fills *code.
+static inline size_t utf8_decode(const uint8_t* p, const uint8_t* end, uint32_t* code) {
+    int n = json_utf8_length(p, (size_t)(end - p));
+    *code = n > 1 ? p[0] & (0x7Fu >> n) : p[0];
+    for (int i = 1; i < n; i++) { *code = *code << 6 | (p[i] & 0x3F); }
+    return (size_t)n;
+}
+
+// Bytes in, whole characters out: tokens often end within a character, a terminal wants whole ones. An incomplete
+// sequence is held back until it is complete; what can become no character comes out as U+FFFD, one for each
+// maximal part that began like one. Zeroed to begin with.
+typedef struct {
+    uint8_t held[4];
+    size_t count;
+} Utf8Stream;
+
+// Takes n bytes, writes to out (3 * (n + 3)) and returns the bytes written.
+static inline size_t utf8_stream_push(Utf8Stream* s, const void* bytes, size_t n, char* out) {
+    const uint8_t* p = (const uint8_t*)bytes;
+    size_t written = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t code;
+        s->held[s->count++] = p[i];
+        if (utf8_decode(s->held, s->held + s->count, &code)) {
+            memcpy(out + written, s->held, s->count);
+            written += s->count;
+        } else if (utf8_is_prefix(s->held, s->count)) {
+            i++;
+            continue;
+        } else {
+            memcpy(out + written, "\xEF\xBF\xBD", 3);
+            written += 3;
+            if (s->count > 1) { // this byte may begin the next character
+                s->count = 0;
+                continue;
+            }
+        }
+        s->count = 0;
+        i++;
+    }
+    return written;
+}
+
+// At the end of the text: U+FFFD for what is still held back, to out (3).
+static inline size_t utf8_stream_flush(Utf8Stream* s, char* out) {
+    size_t n = s->count ? 3 : 0;
+    memcpy(out, "\xEF\xBF\xBD", n);
+    s->count = 0;
+    return n;
+}
+
+// ---- the scanner --------------------------------------------------------------------------------
+
+enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE, CLASS_WIDE };
+
+static inline void tokenizer_fill_classes(Tokenizer* t) {
+    t->char_class = (uint8_t*)calloc_check(0x110000, 1);
+    const UnicodeRange* tables[3] = {unicode_letters, unicode_numbers, unicode_spaces};
+    const size_t counts[3] = {sizeof(unicode_letters) / sizeof(UnicodeRange),
+                              sizeof(unicode_numbers) / sizeof(UnicodeRange),
+                              sizeof(unicode_spaces) / sizeof(UnicodeRange)};
+    for (int k = 0; k < 3; k++) {
+        for (size_t i = 0; i < counts[k]; i++) {
+            UnicodeRange r = tables[k][i];
+            memset(t->char_class + r.first, CLASS_LETTER + k, r.last - r.first + 1);
+        }
+    }
+    memcpy(t->byte_class, t->char_class, 128);
+    memset(t->byte_class + 128, CLASS_WIDE, 128);
+}
+
+// Class of the character at p < end; *length is its bytes. A byte that begins no well-formed one is a character "other".
+static inline int tokenizer_class_at(const Tokenizer* t, const uint8_t* p, const uint8_t* end, size_t* length) {
+    uint32_t code;
+    *length = 1;
+    if (*p < 0x80) { return t->byte_class[*p]; }
+    size_t n = utf8_decode(p, end, &code);
+    if (n == 0) { return CLASS_OTHER; }
+    *length = n;
+    return t->char_class[code];
+}
+
+// End of the run of characters of one class that begins at p.
+static inline const uint8_t* tokenizer_run(const Tokenizer* t, const uint8_t* p, const uint8_t* end, int wanted) {
+    while (p < end) {
+        int c = t->byte_class[*p];
+        size_t length = 1;
+        if (c == CLASS_WIDE) { c = tokenizer_class_at(t, p, end, &length); }
+        if (c != wanted) { break; }
+        p += length;
+    }
+    return p;
+}
+
+// White space from p on: all of it at the end of the text, else all but its last character, which the next piece may
+// take as its leading space, and at least one.
+static inline const uint8_t* tokenizer_space_piece(const Tokenizer* t, const uint8_t* p, const uint8_t* end) {
+    const uint8_t *q = p, *last = p;
+    while (q < end) {
+        size_t length;
+        if (tokenizer_class_at(t, q, end, &length) != CLASS_SPACE) { return last > p ? last : q; }
+        last = q;
+        q += length;
+    }
+    return end;
+}
+
+// End of the piece that begins at p < end. Pieces, the first that fits:
+//   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+static inline const uint8_t* tokenizer_next_piece(const Tokenizer* t, const uint8_t* p, const uint8_t* end) {
+    const uint8_t* q = p;
+    if (*p == ' ') {
+        if (++q == end) { return end; }
+    } else if (*p == '\'' && end - p >= 2) {
+        uint8_t a = p[1], b = end - p >= 3 ? p[2] : 0;
+        if (a == 's' || a == 't' || a == 'm' || a == 'd') { return p + 2; }
+        if ((b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l')) { return p + 3; }
+    }
+    size_t length = 1;
+    int c = t->byte_class[*q];
+    if (c == CLASS_WIDE) { c = tokenizer_class_at(t, q, end, &length); }
+    return c == CLASS_SPACE ? tokenizer_space_piece(t, p, end) : tokenizer_run(t, q + length, end, c);
+}
+
+// The last place c in 0 < c < n where text may be cut, so that the ids of text[0..c) and then of the rest are those of
+// the whole, whatever comes before it or after it; 0 if there is none. For texts that come in chunks: a piece ends before white space
+// that follows something else, and between ASCII letters or digits and ASCII characters of another class.
+static inline size_t tokenizer_find_cut(const Tokenizer* t, const void* text, size_t n) {
+    const uint8_t* p = (const uint8_t*)text;
+    for (size_t i = n; i-- > 1;) {
+        int before = t->byte_class[p[i - 1]], after = t->byte_class[p[i]];
+        if (after == CLASS_WIDE || before == after) { continue; }
+        if (before == CLASS_LETTER || before == CLASS_NUMBER) { return i; }
+        if (after != CLASS_SPACE) { continue; }
+        if (before == CLASS_OTHER) { return i; }
+        // before is the last byte of a wide character, or of none: not a cut if it may be white space
+        bool space = false;
+        for (size_t k = 2; k <= 3 && k <= i; k++) {
+            size_t length;
+            space |= tokenizer_class_at(t, p + i - k, p + i, &length) == CLASS_SPACE && length == k;
+        }
+        if (!space) { return i; }
+    }
+    return 0;
+}
+
+// ---- merging ------------------------------------------------------------------------------------
+
+static inline size_t tokenizer_slot(const Tokenizer* t, uint32_t left, uint32_t right) {
+    return (size_t)(((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u >> (64 - t->slot_bits));
+}
+
+// The merge of two neighbours; in one without a merge rank is UINT32_MAX.
+static inline const MergeSlot* tokenizer_find_merge(const Tokenizer* t, uint32_t left, uint32_t right) {
+    size_t mask = ((size_t)1 << t->slot_bits) - 1, i = tokenizer_slot(t, left, right);
+    while (t->slots[i].left != UINT32_MAX && (t->slots[i].left != left || t->slots[i].right != right)) {
+        i = (i + 1) & mask;
+    }
+    return &t->slots[i];
+}
+
+enum { MERGE_SHORT = 64 }; // bytes; a longer piece pays for a heap
+
+// ids (n) holds n <= MERGE_SHORT ids of single bytes; merges in place and returns how many are left.
+static inline size_t tokenizer_merge_short(const Tokenizer* t, uint32_t* ids, size_t n) {
+    uint32_t ranks[MERGE_SHORT], merged[MERGE_SHORT]; // of ids[i] with ids[i + 1]
+    for (size_t i = 0; i + 1 < n; i++) {
+        const MergeSlot* m = tokenizer_find_merge(t, ids[i], ids[i + 1]);
+        ranks[i] = m->rank;
+        merged[i] = m->id;
+    }
+    while (n > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < n; i++) {
+            if (ranks[i] < ranks[best]) { best = i; }
+        }
+        if (ranks[best] == UINT32_MAX) { break; }
+        ids[best] = merged[best];
+        n--;
+        for (size_t i = best + 1; i < n; i++) { ids[i] = ids[i + 1]; }
+        for (size_t i = best + 1; i + 1 < n; i++) {
+            ranks[i] = ranks[i + 1];
+            merged[i] = merged[i + 1];
+        }
+        for (size_t i = best ? best - 1 : 0; i <= best && i + 1 < n; i++) {
+            const MergeSlot* m = tokenizer_find_merge(t, ids[i], ids[i + 1]);
+            ranks[i] = m->rank;
+            merged[i] = m->id;
+        }
+    }
+    return n;
+}
+
+// A binary heap of rank << 32 | position: the lowest rank first, then the leftmost.
+typedef struct {
+    uint64_t* items;
+    size_t count;
+} MergeHeap;
+
+static inline void merge_heap_sink(MergeHeap* h, size_t i) {
+    uint64_t item = h->items[i];
+    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
+        if (child + 1 < h->count && h->items[child + 1] < h->items[child]) { child++; }
+        if (h->items[child] >= item) { break; }
+        h->items[i] = h->items[child];
+    }
+    h->items[i] = item;
+}
+
+static inline void merge_heap_push(MergeHeap* h, uint64_t item) {
+    size_t i = h->count++;
+    for (; i > 0 && h->items[(i - 1) / 2] > item; i = (i - 1) / 2) { h->items[i] = h->items[(i - 1) / 2]; }
+    h->items[i] = item;
+}
+
+// The same for a piece of any length below 4 GiB. A doubly linked list of tokens over the positions of the bytes; an item of
+// the heap is stale if the rank at its position has changed since.
+static inline size_t tokenizer_merge_long(const Tokenizer* t, uint32_t* ids, size_t n) {
+    require(n < UINT32_MAX);
+    uint32_t* prev = (uint32_t*)malloc_check(3 * n * sizeof(uint32_t));
+    uint32_t *next = prev + n, *ranks = prev + 2 * n; // ranks: of position i with next[i]
+    // each merge takes one token away and adds at most two pairs
+    MergeHeap heap = {(uint64_t*)malloc_check(3 * n * sizeof(uint64_t)), 0};
+    for (size_t i = 0; i < n; i++) {
+        prev[i] = (uint32_t)i - 1; // of the first: UINT32_MAX, nothing
+        next[i] = (uint32_t)i + 1; // of the last: n, nothing
+        ranks[i] = i + 1 < n ? tokenizer_find_merge(t, ids[i], ids[i + 1])->rank : UINT32_MAX;
+        if (ranks[i] != UINT32_MAX) { heap.items[heap.count++] = (uint64_t)ranks[i] << 32 | i; }
+    }
+    for (size_t i = heap.count / 2; i-- > 0;) { merge_heap_sink(&heap, i); }
+    while (heap.count > 0) {
+        uint32_t rank = (uint32_t)(heap.items[0] >> 32), at = (uint32_t)heap.items[0];
+        heap.items[0] = heap.items[--heap.count];
+        if (heap.count > 0) { merge_heap_sink(&heap, 0); }
+        if (ranks[at] != rank) { continue; }
+        uint32_t gone = next[at], after = next[gone], before = prev[at];
+        ids[at] = tokenizer_find_merge(t, ids[at], ids[gone])->id;
+        next[at] = after;
+        if (after < n) { prev[after] = at; }
+        ranks[gone] = UINT32_MAX;
+        ranks[at] = after < n ? tokenizer_find_merge(t, ids[at], ids[after])->rank : UINT32_MAX;
+        if (ranks[at] != UINT32_MAX) { merge_heap_push(&heap, (uint64_t)ranks[at] << 32 | at); }
+        if (before == UINT32_MAX) { continue; }
+        ranks[before] = tokenizer_find_merge(t, ids[before], ids[at])->rank;
+        if (ranks[before] != UINT32_MAX) { merge_heap_push(&heap, (uint64_t)ranks[before] << 32 | before); }
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < n; i = next[i]) { ids[count++] = ids[i]; }
+    free(prev);
+    free(heap.items);
+    return count;
+}
+
+// ids (n) gets the tokens of one piece of n > 0 bytes; returns their number.
+static inline size_t tokenizer_merge(const Tokenizer* t, const uint8_t* piece, size_t n, uint32_t* ids) {
+    for (size_t i = 0; i < n; i++) { ids[i] = t->byte_ids[piece[i]]; }
+    return n <= MERGE_SHORT ? tokenizer_merge_short(t, ids, n) : tokenizer_merge_long(t, ids, n);
+}
+
+// ---- encode and decode --------------------------------------------------------------------------
+
+static inline void tokenizer_open_cache(const Tokenizer* t, TokenBuffer* b) {
+    size_t bytes = sizeof(CacheEntry) << CACHE_BITS;
+    bool fresh = !b->cache;
+    if (fresh) {
+        void* cache;
+        if (posix_memalign(&cache, sizeof(CacheEntry), bytes) != 0) {
+            die("out of memory: %zu bytes asked for", bytes);
+        }
+        b->cache = (CacheEntry*)cache;
+    }
+    if (!fresh && memcmp(b->cache_owner, t->fingerprint, sizeof(b->cache_owner)) == 0) { return; }
+    memset(b->cache, 0, bytes);
+    memcpy(b->cache_owner, t->fingerprint, sizeof(b->cache_owner));
+}
+
+static inline uint64_t tokenizer_load_word(const uint8_t* p, size_t n) {
+    uint64_t w;
+    memcpy(&w, p, 8);
+    return n < 8 ? w & ((1ull << 8 * n) - 1) : w;
+}
+
+// Appends the ids of text (n bytes, any bytes) to out. Threads may share t when each has its own out.
+static inline void tokenizer_encode(const Tokenizer* t, const void* text, size_t n, TokenBuffer* out) {
+    require(t->can_encode);
+    tokenizer_open_cache(t, out);
+    const uint8_t *p = (const uint8_t*)text, *end = p + n;
+    while (n > 0 && p < end) {
+        const uint8_t* next = tokenizer_next_piece(t, p, end);
+        size_t length = (size_t)(next - p);
+        token_buffer_reserve(out, length + CACHE_IDS); // a hit copies all of an entry's ids
+        uint32_t* ids = out->ids + out->count;
+        if (length > CACHE_KEY) {
+            out->count += tokenizer_merge(t, p, length, ids);
+            p = next;
+            continue;
+        }
+        uint8_t copy[CACHE_KEY] = {0};
+        const uint8_t* from = p;
+        if (end - p < CACHE_KEY) { from = (const uint8_t*)memcpy(copy, p, length); } // no reading past the end
+        uint64_t a = tokenizer_load_word(from, length), b = 0, c = 0;
+        if (length > 8) { b = tokenizer_load_word(from + 8, length - 8); }
+        if (length > 16) { c = tokenizer_load_word(from + 16, length - 16); }
+        uint64_t hash = (a ^ b * 0xC2B2AE3D27D4EB4Fu ^ c * 0x165667B19E3779F9u) * 0x9E3779B97F4A7C15u;
+        CacheEntry* e = &out->cache[hash >> (64 - CACHE_BITS)];
+        if (e->length == length && e->key[0] == a && e->key[1] == b && e->key[2] == c) {
+            memcpy(ids, e->ids, sizeof(e->ids));
+            out->count += e->count;
+        } else {
+            size_t count = tokenizer_merge(t, p, length, ids);
+            out->count += count;
+            if (count <= CACHE_IDS) {
+                CacheEntry fresh = {{a, b, c}, {0}, (uint8_t)length, (uint8_t)count, {0}};
+                memcpy(fresh.ids, ids, count * sizeof(ids[0]));
+                *e = fresh;
+            }
+        }
+        p = next;
+    }
+}
+
+// The bytes of one token (*length of them, no NUL after them); NULL for an id outside 0..V-1.
+static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* length) {
+    *length = 0;
+    if (id < 0 || id >= t->vocab_size) { return NULL; }
+    *length = t->offsets[id + 1] - t->offsets[id];
+    return (const char*)t->bytes + t->offsets[id];
+}
+
+// ---- vocabularies from files: tokens and merges as they are read --------------------------------
+
+typedef struct {
+    size_t offset; // into bytes
+    uint32_t length;
+    uint32_t id;
+    bool added; // not in the index: merges do not reach it
+} VocabEntry;
+
+typedef struct {
+    uint8_t* bytes; // (bytes_capacity), num_bytes set; scratch space behind them
+    size_t num_bytes, bytes_capacity;
+    VocabEntry* entries; // (capacity), count set
+    size_t count, capacity;
+    uint32_t* index; // (index_size, a power of 2) hash table of 1 + place in entries, or 0
+    size_t index_size;
+    uint32_t* merges; // (merges_capacity, 3) ids of left, right and both
+    size_t num_merges, merges_capacity;
+    uint16_t code_of[256];     // the printable code point that stands for a byte in files
+    int16_t byte_of[256 + 68]; // the way back; -1: stands for none
+} Vocab;
+
+// Printable bytes stand for themselves, the other 68 are numbered from 256 on, so that a file shows no white space.
+static inline void vocab_init(Vocab* v) {
+    memset(v, 0, sizeof(*v));
+    for (int i = 0; i < 256 + 68; i++) { v->byte_of[i] = -1; }
+    for (int b = 0, next = 256; b < 256; b++) {
+        bool printable_byte = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+        v->code_of[b] = (uint16_t)(printable_byte ? b : next++);
+        v->byte_of[v->code_of[b]] = (int16_t)b;
+    }
+}
+
+static inline void vocab_free(Vocab* v) {
+    free(v->bytes);
+    free(v->entries);
+    free(v->index);
+    free(v->merges);
+    memset(v, 0, sizeof(*v));
+}
+
+// Room for n bytes behind bytes[num_bytes].
+static inline uint8_t* vocab_scratch(Vocab* v, size_t n) {
+    if (!v->bytes || v->bytes_capacity - v->num_bytes < n) {
+        v->bytes_capacity = 2 * v->bytes_capacity + n + 4096;
+        v->bytes = (uint8_t*)realloc_check(v->bytes, v->bytes_capacity);
+    }
+    return v->bytes + v->num_bytes;
+}
+
+// Slot of these bytes in the index: holds 0 if they are not in it.
+static inline uint32_t* vocab_slot(const Vocab* v, const uint8_t* bytes, size_t n) {
+    uint64_t h = n;
+    for (size_t i = 0; i < n; i++) { h = (h ^ bytes[i]) * 0x100000001B3u; } // FNV-1a
+    for (size_t i = (size_t)(h ^ h >> 29);; i++) {
+        uint32_t* slot = &v->index[i & (v->index_size - 1)];
+        if (*slot == 0) { return slot; }
+        const VocabEntry* e = &v->entries[*slot - 1];
+        if (e->length == n && memcmp(v->bytes + e->offset, bytes, n) == 0) { return slot; }
+    }
+}
+
+static inline VocabEntry* vocab_find(const Vocab* v, const uint8_t* bytes, size_t n) {
+    uint32_t slot = v->index_size ? *vocab_slot(v, bytes, n) : 0;
+    return slot ? &v->entries[slot - 1] : NULL;
+}
+
+// Adds the token whose n bytes stand in the scratch space. One that is not `added` must not be there yet.
+static inline bool vocab_add(Vocab* v, size_t n, int64_t id, bool added, const char* where, Error* err) {
+    const uint8_t* bytes = vocab_scratch(v, n);
+    const char* reason = n == 0                                ? "is empty"
+                         : id < 0 || id >= TOKENIZER_MAX_VOCAB ? "has an id outside 0 to 1048575"
+                         : v->count == TOKENIZER_MAX_VOCAB     ? "is one too many: 1048576 is the limit"
+                         : !added && vocab_find(v, bytes, n)   ? "stands twice"
+                                                               : NULL;
+    if (reason) {
+        char name[128];
+        json_printable(name, sizeof(name), (const char*)bytes, n);
+        return error_set(err, "%s: token '%s' (id %lld) %s", where, name, (long long)id, reason);
+    }
+    if (v->count == v->capacity) {
+        v->capacity = 2 * v->capacity + 1024;
+        v->entries = (VocabEntry*)realloc_check(v->entries, v->capacity * sizeof(VocabEntry));
+        v->index_size = v->index_size ? v->index_size : 1024;
+        while (v->index_size < 2 * v->capacity) { v->index_size *= 2; }
+        free(v->index);
+        v->index = (uint32_t*)calloc_check(v->index_size, sizeof(uint32_t));
+        for (size_t i = 0; i < v->count; i++) {
+            const VocabEntry* e = &v->entries[i];
+            if (!e->added) { *vocab_slot(v, v->bytes + e->offset, e->length) = (uint32_t)i + 1; }
+        }
+    }
+    VocabEntry entry = {v->num_bytes, (uint32_t)n, (uint32_t)id, added};
+    if (!added) { *vocab_slot(v, bytes, n) = (uint32_t)v->count + 1; }
+    v->entries[v->count++] = entry;
+    v->num_bytes += n;
+    return true;
+}
+
+// A token as files spell it to its bytes, in the scratch space. False if a character stands for no byte.
+static inline bool vocab_unmap(Vocab* v, const char* text, size_t n, size_t* num_bytes) {
+    const uint8_t *p = (const uint8_t*)text, *end = p + n;
+    uint8_t* out = vocab_scratch(v, n);
+    *num_bytes = 0;
+    while (p < end) {
+        uint32_t code;
+        size_t length = utf8_decode(p, end, &code);
+        if (length == 0 || code >= 256 + 68 || v->byte_of[code] < 0) { return false; }
+        out[(*num_bytes)++] = (uint8_t)v->byte_of[code];
+        p += length;
+    }
+    return true;
+}
+
+// The token that a file spells so; NULL if there is none.
+static inline VocabEntry* vocab_find_spelled(Vocab* v, const char* text, size_t n) {
+    size_t num_bytes;
+    if (!vocab_unmap(v, text, n, &num_bytes)) { return NULL; }
+    return vocab_find(v, v->bytes + v->num_bytes, num_bytes);
+}
+
+// One side of a merge.
+static inline const VocabEntry* vocab_merge_side(Vocab* v, const char* text, size_t n, const char* where, Error* err) {
+    char name[128];
+    const VocabEntry* e = vocab_find_spelled(v, text, n);
+    if (!e) { error_set(err, "%s: '%s' is no token so far", where, json_printable(name, sizeof(name), text, n)); }
+    return e;
+}
+
+// The next merge in rank order. Without a vocab.json (grow) each merge makes the next token, else it must be known.
+static inline bool vocab_add_merge(Vocab* v, const char* left, size_t num_left, const char* right, size_t num_right,
+                                   bool grow, const char* where, Error* err) {
+    if (v->num_merges == TOKENIZER_MAX_VOCAB) {
+        return error_set(err, "%s: more than %d merges", where, TOKENIZER_MAX_VOCAB);
+    }
+    const VocabEntry* a = vocab_merge_side(v, left, num_left, where, err);
+    const VocabEntry* b = a ? vocab_merge_side(v, right, num_right, where, err) : NULL;
+    if (!b) { return false; }
+    uint32_t ids[3] = {a->id, b->id, (uint32_t)v->count};
+    size_t n = (size_t)a->length + b->length, a_offset = a->offset, b_offset = b->offset, a_length = a->length;
+    uint8_t* both = vocab_scratch(v, n);
+    memcpy(both, v->bytes + a_offset, a_length);
+    memcpy(both + a_length, v->bytes + b_offset, n - a_length);
+    if (grow) {
+        if (!vocab_add(v, n, (int64_t)v->count, false, where, err)) { return false; }
+    } else {
+        const VocabEntry* e = vocab_find(v, both, n);
+        char name[128];
+        if (!e) {
+            json_printable(name, sizeof(name), (const char*)both, n);
+            return error_set(err, "%s: the vocabulary has no token '%s', which this merge makes", where, name);
+        }
+        ids[2] = e->id;
+    }
+    if (v->num_merges == v->merges_capacity) {
+        v->merges_capacity = 2 * v->merges_capacity + 1024;
+        v->merges = (uint32_t*)realloc_check(v->merges, 3 * v->merges_capacity * sizeof(uint32_t));
+    }
+    memcpy(v->merges + 3 * v->num_merges++, ids, sizeof(ids));
+    return true;
+}
+
+// The 256 bytes in map order: ids 0 to 255 of a vocabulary that merges.txt alone describes.
+static inline void vocab_add_bytes(Vocab* v) {
+    for (int code = 0; code < 256 + 68; code++) {
+        if (v->byte_of[code] < 0) { continue; }
+        *vocab_scratch(v, 1) = (uint8_t)v->byte_of[code];
+        vocab_add(v, 1, (int64_t)v->count, false, "bytes", NULL);
+    }
+}
+
+static inline bool vocab_add_eot(Vocab* v, const char* where, Error* err) {
+    size_t n = strlen(TOKENIZER_EOT);
+    memcpy(vocab_scratch(v, n), TOKENIZER_EOT, n);
+    return vocab_add(v, n, (int64_t)v->count, true, where, err);
+}
+
+// ---- the tokenizer from its parts ---------------------------------------------------------------
+
+static inline void tokenizer_free(Tokenizer* t) {
+    free(t->bytes);
+    free(t->offsets);
+    free(t->added);
+    free(t->merges);
+    free(t->slots);
+    free(t->char_class);
+    memset(t, 0, sizeof(*t));
+}
+
+// The tokens in order of id; ids must be 0..V-1, each once.
+static inline bool tokenizer_set_tokens(Tokenizer* t, const Vocab* v, const char* where, Error* err) {
+    size_t V = v->count;
+    if (V == 0) { return error_set(err, "%s: no tokens", where); }
+    uint32_t* by_id = (uint32_t*)calloc_check(V, sizeof(uint32_t)); // 1 + place in entries
+    for (size_t i = 0; i < V; i++) {
+        uint32_t id = v->entries[i].id;
+        if (id < V && by_id[id] == 0) {
+            by_id[id] = (uint32_t)i + 1;
+            continue;
+        }
+        free(by_id);
+        return id < V ? error_set(err, "%s: two tokens have id %u", where, id)
+                      : error_set(err, "%s: ids are not 0 to %zu: one is %u among %zu tokens", where, V - 1, id, V);
+    }
+    t->vocab_size = (int)V;
+    t->bytes = (uint8_t*)malloc_check(v->num_bytes);
+    t->offsets = (uint32_t*)calloc_check(V + 1, sizeof(uint32_t));
+    t->added = (uint8_t*)calloc_check(V, 1);
+    t->eot_id = -1;
+    for (size_t id = 0; id < V; id++) {
+        const VocabEntry* e = &v->entries[by_id[id] - 1];
+        memcpy(t->bytes + t->offsets[id], v->bytes + e->offset, e->length);
+        t->offsets[id + 1] = t->offsets[id] + e->length;
+        t->added[id] = e->added;
+        bool eot = e->length == strlen(TOKENIZER_EOT) && memcmp(v->bytes + e->offset, TOKENIZER_EOT, e->length) == 0;
+        if (eot && t->eot_id < 0) { t->eot_id = (int)id; }
+    }
+    free(by_id);
+    return true;
+}
+
+static inline bool tokenizer_set_merges(Tokenizer* t, const Vocab* v, const char* where, Error* err) {
+    for (int b = 0; b < 256; b++) {
+        uint8_t byte = (uint8_t)b;
+        const VocabEntry* e = vocab_find(v, &byte, 1);
+        if (!e) { return error_set(err, "%s: no token for byte 0x%02x; it cannot encode every text", where, b); }
+        t->byte_ids[b] = e->id;
+    }
+    t->num_merges = (int)v->num_merges;
+    t->merges = (uint32_t*)malloc_check(2 * v->num_merges * sizeof(uint32_t));
+    for (t->slot_bits = 4; (size_t)1 << t->slot_bits < 2 * v->num_merges; t->slot_bits++) {}
+    t->slots = (MergeSlot*)malloc_check(sizeof(MergeSlot) << t->slot_bits);
+    memset(t->slots, 0xFF, sizeof(MergeSlot) << t->slot_bits); // empty, rank UINT32_MAX
+    for (size_t r = 0; r < v->num_merges; r++) {
+        const uint32_t* ids = v->merges + 3 * r;
+        MergeSlot* slot = (MergeSlot*)tokenizer_find_merge(t, ids[0], ids[1]);
+        if (slot->left != UINT32_MAX) {
+            return error_set(err, "%s: merge %zu is the same as merge %u", where, r + 1, slot->rank + 1);
+        }
+        MergeSlot filled = {ids[0], ids[1], (uint32_t)r, ids[2]};
+        *slot = filled;
+        memcpy(t->merges + 2 * r, ids, 2 * sizeof(uint32_t));
+    }
+    t->can_encode = true;
+    return true;
+}
+
+// Frees v in every case. On failure t is empty.
+static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, const char* where, Error* err) {
+    memset(t, 0, sizeof(*t));
+    bool ok = tokenizer_set_tokens(t, v, where, err) && (!can_encode || tokenizer_set_merges(t, v, where, err));
+    vocab_free(v);
+    if (!ok) {
+        tokenizer_free(t);
+        return false;
+    }
+    tokenizer_fill_classes(t);
+    t->fingerprint[0] = crc32c(0, t->bytes, t->offsets[t->vocab_size]);
+    t->fingerprint[1] = crc32c(0, t->offsets, (size_t)(t->vocab_size + 1) * sizeof(uint32_t));
+    if (can_encode) {
+        t->fingerprint[1] = crc32c(t->fingerprint[1], t->merges, 2 * (size_t)t->num_merges * sizeof(uint32_t));
+    }
+    return true;
+}
+
+// The vocabulary when there is none: 256 bytes in GPT-2's map order and <|endoftext|> = 256, no merges.
+static inline void tokenizer_init_bytes(Tokenizer* t) {
+    Vocab v;
+    vocab_init(&v);
+    vocab_add_bytes(&v);
+    vocab_add_eot(&v, "bytes", NULL);
+    bool ok = tokenizer_build(t, &v, true, "bytes", NULL);
+    require(ok);
+}
+
+// ---- reading ------------------------------------------------------------------------------------
+
+// A text in memory and its name in messages.
+typedef struct {
+    const char* text; // (n); NULL: there is no such file
+    size_t n;
+    const char* where;
+} TokenizerText;
+
+// merges.txt: a line "#version: ...", then "left right" on each line.
+static inline bool tokenizer_read_merges(Vocab* v, TokenizerText f, bool grow, Error* err) {
+    char where[1100];
+    size_t line = 0;
+    while (f.n > 0 && (f.text[f.n - 1] == '\n' || f.text[f.n - 1] == '\r')) { f.n--; }
+    for (size_t i = 0; i < f.n;) {
+        const char* s = f.text + i;
+        const char* newline = (const char*)memchr(s, '\n', f.n - i);
+        size_t n = newline ? (size_t)(newline - s) : f.n - i;
+        i += n + 1;
+        line++;
+        if (n > 0 && s[n - 1] == '\r') { n--; }
+        if (line == 1 && n >= 9 && memcmp(s, "#version:", 9) == 0) { continue; }
+        snprintf(where, sizeof(where), "%.1000s:%zu", f.where, line);
+        const char* space = (const char*)memchr(s, ' ', n);
+        size_t left = space ? (size_t)(space - s) : 0;
+        if (left == 0 || left + 1 == n || memchr(space + 1, ' ', n - left - 1)) {
+            return error_set(err, "%s: want two tokens with one space between them", where);
+        }
+        if (!vocab_add_merge(v, s, left, space + 1, n - left - 1, grow, where, err)) { return false; }
+    }
+    return true;
+}
+
+// Fills v with merges.txt (or vocab.bpe) alone: 256 bytes, a token for each merge, <|endoftext|>.
+static inline bool tokenizer_parse_merges(Tokenizer* t, TokenizerText merges, Error* err) {
+    Vocab v;
+    vocab_init(&v);
+    vocab_add_bytes(&v);
+    memset(t, 0, sizeof(*t));
+    if (tokenizer_read_merges(&v, merges, true, err) && vocab_add_eot(&v, merges.where, err)) {
+        return tokenizer_build(t, &v, true, merges.where, err);
+    }
+    vocab_free(&v);
+    return false;
+}
+
+// {"token": id, ...}, or as added tokens (their text as it is) when raw is true. What stands in `except` keeps its text too.
+static inline bool tokenizer_read_tokens(Vocab* v, const JsonValue* object, bool raw, Vocab* except, const char* where,
+                                         Error* err) {
+    char name[128];
+    for (size_t i = 0; i < object->count; i++) {
+        const JsonValue* e = &object->items[i];
+        if (e->type != JSON_NUMBER || !e->is_int) {
+            json_printable(name, sizeof(name), e->key, e->key_length);
+            return error_set(err, "%s: the id of token '%s' is not an integer", where, name);
+        }
+        // an added token may stand in vocab.json too: one spelling, one id
+        VocabEntry* same = except ? vocab_find(except, (const uint8_t*)e->key, e->key_length) : NULL;
+        VocabEntry* known = raw ? vocab_find_spelled(v, e->key, e->key_length) : same;
+        if (known && known->id != (uint64_t)e->integer) {
+            json_printable(name, sizeof(name), e->key, e->key_length);
+            return error_set(err, "%s: token '%s' has two ids, %u and %lld", where, name, known->id,
+                             (long long)e->integer);
+        }
+        if (raw && known) { continue; }
+        size_t n = e->key_length;
+        if (raw || same) {
+            memcpy(vocab_scratch(v, n), e->key, n);
+        } else if (!vocab_unmap(v, e->key, n, &n)) {
+            json_printable(name, sizeof(name), e->key, e->key_length);
+            return error_set(err, "%s: token '%s' holds a character that stands for no byte", where, name);
+        }
+        if (same) { same->added = true; } // met
+        if (!vocab_add(v, n, e->integer, raw || same, where, err)) { return false; }
+    }
+    return true;
+}
+
+static inline bool tokenizer_read_token_file(Vocab* v, TokenizerText f, bool raw, Error* err) {
+    JsonDoc doc;
+    if (!json_parse(&doc, f.text, f.n, f.where, err)) { return false; }
+    bool ok = doc.root->type == JSON_OBJECT || error_set(err, "%s: want an object {\"token\": id, ...}", f.where);
+    ok = ok && tokenizer_read_tokens(v, doc.root, raw, NULL, f.where, err);
+    json_free(&doc);
+    return ok;
+}
+
+// vocab.json + merges.txt, and Hugging Face's added_tokens.json where there is one.
+static inline bool tokenizer_parse_vocab(Tokenizer* t, TokenizerText vocab, TokenizerText merges, TokenizerText added,
+                                         Error* err) {
+    Vocab v;
+    vocab_init(&v);
+    memset(t, 0, sizeof(*t));
+    bool ok = tokenizer_read_token_file(&v, vocab, false, err);
+    ok = ok && (!added.text || tokenizer_read_token_file(&v, added, true, err));
+    if (ok && tokenizer_read_merges(&v, merges, false, err)) { return tokenizer_build(t, &v, true, vocab.where, err); }
+    vocab_free(&v);
+    return false;
+}
+
+static inline const char* tokenizer_json_type(const JsonValue* object) {
+    const JsonValue* type = json_get(object, "type");
+    return type && type->type == JSON_STRING ? type->string : "";
+}
+
+// Absent, null, false, 0, "" and an empty list all mean: not in use.
+static inline bool tokenizer_json_unset(const JsonValue* v) {
+    return !v || v->type == JSON_NULL || (v->type == JSON_BOOL && !v->boolean) ||
+           (v->type == JSON_NUMBER && v->number == 0) || (v->type == JSON_STRING && v->length == 0);
+}
+
+// Refuses by name what would encode in another way than GPT-2 does.
+static inline bool tokenizer_check_json(const JsonValue* root, const char* where, Error* err) {
+    const JsonValue *model = json_get(root, "model"), *pre = json_get(root, "pre_tokenizer");
+    if (!model || model->type != JSON_OBJECT) { return error_set(err, "%s: no \"model\" object", where); }
+    const char* type = tokenizer_json_type(model);
+    char name[64];
+    if (type[0] && strcmp(type, "BPE") != 0) {
+        json_printable(name, sizeof(name), type, strlen(type));
+        return error_set(err, "%s: model type '%s'; only BPE is supported", where, name);
+    }
+    static const char* const refused[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
+                                          "ignore_merges"};
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        if (!tokenizer_json_unset(json_get(model, refused[i]))) {
+            return error_set(err, "%s: model.%s is set; GPT-2 has none", where, refused[i]);
+        }
+    }
+    if (!tokenizer_json_unset(json_get(root, "normalizer"))) {
+        type = tokenizer_json_type(json_get(root, "normalizer"));
+        json_printable(name, sizeof(name), type, strlen(type));
+        return error_set(err, "%s: normalizer '%s' is set; GPT-2 has none", where, name);
+    }
+    type = tokenizer_json_type(pre);
+    if (strcmp(type, "ByteLevel") != 0) {
+        json_printable(name, sizeof(name), type, strlen(type));
+        return error_set(err, "%s: pre_tokenizer '%s'; only GPT-2's ByteLevel is supported", where, name);
+    }
+    if (!tokenizer_json_unset(json_get(pre, "add_prefix_space"))) {
+        return error_set(err, "%s: pre_tokenizer.add_prefix_space is set; GPT-2 has it off", where);
+    }
+    const JsonValue* regex = json_get(pre, "use_regex");
+    if (regex && !(regex->type == JSON_BOOL && regex->boolean)) {
+        return error_set(err, "%s: pre_tokenizer.use_regex is off; GPT-2 has it on", where);
+    }
+    return true;
+}
+
+// "added_tokens": [{"id": 50256, "content": "<|endoftext|>", ...}, ...]
+static inline bool tokenizer_read_added(Vocab* added, const JsonValue* list, const char* where, Error* err) {
+    if (!list || list->type == JSON_NULL) { return true; }
+    if (list->type != JSON_ARRAY) { return error_set(err, "%s: \"added_tokens\" is not a list", where); }
+    for (size_t i = 0; i < list->count; i++) {
+        const JsonValue* content = json_get(&list->items[i], "content");
+        const JsonValue* id = json_get(&list->items[i], "id");
+        if (!content || content->type != JSON_STRING || !id || id->type != JSON_NUMBER || !id->is_int) {
+            return error_set(err, "%s: added_tokens[%zu] wants an integer \"id\" and a \"content\"", where, i);
+        }
+        memcpy(vocab_scratch(added, content->length), content->string, content->length);
+        if (!vocab_add(added, content->length, id->integer, false, where, err)) { return false; }
+    }
+    return true;
+}
+
+// "merges": ["a b", ...] (older) or [["a", "b"], ...]
+static inline bool tokenizer_read_json_merges(Vocab* v, const JsonValue* list, const char* file, Error* err) {
+    char where[1100];
+    for (size_t i = 0; i < list->count; i++) {
+        const JsonValue *e = &list->items[i], *pair = e->items;
+        bool ok;
+        snprintf(where, sizeof(where), "%.1000s: merge %zu", file, i + 1);
+        if (e->type == JSON_STRING) {
+            const char* space = (const char*)memchr(e->string, ' ', e->length);
+            size_t left = space ? (size_t)(space - e->string) : 0;
+            if (!space) { return error_set(err, "%s: want two tokens with one space between them", where); }
+            ok = vocab_add_merge(v, e->string, left, space + 1, e->length - left - 1, false, where, err);
+        } else if (e->type == JSON_ARRAY && e->count == 2 && pair[0].type == JSON_STRING &&
+                   pair[1].type == JSON_STRING) {
+            ok = vocab_add_merge(v, pair[0].string, pair[0].length, pair[1].string, pair[1].length, false, where, err);
+        } else {
+            return error_set(err, "%s: want \"left right\" or [\"left\", \"right\"]", where);
+        }
+        if (!ok) { return false; }
+    }
+    return true;
+}
+
+static inline bool tokenizer_read_json(Vocab* v, Vocab* added, const JsonValue* root, const char* where, Error* err) {
+    const JsonValue *model = json_get(root, "model"), *tokens, *merges;
+    if (!tokenizer_check_json(root, where, err) || !json_want(model, "vocab", JSON_OBJECT, &tokens, where, err) ||
+        !json_want(model, "merges", JSON_ARRAY, &merges, where, err) ||
+        !tokenizer_read_added(added, json_get(root, "added_tokens"), where, err) ||
+        !tokenizer_read_tokens(v, tokens, false, added, where, err)) {
+        return false;
+    }
+    for (size_t i = 0; i < added->count; i++) {
+        const VocabEntry* e = &added->entries[i];
+        if (e->added) { continue; } // it stands in model.vocab too
+        memcpy(vocab_scratch(v, e->length), added->bytes + e->offset, e->length);
+        if (!vocab_add(v, e->length, e->id, true, where, err)) { return false; }
+    }
+    return tokenizer_read_json_merges(v, merges, where, err);
+}
+
+// tokenizer.json of Hugging Face's tokenizers.
+static inline bool tokenizer_parse_json(Tokenizer* t, TokenizerText f, Error* err) {
+    JsonDoc doc;
+    Vocab v, added;
+    memset(t, 0, sizeof(*t));
+    if (!json_parse(&doc, f.text, f.n, f.where, err)) { return false; }
+    vocab_init(&v);
+    vocab_init(&added);
+    bool ok = tokenizer_read_json(&v, &added, doc.root, f.where, err);
+    vocab_free(&added);
+    json_free(&doc);
+    if (ok) { return tokenizer_build(t, &v, true, f.where, err); }
+    vocab_free(&v);
+    return false;
+}
+
+// llm.c's tokenizer.bin: 256 int32 of header, then for each token its length in one byte and its bytes. Decode only.
+static inline bool tokenizer_parse_bin(Tokenizer* t, TokenizerText f, Error* err) {
+    int32_t h[256];
+    memset(t, 0, sizeof(*t));
+    if (f.n < sizeof(h)) { return error_set(err, "%s: %zu bytes, too short for a header of 1024", f.where, f.n); }
+    memcpy(h, f.text, sizeof(h));
+    if (h[0] != TOKENIZER_BIN_MAGIC) { return error_set(err, "%s: not a tokenizer.bin of llm.c", f.where); }
+    if (h[1] != 1 && h[1] != 2) { return error_set(err, "%s: version %d; 1 and 2 are known", f.where, h[1]); }
+    if (h[2] <= 0 || h[2] > TOKENIZER_MAX_VOCAB) { return error_set(err, "%s: %d tokens", f.where, h[2]); }
+    if (h[1] == 2 && (h[3] < 0 || h[3] >= h[2])) {
+        return error_set(err, "%s: end-of-text is %d of %d tokens", f.where, h[3], h[2]);
+    }
+    Vocab v;
+    vocab_init(&v);
+    size_t at = sizeof(h);
+    for (int i = 0; i < h[2]; i++) {
+        size_t length = at < f.n ? (uint8_t)f.text[at] : 0;
+        bool fits = at < f.n && f.n - at - 1 >= length;
+        if (fits) { memcpy(vocab_scratch(&v, length), f.text + at + 1, length); }
+        if (!fits || !vocab_add(&v, length, i, true, f.where, err)) {
+            vocab_free(&v);
+            return fits ? false : error_set(err, "%s: ends within token %d of %d", f.where, i, h[2]);
+        }
+        at += 1 + length;
+    }
+    if (at != f.n) {
+        vocab_free(&v);
+        return error_set(err, "%s: %zu bytes behind the last token", f.where, f.n - at);
+    }
+    if (!tokenizer_build(t, &v, false, f.where, err)) { return false; }
+    if (h[1] == 2) { t->eot_id = h[3]; }
+    return true;
+}
+
+// ---- files --------------------------------------------------------------------------------------
+
+static inline bool tokenizer_map(MappedFile* file, TokenizerText* text, const char* path, Error* err) {
+    if (!map_file(file, path, err)) { return false; }
+    const char* p = (const char*)file->data;
+    const char* reason = file->size == 0                   ? "is empty"
+                         : file->size > TOKENIZER_MAX_FILE ? "is larger than 256 MiB"
+                                                           : NULL;
+    if (file->size >= 8 && memcmp(p, "version ", 8) == 0) { reason = "is a git-LFS pointer; fetch the file itself"; }
+    if (file->size >= 2 && p[0] == '<' && p[1] != ' ') { reason = "is a web page, not a vocabulary"; }
+    if (reason) {
+        unmap_file(file);
+        return error_set(err, "%s: %s", path, reason);
+    }
+    TokenizerText whole = {p, file->size, path};
+    *text = whole;
+    return true;
+}
+
+// vocab and merges by their paths; added_tokens.json beside vocab is read if it is there.
+static inline bool tokenizer_load_pair(Tokenizer* t, const char* vocab, const char* merges, Error* err) {
+    char added[4096];
+    const char* slash = strrchr(vocab, '/');
+    int n = snprintf(added, sizeof(added), "%.*sadded_tokens.json", slash ? (int)(slash - vocab) + 1 : 0, vocab);
+    if (n < 0 || n >= (int)sizeof(added)) { return error_set(err, "%.64s...: the path is too long", vocab); }
+    bool with_added = file_exists(added), ok = false;
+    MappedFile files[3];
+    TokenizerText texts[3] = {{NULL, 0, vocab}, {NULL, 0, merges}, {NULL, 0, added}};
+    if (!tokenizer_map(&files[0], &texts[0], vocab, err)) { return false; }
+    if (tokenizer_map(&files[1], &texts[1], merges, err)) {
+        if (!with_added || tokenizer_map(&files[2], &texts[2], added, err)) {
+            ok = tokenizer_parse_vocab(t, texts[0], texts[1], texts[2], err);
+            if (with_added) { unmap_file(&files[2]); }
+        }
+        unmap_file(&files[1]);
+    }
+    unmap_file(&files[0]);
+    return ok;
+}
+
+// path with the end `from` replaced by `to`, if it ends so and that file exists.
+static inline bool tokenizer_partner(char* out, size_t size, const char* path, const char* from, const char* to) {
+    size_t n = strlen(path), k = strlen(from);
+    if (n < k || strcmp(path + n - k, from) != 0) { return false; }
+    int written = snprintf(out, size, "%.*s%s", (int)(n - k), path, to);
+    return written > 0 && written < (int)size && file_exists(out);
+}
+
+static inline bool tokenizer_load_file(Tokenizer* t, const char* path, Error* err) {
+    char partner[4096];
+    MappedFile file;
+    TokenizerText text;
+    if (tokenizer_partner(partner, sizeof(partner), path, "vocab.json", "merges.txt") ||
+        tokenizer_partner(partner, sizeof(partner), path, "encoder.json", "vocab.bpe")) {
+        return tokenizer_load_pair(t, path, partner, err);
+    }
+    if (tokenizer_partner(partner, sizeof(partner), path, "merges.txt", "vocab.json") ||
+        tokenizer_partner(partner, sizeof(partner), path, "vocab.bpe", "encoder.json")) {
+        return tokenizer_load_pair(t, partner, path, err);
+    }
+    if (!tokenizer_map(&file, &text, path, err)) { return false; }
+    int32_t magic = 0;
+    memcpy(&magic, text.text, text.n < sizeof(magic) ? text.n : sizeof(magic));
+    size_t n = strlen(path);
+    bool ok;
+    if (magic == TOKENIZER_BIN_MAGIC || (n >= 4 && strcmp(path + n - 4, ".bin") == 0)) {
+        ok = tokenizer_parse_bin(t, text, err);
+    } else if (n >= 10 && (strcmp(path + n - 10, "vocab.json") == 0 || strcmp(path + n - 10, "coder.json") == 0)) {
+        ok = error_set(err, "%s: its merges (merges.txt or vocab.bpe) are not beside it", path);
+    } else if (text.text[0] == '{') {
+        ok = tokenizer_parse_json(t, text, err);
+    } else {
+        ok = tokenizer_parse_merges(t, text, err);
+    }
+    unmap_file(&file);
+    return ok;
+}
+
+// path: a directory, or one file; see the top of this file. False with err filled: t is empty, nothing to free.
+static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
+    static const char* const names[][2] = {
+        {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", NULL}, {"merges.txt", NULL},
+        {"vocab.bpe", NULL},          {"gpt2_tokenizer.bin", NULL},  {"tokenizer.bin", NULL}};
+    memset(t, 0, sizeof(*t));
+    if (!is_directory(path)) { return tokenizer_load_file(t, path, err); }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char files[2][4096];
+        bool found = true;
+        for (int k = 0; k < 2 && names[i][k]; k++) {
+            int n = snprintf(files[k], sizeof(files[k]), "%s/%s", path, names[i][k]);
+            if (n < 0 || n >= (int)sizeof(files[k])) { return error_set(err, "%.64s...: the path is too long", path); }
+            found = found && file_exists(files[k]);
+        }
+        if (!found) { continue; }
+        return names[i][1] ? tokenizer_load_pair(t, files[0], files[1], err) : tokenizer_load_file(t, files[0], err);
+    }
+    return error_set(err, "%s: no vocabulary here: want vocab.json + merges.txt, tokenizer.json or tokenizer.bin",
+                     path);
+}
+
+// ---- writing ------------------------------------------------------------------------------------
+
+// A token as vocab.json and merges.txt spell it; the file's escapes are JSON's when json is true.
+static inline void tokenizer_write_token(const Tokenizer* t, const Vocab* map, uint32_t id, bool json, FileWriter* w) {
+    for (uint32_t i = t->offsets[id]; i < t->offsets[id + 1]; i++) {
+        uint16_t code = map->code_of[t->bytes[i]];
+        char buf[8];
+        size_t n = 0;
+        if (json && code > 126) {
+            n = (size_t)snprintf(buf, sizeof(buf), "\\u%04x", code);
+        } else {
+            if (json && (code == '"' || code == '\\')) { buf[n++] = '\\'; }
+            n += (size_t)json_utf8_encode(buf + n, code);
+        }
+        writer_put(w, buf, n);
+    }
+}
+
+// An added token that the byte map would change when it is read again: it has its place in added_tokens.json.
+static inline bool tokenizer_is_raw(const Tokenizer* t, const Vocab* map, int id) {
+    for (uint32_t i = t->offsets[id]; t->added[id] && i < t->offsets[id + 1]; i++) {
+        if (t->bytes[i] > 126 || map->code_of[t->bytes[i]] != t->bytes[i]) { return true; }
+    }
+    return false;
+}
+
+static inline void tokenizer_write_json(const Tokenizer* t, const Vocab* map, bool raw, FileWriter* w) {
+    const char* comma = "{";
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (tokenizer_is_raw(t, map, id) != raw) { continue; }
+        writer_printf(w, "%s", comma);
+        if (raw) {
+            json_write_string(w, (const char*)t->bytes + t->offsets[id], t->offsets[id + 1] - t->offsets[id]);
+        } else {
+            writer_put(w, "\"", 1);
+            tokenizer_write_token(t, map, (uint32_t)id, true, w);
+            writer_put(w, "\"", 1);
+        }
+        writer_printf(w, ": %d", id);
+        comma = ", ";
+    }
+    writer_printf(w, "}");
+}
+
+static inline void tokenizer_write_merges(const Tokenizer* t, const Vocab* map, FileWriter* w) {
+    writer_printf(w, "#version: 0.2\n");
+    for (int r = 0; r < t->num_merges; r++) {
+        tokenizer_write_token(t, map, t->merges[2 * r], false, w);
+        writer_put(w, " ", 1);
+        tokenizer_write_token(t, map, t->merges[2 * r + 1], false, w);
+        writer_put(w, "\n", 1);
+    }
+}
+
+static inline void tokenizer_write_bin(const Tokenizer* t, FileWriter* w) {
+    int32_t h[256] = {TOKENIZER_BIN_MAGIC, t->eot_id < 0 ? 1 : 2, t->vocab_size, t->eot_id < 0 ? 0 : t->eot_id};
+    writer_put(w, h, sizeof(h));
+    for (int id = 0; id < t->vocab_size; id++) {
+        uint8_t length = (uint8_t)(t->offsets[id + 1] - t->offsets[id]);
+        writer_put(w, &length, 1);
+        writer_put(w, t->bytes + t->offsets[id], length);
+    }
+}
+
+typedef enum { TOKENIZER_VOCAB, TOKENIZER_ADDED, TOKENIZER_MERGES, TOKENIZER_BIN } TokenizerFile;
+
+// Written beside its place and renamed, so that an older file is whole until the new one is.
+static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, const char* dir, const char* name,
+                                        TokenizerFile kind, Error* err) {
+    char path[4000], tmp[4096];
+    FileWriter w;
+    int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
+    if (n < 0 || n >= (int)sizeof(path)) { return error_set(err, "%.64s...: the path is too long", dir); }
+    snprintf(tmp, sizeof(tmp), "%s.tmp", path);
+    if (!writer_open(&w, tmp, err)) { return false; }
+    if (kind == TOKENIZER_VOCAB || kind == TOKENIZER_ADDED) {
+        tokenizer_write_json(t, map, kind == TOKENIZER_ADDED, &w);
+    } else if (kind == TOKENIZER_MERGES) {
+        tokenizer_write_merges(t, map, &w);
+    } else {
+        tokenizer_write_bin(t, &w);
+    }
+    bool ok = writer_close(&w, err);
+    if (ok && rename(tmp, path) != 0) { ok = error_set(err, "%s: cannot rename %s: %s", path, tmp, strerror(errno)); }
+    if (!ok) { unlink(tmp); }
+    return ok;
+}
+
+// Writes dir/vocab.json and dir/merges.txt as GPT-2's look, and added_tokens.json if the two cannot say it all; a vocabulary
+// that only decodes as dir/gpt2_tokenizer.bin. dir must exist. Reading dir gives the same tokenizer.
+static inline bool tokenizer_save(const Tokenizer* t, const char* dir, Error* err) {
+    Vocab map; // for its table of bytes alone
+    vocab_init(&map);
+    if (!t->can_encode) { return tokenizer_write_file(t, &map, dir, "gpt2_tokenizer.bin", TOKENIZER_BIN, err); }
+    bool raw = false;
+    for (int id = 0; id < t->vocab_size; id++) { raw = raw || tokenizer_is_raw(t, &map, id); }
+    return tokenizer_write_file(t, &map, dir, "vocab.json", TOKENIZER_VOCAB, err) &&
+           tokenizer_write_file(t, &map, dir, "merges.txt", TOKENIZER_MERGES, err) &&
+           (!raw || tokenizer_write_file(t, &map, dir, "added_tokens.json", TOKENIZER_ADDED, err));
+}
+
+#endif

@@ -1,0 +1,42 @@
+#!/bin/sh
+# The demo of train_gpt2 and train_gpt2cu: makes tokens from this repository's own sources, trains a small model on them for
+# about a minute, saves it, loads it again, samples. Nothing is fetched; everything it writes is under demo/.
+#
+#     scripts/demo.sh [PROGRAM]      ./train_gpt2 by default; the programs run this when they have no arguments
+set -eu
+cd "$(dirname "$0")/.."
+program=${1:-./train_gpt2}
+case $program in
+*/*) ;;
+*) program=./$program ;;
+esac
+[ -x "$program" ] || make "${program#./}"
+[ -x dev/data/tokenize ] || make dev/data/tokenize
+
+run() { # COMMAND...: shows it as one would type it, then runs it
+    printf '\n$'
+    for word in "$@"; do
+        case $word in
+        *[!A-Za-z0-9_./,=-]* | '') printf " '%s'" "$word" ;;
+        *) printf ' %s' "$word" ;;
+        esac
+    done
+    printf '\n'
+    "$@"
+}
+
+rm -rf demo/data demo/log
+mkdir -p demo/data
+sources=
+for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev/*/*.cu'; do
+    for file in $pattern; do # unquoted: the shell looks whether there is one
+        [ -e "$file" ] && sources=$sources,$pattern
+        break
+    done
+done
+run dev/data/tokenize -i "${sources#,}" -o demo/data/code --val-tokens 20000
+run "$program" -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' \
+    -j 'demo/data/code_val_*.bin' -o demo/log -b 16 -t 128 -x 500 -l 3e-3 -u 20 -q 0.1 -c 0.1 -v 100 -m 4 -s 250 -g 200
+printf '\n'
+ls -l demo/log demo/log/step_*
+run "$program" -e demo/log --prompt 'static inline' --num-tokens 400 --temperature 0.7

@@ -1,0 +1,1507 @@
+/*
+GPT-2 on the CPU, in fp32: trains from raw tokens, evaluates, saves, resumes, samples. Read this file first;
+train_gpt2.cu is the same program for the GPU.
+
+    1. layers            encoder, layernorm, matmul, attention, gelu, residual, classifier: forward and backward
+    2. the model         parameters, activations, forward, backward, AdamW
+    3. generation        key/value cache, prefill, one token at a time
+    4. training          batches, evaluation, checkpoints, the loop
+    5. command line      flags, main
+
+Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
+channels. Every tensor is row-major; a gradient is called d + name. In a backward function gradients of activations are
+written, gradients of parameters are added to, unless it says otherwise.
+
+Matmul and attention stand here twice: as plain loops, which say what is computed (--naive runs them), and as the fast
+path on llmc/matmul.h. Every op is threaded with OpenMP in a way that gives the same bits for any number of threads.
+
+Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
+follows karpathy/llm.c.
+*/
+#include "llmc/checkpoint.h"
+#include "llmc/cli.h"
+#include "llmc/dataloader.h"
+#include "llmc/gpt2.h"
+#include "llmc/logger.h"
+#include "llmc/matmul.h"
+#include "llmc/outlier_detector.h"
+#include "llmc/rand.h"
+#include "llmc/run_state.h"
+#include "llmc/sampler.h"
+#include "llmc/schedulers.h"
+#include "llmc/tokenizer.h"
+#include "llmc/utils.h"
+#include <math.h>
+
+// Inner loops are compiled once for each generation of vector units; the loader picks at start.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTOR __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#else
+#define VECTOR
+#endif
+
+static int use_naive = 0; // --naive: the plain loops of matmul and attention instead of the fast path
+
+// ================================================================================================
+// 1. layers
+// ================================================================================================
+
+// ---- encoder: token embedding + position embedding ------------------------------------------
+
+// out (B,T,C) | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
+static void encoder_forward(float* out, const int* inp, const float* wte, const float* wpe, int B, int T, int C) {
+#pragma omp parallel for
+    for (long bt = 0; bt < (long)B * T; bt++) {
+        const float* token = wte + (size_t)inp[bt] * C;
+        const float* position = wpe + (size_t)(bt % T) * C;
+        for (int c = 0; c < C; c++) { out[(size_t)bt * C + c] = token[c] + position[c]; }
+    }
+}
+
+// dwte (Vp,C), dwpe (maxT,C) += | dout (B,T,C) | inp (B,T)
+static void encoder_backward(float* dwte, float* dwpe, const float* dout, const int* inp, int B, int T, int C) {
+    // the same token can stand anywhere, so threads share out channels, not tokens
+    const int width = 64;
+#pragma omp parallel for
+    for (int c0 = 0; c0 < C; c0 += width) {
+        int c1 = c0 + width < C ? c0 + width : C;
+        for (size_t bt = 0; bt < (size_t)B * T; bt++) {
+            float* dtoken = dwte + (size_t)inp[bt] * C;
+            float* dposition = dwpe + (bt % T) * C;
+            const float* d = dout + bt * C;
+            for (int c = c0; c < c1; c++) {
+                dtoken[c] += d[c];
+                dposition[c] += d[c];
+            }
+        }
+    }
+}
+
+// ---- layernorm: out = (inp - mean) * rstd * weight + bias, over the channels of a row -----------
+// Source: Ba et al. 2016, arXiv:1607.06450
+
+VECTOR static void layernorm_row(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                                 const float* bias, int C) {
+    float sum = 0.0f, square = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int c = 0; c < C; c++) { sum += inp[c]; }
+    float m = sum / C;
+#pragma omp simd reduction(+ : square)
+    for (int c = 0; c < C; c++) { square += (inp[c] - m) * (inp[c] - m); }
+    float s = 1.0f / sqrtf(square / C + 1e-5f);
+    for (int c = 0; c < C; c++) { out[c] = (inp[c] - m) * s * weight[c] + bias[c]; }
+    *mean = m;
+    *rstd = s;
+}
+
+// out (N,C), mean (N), rstd (N) | inp (N,C) | weight, bias (C); N rows, B*T of them in training
+static void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight, const float* bias,
+                              int N, int C) {
+#pragma omp parallel for
+    for (long n = 0; n < N; n++) {
+        layernorm_row(out + (size_t)n * C, &mean[n], &rstd[n], inp + (size_t)n * C, weight, bias, C);
+    }
+}
+
+// dinp += rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm)), with norm = (inp - mean) * rstd, dnorm = dout * weight
+VECTOR static void layernorm_row_backward(float* dinp, const float* dout, const float* inp, const float* weight, float mean,
+                                          float rstd, int C) {
+    float sum = 0.0f, dot = 0.0f;
+#pragma omp simd reduction(+ : sum, dot)
+    for (int c = 0; c < C; c++) {
+        float dnorm = dout[c] * weight[c];
+        sum += dnorm;
+        dot += dnorm * (inp[c] - mean) * rstd;
+    }
+    sum /= C;
+    dot /= C;
+    for (int c = 0; c < C; c++) {
+        dinp[c] += rstd * (dout[c] * weight[c] - sum - (inp[c] - mean) * rstd * dot);
+    }
+}
+
+VECTOR static void layernorm_columns_backward(float* dweight, float* dbias, const float* dout, const float* inp,
+                                              const float* mean, const float* rstd, int N, int C, int c0, int c1) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        for (int c = c0; c < c1; c++) {
+            dweight[c] += dout[n * C + c] * (inp[n * C + c] - mean[n]) * rstd[n];
+            dbias[c] += dout[n * C + c];
+        }
+    }
+}
+
+// dinp (N,C) += | dweight, dbias (C) += | dout (N,C) | inp (N,C) | weight (C) | mean, rstd (N)
+static void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                               const float* weight, const float* mean, const float* rstd, int N, int C) {
+#pragma omp parallel
+    {
+#pragma omp for nowait
+        for (long n = 0; n < N; n++) {
+            layernorm_row_backward(dinp + (size_t)n * C, dout + (size_t)n * C, inp + (size_t)n * C, weight, mean[n], rstd[n],
+                                   C);
+        }
+#pragma omp for
+        for (int c0 = 0; c0 < C; c0 += 64) {
+            layernorm_columns_backward(dweight, dbias, dout, inp, mean, rstd, N, C, c0, c0 + 64 < C ? c0 + 64 : C);
+        }
+    }
+}
+
+// ---- matmul: out = inp weight^T + bias -----------------------------------------------------------
+
+static void matmul_forward_naive(float* out, size_t ldo, const float* inp, const float* weight, const float* bias, int N, int C,
+                                 int OC) {
+#pragma omp parallel for
+    for (long n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            float sum = bias ? bias[o] : 0.0f;
+            for (int c = 0; c < C; c++) { sum += inp[(size_t)n * C + c] * weight[(size_t)o * C + c]; }
+            out[(size_t)n * ldo + o] = sum;
+        }
+    }
+}
+
+// out (N,OC) with ldo floats from row to row | inp (N,C) | weight (OC,C) | bias (OC) or NULL
+static void matmul_forward(float* out, size_t ldo, const float* inp, const float* weight, const float* bias, int N, int C,
+                           int OC) {
+    if (use_naive) {
+        matmul_forward_naive(out, ldo, inp, weight, bias, N, C, OC);
+    } else {
+        matmul_nt(out, ldo, inp, C, weight, C, bias, N, OC, C, false);
+    }
+}
+
+static void matmul_backward_naive(float* dinp, float* dweight, const float* dout, size_t ldo, const float* inp,
+                                  const float* weight, int N, int C, int OC, bool accumulate) {
+#pragma omp parallel for
+    for (long n = 0; n < N; n++) {
+        for (int c = 0; c < C; c++) {
+            float sum = 0.0f;
+            for (int o = 0; o < OC; o++) { sum += dout[(size_t)n * ldo + o] * weight[(size_t)o * C + c]; }
+            dinp[(size_t)n * C + c] = sum;
+        }
+    }
+#pragma omp parallel for
+    for (long o = 0; o < OC; o++) {
+        for (int c = 0; c < C; c++) {
+            float sum = accumulate ? dweight[(size_t)o * C + c] : 0.0f;
+            for (int n = 0; n < N; n++) { sum += dout[(size_t)n * ldo + o] * inp[(size_t)n * C + c]; }
+            dweight[(size_t)o * C + c] = sum;
+        }
+    }
+}
+
+VECTOR static void add_columns(float* dbias, const float* dout, size_t ldo, int N, int o0, int o1) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        for (int o = o0; o < o1; o++) { dbias[o] += dout[n * ldo + o]; }
+    }
+}
+
+// dinp (N,C) | dweight (OC,C), added to when `accumulate`, else written | dbias (OC) += or NULL
+// dout (N,OC) with ldo floats from row to row | inp (N,C) | weight (OC,C)
+static void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, size_t ldo, const float* inp,
+                            const float* weight, int N, int C, int OC, bool accumulate) {
+    if (use_naive) {
+        matmul_backward_naive(dinp, dweight, dout, ldo, inp, weight, N, C, OC, accumulate);
+    } else {
+        matmul_nn(dinp, C, dout, ldo, weight, C, N, C, OC, false);
+        matmul_tn(dweight, C, dout, ldo, inp, C, OC, C, N, accumulate);
+    }
+    if (dbias) {
+#pragma omp parallel for
+        for (int o0 = 0; o0 < OC; o0 += 64) { add_columns(dbias, dout, ldo, N, o0, o0 + 64 < OC ? o0 + 64 : OC); }
+    }
+}
+
+// ---- exp, vectorisable ---------------------------------------------------------------------------
+
+// e^x within 2 ulp; below -87 it gives 0, above 88 a large finite number. Not a number stays so.
+// x = n ln2 + r, |r| <= ln2 / 2; e^r by its Taylor series to r^7; ln2 in two parts (Cody and Waite 1980).
+static inline float fast_exp(float x) {
+    float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float shifted = clamped * 1.44269504f + 12582912.0f; // 1.5 * 2^23: rounds to an integer in the low bits
+    float n = shifted - 12582912.0f;
+    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof(bits));
+    bits = (bits << 23) + 0x3F800000u; // the low bits of `shifted` are n: 2^n
+    float power;
+    memcpy(&power, &bits, sizeof(power));
+    float result = p * power;
+    result = x < -87.0f ? 0.0f : result;
+    return x != x ? x : result;
+}
+
+// ---- attention: causal, softmax(Q K^T / sqrt(HS)) V for each head ------------------------------------
+
+// the plain loops, one query at a time
+static void attention_forward_naive(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
+    int HS = C / NH;
+    float scale = 1.0f / sqrtf(HS);
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++) {
+        for (int h = 0; h < NH; h++) {
+            float* att = (float*)malloc_check((size_t)T * sizeof(float));
+            const float* base = qkv + (size_t)b * T * 3 * C + (size_t)h * HS;
+            for (int t = 0; t < T; t++) {
+                const float* q = base + (size_t)t * 3 * C;
+                float max = -INFINITY, sum = 0.0f;
+                for (int t2 = 0; t2 <= t; t2++) {
+                    const float* k = base + (size_t)t2 * 3 * C + C;
+                    float dot = 0.0f;
+                    for (int i = 0; i < HS; i++) { dot += q[i] * k[i]; }
+                    att[t2] = dot * scale;
+                    max = fmaxf(max, att[t2]);
+                }
+                for (int t2 = 0; t2 <= t; t2++) { sum += att[t2] = expf(att[t2] - max); }
+                lse[((size_t)b * NH + h) * T + t] = max + logf(sum);
+                float* o = out + ((size_t)b * T + t) * C + (size_t)h * HS;
+                for (int i = 0; i < HS; i++) { o[i] = 0.0f; }
+                for (int t2 = 0; t2 <= t; t2++) {
+                    const float* v = base + (size_t)t2 * 3 * C + 2 * C;
+                    for (int i = 0; i < HS; i++) { o[i] += att[t2] / sum * v[i]; }
+                }
+            }
+            free(att);
+        }
+    }
+}
+
+static void attention_backward_naive(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse, int B,
+                                     int T, int C, int NH) {
+    int HS = C / NH;
+    float scale = 1.0f / sqrtf(HS);
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++) {
+        for (int h = 0; h < NH; h++) {
+            const float* base = qkv + (size_t)b * T * 3 * C + (size_t)h * HS;
+            float* dbase = dqkv + (size_t)b * T * 3 * C + (size_t)h * HS;
+            for (int t = 0; t < T; t++) {
+                for (int j = 0; j < 3; j++) { memset(dbase + ((size_t)t * 3 + j) * C, 0, (size_t)HS * sizeof(float)); }
+            }
+            for (int t = 0; t < T; t++) {
+                const float *q = base + (size_t)t * 3 * C, *o = out + ((size_t)b * T + t) * C + (size_t)h * HS;
+                const float* d = dout + ((size_t)b * T + t) * C + (size_t)h * HS;
+                float* dq = dbase + (size_t)t * 3 * C;
+                float delta = 0.0f; // the sum over t2 of p * dp, which softmax's backward needs, is d . o
+                for (int i = 0; i < HS; i++) { delta += d[i] * o[i]; }
+                for (int t2 = 0; t2 <= t; t2++) {
+                    const float *k = base + (size_t)t2 * 3 * C + C, *v = k + C;
+                    float *dk = dbase + (size_t)t2 * 3 * C + C, *dv = dk + C;
+                    float s = 0.0f, dp = 0.0f;
+                    for (int i = 0; i < HS; i++) {
+                        s += q[i] * k[i];
+                        dp += d[i] * v[i];
+                    }
+                    float p = expf(s * scale - lse[((size_t)b * NH + h) * T + t]);
+                    float ds = p * (dp - delta) * scale;
+                    for (int i = 0; i < HS; i++) {
+                        dq[i] += ds * k[i];
+                        dk[i] += ds * q[i];
+                        dv[i] += p * d[i];
+                    }
+                }
+            }
+        }
+    }
+}
+
+// att[0..n) becomes softmax(att * scale), the rest of the row up to `width` 0; returns the log of the sum of exponentials
+VECTOR static float attention_softmax_row(float* att, float scale, int n, int width) {
+    float max = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : max)
+    for (int i = 0; i < n; i++) { max = att[i] > max ? att[i] : max; }
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) {
+        float e = fast_exp((att[i] - max) * scale);
+        att[i] = e;
+        sum += e;
+    }
+    float inverse = 1.0f / sum;
+    for (int i = 0; i < n; i++) { att[i] *= inverse; }
+    for (int i = n; i < width; i++) { att[i] = 0.0f; }
+    return max * scale + logf(sum);
+}
+
+// p (n) from scores to probabilities, dp (n) from their gradients to those of the scores; 0 beyond n
+VECTOR static void attention_softmax_row_backward(float* p, float* dp, float scale, float lse, float delta, int n, int width) {
+    for (int i = 0; i < n; i++) {
+        float e = fast_exp(p[i] * scale - lse);
+        p[i] = e;
+        dp[i] = e * (dp[i] - delta) * scale;
+    }
+    for (int i = n; i < width; i++) { p[i] = dp[i] = 0.0f; }
+}
+
+enum { ATTENTION_ROWS = 64 }; // queries whose scores a thread holds at a time, (64, T) floats
+
+// out (B,T,C), lse (B,NH,T): log of the sum of exp of the scaled scores | qkv (B,T,3,NH,HS)
+static void attention_forward(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
+    if (use_naive) {
+        attention_forward_naive(out, lse, qkv, B, T, C, NH);
+        return;
+    }
+    int HS = C / NH, num_tiles = (T + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
+    float scale = 1.0f / sqrtf(HS);
+    size_t ld = 3 * (size_t)C;
+#pragma omp parallel
+    {
+        float* att = (float*)malloc_check((size_t)ATTENTION_ROWS * T * sizeof(float));
+#pragma omp for schedule(dynamic)
+        for (int work = 0; work < B * NH * num_tiles; work++) {
+            int b = work / (NH * num_tiles), h = work / num_tiles % NH, t0 = work % num_tiles * ATTENTION_ROWS;
+            int rows = T - t0 < ATTENTION_ROWS ? T - t0 : ATTENTION_ROWS, width = t0 + rows;
+            const float* q = qkv + (size_t)b * T * ld + (size_t)h * HS;
+            const float *k = q + C, *v = k + C;
+            matmul_nt(att, width, q + t0 * ld, ld, k, ld, NULL, rows, width, HS, false);
+            for (int i = 0; i < rows; i++) {
+                lse[((size_t)b * NH + h) * T + t0 + i] =
+                    attention_softmax_row(att + (size_t)i * width, scale, t0 + i + 1, width);
+            }
+            matmul_nn(out + ((size_t)b * T + t0) * C + (size_t)h * HS, C, att, width, v, ld, rows, HS, width, false);
+        }
+        free(att);
+    }
+}
+
+// dqkv (B,T,3,NH,HS) | dout (B,T,C) | qkv (B,T,3,NH,HS) | out (B,T,C) | lse (B,NH,T)
+static void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse, int B,
+                               int T, int C, int NH) {
+    if (use_naive) {
+        attention_backward_naive(dqkv, dout, qkv, out, lse, B, T, C, NH);
+        return;
+    }
+    int HS = C / NH, num_tiles = (T + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
+    float scale = 1.0f / sqrtf(HS);
+    size_t ld = 3 * (size_t)C;
+#pragma omp parallel
+    {
+        float* p = (float*)malloc_check((size_t)ATTENTION_ROWS * T * sizeof(float));
+        float* dp = (float*)malloc_check((size_t)ATTENTION_ROWS * T * sizeof(float));
+#pragma omp for schedule(dynamic)
+        for (int work = 0; work < B * NH; work++) {
+            int b = work / NH, h = work % NH;
+            const float* q = qkv + (size_t)b * T * ld + (size_t)h * HS;
+            float* dq = dqkv + (size_t)b * T * ld + (size_t)h * HS;
+            const float *k = q + C, *v = k + C;
+            float *dk = dq + C, *dv = dk + C;
+            // the last tile sees every key, so it writes dk and dv, and the others add to them
+            for (int tile = num_tiles - 1; tile >= 0; tile--) {
+                int t0 = tile * ATTENTION_ROWS, rows = T - t0 < ATTENTION_ROWS ? T - t0 : ATTENTION_ROWS, width = t0 + rows;
+                size_t at = ((size_t)b * T + t0) * C + (size_t)h * HS;
+                const float *d = dout + at, *o = out + at;
+                bool add = tile < num_tiles - 1;
+                matmul_nt(p, width, q + t0 * ld, ld, k, ld, NULL, rows, width, HS, false);
+                matmul_nt(dp, width, d, C, v, ld, NULL, rows, width, HS, false);
+                for (int i = 0; i < rows; i++) {
+                    float delta = 0.0f; // see attention_backward_naive
+                    for (int j = 0; j < HS; j++) { delta += d[(size_t)i * C + j] * o[(size_t)i * C + j]; }
+                    attention_softmax_row_backward(p + (size_t)i * width, dp + (size_t)i * width, scale,
+                                                   lse[((size_t)b * NH + h) * T + t0 + i], delta, t0 + i + 1, width);
+                }
+                matmul_tn(dv, ld, p, width, d, C, width, HS, rows, add);
+                matmul_nn(dq + t0 * ld, ld, dp, width, k, ld, rows, HS, width, false);
+                matmul_tn(dk, ld, dp, width, q + t0 * ld, ld, width, HS, rows, add);
+            }
+        }
+        free(p);
+        free(dp);
+    }
+}
+
+// ---- gelu, tanh form: x * sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3) -------------------------------
+// Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; 0.5 (1 + tanh u) is sigmoid(2 u)
+
+enum { CHUNK = 4096 }; // elements that a thread takes at a time in elementwise loops
+
+VECTOR static void gelu_chunk(float* out, const float* inp, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float x = inp[i], u = 0.7978845608f * (x + 0.044715f * x * x * x);
+        out[i] = x / (1.0f + fast_exp(-2.0f * u));
+    }
+}
+
+VECTOR static void gelu_backward_chunk(float* inout, const float* inp, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float x = inp[i], u = 0.7978845608f * (x + 0.044715f * x * x * x);
+        float s = 1.0f / (1.0f + fast_exp(-2.0f * u)), du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+        inout[i] *= s + x * s * (1.0f - s) * 2.0f * du;
+    }
+}
+
+// out (n) | inp (n)
+static void gelu_forward(float* out, const float* inp, size_t n) {
+#pragma omp parallel for
+    for (long i = 0; i < (long)n; i += CHUNK) { gelu_chunk(out + i, inp + i, n - i < CHUNK ? n - i : CHUNK); }
+}
+
+// inout (n): gradient of the output, becomes that of the input | inp (n)
+static void gelu_backward(float* inout, const float* inp, size_t n) {
+#pragma omp parallel for
+    for (long i = 0; i < (long)n; i += CHUNK) { gelu_backward_chunk(inout + i, inp + i, n - i < CHUNK ? n - i : CHUNK); }
+}
+
+// ---- residual: out = a + b ------------------------------------------------------------------------------
+
+// out (n) | a (n) | b (n). Its backward is nothing: the gradient of the sum is the gradient of both.
+static void residual_forward(float* out, const float* a, const float* b, size_t n) {
+#pragma omp parallel for
+    for (long i = 0; i < (long)n; i++) { out[i] = a[i] + b[i]; }
+}
+
+// ---- classifier: softmax and cross-entropy over the vocabulary ------------------------------------------
+
+// loss of one row; with dloss != 0 the logits become their gradients, (softmax - onehot(target)) * dloss
+VECTOR static float classifier_row(float* logits, int target, float dloss, int V) {
+    float max = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : max)
+    for (int v = 0; v < V; v++) { max = logits[v] > max ? logits[v] : max; }
+#pragma omp simd reduction(+ : sum)
+    for (int v = 0; v < V; v++) { sum += fast_exp(logits[v] - max); }
+    float loss = max + logf(sum) - logits[target];
+    if (dloss != 0.0f) {
+        float scale = dloss / sum;
+        for (int v = 0; v < V; v++) { logits[v] = fast_exp(logits[v] - max) * scale; }
+        logits[target] -= dloss;
+    }
+    return loss;
+}
+
+// losses (N) | logits (N,V) with Vp floats from row to row, in place | targets (N)
+static void classifier(float* losses, float* logits, const int* targets, float dloss, int N, int V, int Vp) {
+#pragma omp parallel for
+    for (long n = 0; n < N; n++) { losses[n] = classifier_row(logits + (size_t)n * Vp, targets[n], dloss, V); }
+}
+
+// ================================================================================================
+// 2. the model
+// ================================================================================================
+
+// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order; also used for their gradients.
+typedef struct {
+    float* wte;      // (Vp, C)
+    float* wpe;      // (maxT, C)
+    float* ln1w;     // (L, C)
+    float* ln1b;     // (L, C)
+    float* qkvw;     // (L, 3*C, C)
+    float* qkvb;     // (L, 3*C)
+    float* attprojw; // (L, C, C)
+    float* attprojb; // (L, C)
+    float* ln2w;     // (L, C)
+    float* ln2b;     // (L, C)
+    float* fcw;      // (L, 4*C, C)
+    float* fcb;      // (L, 4*C)
+    float* fcprojw;  // (L, C, 4*C)
+    float* fcprojb;  // (L, C)
+    float* lnfw;     // (C)
+    float* lnfb;     // (C)
+} Parameters;
+
+// What the forward pass leaves for the backward pass, for B x T tokens.
+typedef struct {
+    int B, T;         // what it is allocated for
+    float* encoded;   // (B, T, C)
+    float* ln1;       // (L, B, T, C)
+    float* ln1_mean;  // (L, B, T)
+    float* ln1_rstd;  // (L, B, T)
+    float* qkv;       // (L, B, T, 3*C)
+    float* atty;      // (L, B, T, C)
+    float* lse;       // (L, B, NH, T)
+    float* residual2; // (L, B, T, C): after attention
+    float* ln2;       // (L, B, T, C)
+    float* ln2_mean;  // (L, B, T)
+    float* ln2_rstd;  // (L, B, T)
+    float* fch;       // (L, B, T, 4*C)
+    float* fch_gelu;  // (L, B, T, 4*C)
+    float* residual3; // (L, B, T, C): after the MLP
+    float* lnf;       // (B, T, C)
+    float* lnf_mean;  // (B, T)
+    float* lnf_rstd;  // (B, T)
+    float* losses;    // (B, T)
+    float* logits;    // (B, T, Vp); the classifier turns them into their gradients
+    float* scratch;   // (B, T, C)
+} Activations;
+
+enum { NUM_ACTIVATIONS = 20 };
+
+// Scratch of the backward pass, used again by every layer.
+typedef struct {
+    float* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
+    float* dbtc;      // (B, T, C)
+    float* dqkv;      // (B, T, 3*C)
+    float* dfch;      // (B, T, 4*C)
+} Gradients;
+
+typedef struct {
+    GPT2Config config;
+    float* params_memory; // (num_params), all tensors one after the other
+    float* grads_memory;  // (num_params), NULL until training needs it
+    float* m_memory;      // (num_params), AdamW's first moment, NULL until training needs it
+    float* v_memory;      // (num_params), AdamW's second moment
+    Parameters params, grads;
+    Activations acts;
+    Gradients dacts;
+} GPT2;
+
+// Zeroed memory on huge pages where the system has them: fewer page faults and TLB misses. Never freed piecemeal.
+static float* allocate_floats(size_t n) {
+    const size_t huge = 2 << 20;
+    size_t bytes = (n * sizeof(float) + huge - 1) / huge * huge;
+    float* p = (float*)aligned_alloc(huge, bytes ? bytes : huge);
+    if (!p) { die("out of memory: %.1f GB asked for; a smaller -b or -t needs less", (double)bytes / 1e9); }
+    if (bytes > 0) { madvise(p, bytes, MADV_HUGEPAGE); }
+#pragma omp parallel for
+    for (long i = 0; i < (long)n; i += CHUNK) { memset(p + i, 0, (n - i < CHUNK ? n - i : CHUNK) * sizeof(float)); }
+    return p;
+}
+
+static void point_parameters(Parameters* p, float* memory, const GPT2Config* config) {
+    float** tensors = (float**)p; // a struct of NUM_PARAMS pointers in the order of the table
+    for (int i = 0; i < NUM_PARAMS; i++) { tensors[i] = memory + param_offset(config, i); }
+}
+
+static void gpt2_allocate(GPT2* model, const GPT2Config* config) {
+    memset(model, 0, sizeof(*model));
+    model->config = *config;
+    model->params_memory = allocate_floats(num_parameters(config));
+    point_parameters(&model->params, model->params_memory, config);
+}
+
+static void gpt2_allocate_training(GPT2* model) {
+    size_t n = num_parameters(&model->config);
+    model->grads_memory = allocate_floats(n);
+    model->m_memory = allocate_floats(n);
+    model->v_memory = allocate_floats(n);
+    point_parameters(&model->grads, model->grads_memory, &model->config);
+}
+
+// Floats of each tensor of Activations in its order. Logits for the last position only when !all_logits.
+static void activation_sizes(size_t* sizes, const GPT2Config* config, int B, int T, bool all_logits) {
+    size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
+    size_t logits = (all_logits ? BT : (size_t)B) * config->padded_vocab_size;
+    size_t all[NUM_ACTIVATIONS] = {BT * C,     L * BT * C, L * BT,     L * BT, L * BT * 3 * C, L * BT * C, L * BT * NH,
+                                   L * BT * C, L * BT * C, L * BT,     L * BT, L * BT * 4 * C, L * BT * 4 * C,
+                                   L * BT * C, BT * C,     BT,         BT,     BT,             logits,     BT * C};
+    memcpy(sizes, all, sizeof(all));
+}
+
+static void activations_allocate(Activations* acts, const GPT2Config* config, int B, int T, bool all_logits) {
+    size_t sizes[NUM_ACTIVATIONS];
+    activation_sizes(sizes, config, B, T, all_logits);
+    acts->B = B;
+    acts->T = T;
+    float** tensors = &acts->encoded;
+    for (int i = 0; i < NUM_ACTIVATIONS; i++) { tensors[i] = allocate_floats(sizes[i]); }
+}
+
+static void activations_free(Activations* acts) {
+    float** tensors = &acts->encoded;
+    for (int i = 0; acts->B && i < NUM_ACTIVATIONS; i++) { free(tensors[i]); }
+    memset(acts, 0, sizeof(*acts));
+}
+
+// Makes room for a forward and backward pass of B x T tokens.
+static void gpt2_allocate_batch(GPT2* model, int B, int T) {
+    size_t BTC = (size_t)B * T * model->config.channels;
+    activations_allocate(&model->acts, &model->config, B, T, true);
+    float** tensors = (float**)&model->dacts;
+    const size_t widths[4] = {1, 1, 3, 4};
+    for (int i = 0; i < 4; i++) { tensors[i] = allocate_floats(BTC * widths[i]); }
+}
+
+static void gpt2_free(GPT2* model) {
+    activations_free(&model->acts);
+    float** tensors = (float**)&model->dacts;
+    for (int i = 0; i < 4; i++) { free(tensors[i]); }
+    free(model->params_memory);
+    free(model->grads_memory);
+    free(model->m_memory);
+    free(model->v_memory);
+    memset(model, 0, sizeof(*model));
+}
+
+// All layers, up to the last layernorm. inputs (B,T). What each layer computes is kept in acts.
+static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs, int B, int T) {
+    require(B <= acts->B && T <= acts->T && T <= model->config.max_seq_len);
+    const Parameters* p = &model->params;
+    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
+    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
+
+    encoder_forward(acts->encoded, inputs, p->wte, p->wpe, B, T, C);
+    const float* residual = acts->encoded; // (B,T,C)
+    for (size_t l = 0; l < (size_t)L; l++) {
+        float* ln1 = acts->ln1 + l * BTC;             // (B,T,C)
+        float* qkv = acts->qkv + l * BTC * 3;         // (B,T,3*C)
+        float* atty = acts->atty + l * BTC;           // (B,T,C)
+        float* residual2 = acts->residual2 + l * BTC; // (B,T,C)
+        float* ln2 = acts->ln2 + l * BTC;             // (B,T,C)
+        float* fch = acts->fch + l * BTC * 4;         // (B,T,4*C)
+        float* gelu = acts->fch_gelu + l * BTC * 4;   // (B,T,4*C)
+        float* residual3 = acts->residual3 + l * BTC; // (B,T,C)
+
+        layernorm_forward(ln1, acts->ln1_mean + l * BT, acts->ln1_rstd + l * BT, residual, p->ln1w + l * C, p->ln1b + l * C,
+                          BT, C);
+        matmul_forward(qkv, 3 * C, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, BT, C, 3 * C);
+        attention_forward(atty, acts->lse + l * BT * NH, qkv, B, T, C, NH);
+        matmul_forward(acts->scratch, C, atty, p->attprojw + l * CC, p->attprojb + l * C, BT, C, C);
+        residual_forward(residual2, residual, acts->scratch, BTC);
+
+        layernorm_forward(ln2, acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, residual2, p->ln2w + l * C, p->ln2b + l * C,
+                          BT, C);
+        matmul_forward(fch, 4 * C, ln2, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, BT, C, 4 * C);
+        gelu_forward(gelu, fch, BTC * 4);
+        matmul_forward(acts->scratch, C, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, BT, 4 * C, C);
+        residual_forward(residual3, residual2, acts->scratch, BTC);
+        residual = residual3;
+    }
+    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual, p->lnfw, p->lnfb, BT, C);
+}
+
+// logits (N,Vp) of N rows of the last layernorm; the head's weight is wte. Columns V..Vp are not written.
+static void gpt2_head(const GPT2* model, float* logits, const float* lnf, int N) {
+    matmul_forward(logits, model->config.padded_vocab_size, lnf, model->params.wte, NULL, N, model->config.channels,
+                   model->config.vocab_size);
+}
+
+// Mean loss over B x T tokens, after gpt2_forward. With dloss != 0 (what the loss of one token counts in the gradient,
+// 1 / number of tokens in a step) the logits become their gradients, for gpt2_backward.
+static double gpt2_loss(GPT2* model, const int* targets, float dloss, int B, int T) {
+    Activations* acts = &model->acts;
+    gpt2_head(model, acts->logits, acts->lnf, B * T);
+    classifier(acts->losses, acts->logits, targets, dloss, B * T, model->config.vocab_size, model->config.padded_vocab_size);
+    double sum = 0.0;
+    for (int i = 0; i < B * T; i++) { sum += acts->losses[i]; }
+    return sum / ((double)B * T);
+}
+
+// Gradients of all parameters, after gpt2_loss: written for the first micro-batch of a step, added to for the others.
+static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool first) {
+    const Parameters *p = &model->params, *g = &model->grads;
+    Activations* acts = &model->acts;
+    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
+    int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
+    bool add = !first; // matrices of weights are large: their first gradient is written instead of zeroed and added to
+    for (int i = 0; first && i < NUM_PARAMS; i++) {
+        float* tensor = ((float* const*)g)[i];
+        if (gpt2_params[i].rows == DIM_1 || tensor == g->wpe) {
+            memset(tensor, 0, param_size(&model->config, i) * sizeof(float));
+        }
+    }
+    float *dresidual = model->dacts.dresidual, *dbtc = model->dacts.dbtc; // (B,T,C)
+    float *dqkv = model->dacts.dqkv, *dfch = model->dacts.dfch;           // (B,T,3*C), (B,T,4*C)
+    memset(dresidual, 0, BTC * sizeof(float));
+
+    matmul_backward(dbtc, g->wte, NULL, acts->logits, Vp, acts->lnf, p->wte, BT, C, V, add);
+    const float* residual = acts->residual3 + (L - 1) * BTC;
+    layernorm_backward(dresidual, g->lnfw, g->lnfb, dbtc, residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C);
+    for (size_t l = (size_t)L; l-- > 0;) {
+        residual = l == 0 ? acts->encoded : acts->residual3 + (l - 1) * BTC;
+        const float *ln1 = acts->ln1 + l * BTC, *ln2 = acts->ln2 + l * BTC, *residual2 = acts->residual2 + l * BTC;
+        const float *qkv = acts->qkv + l * BTC * 3, *atty = acts->atty + l * BTC;
+        const float *fch = acts->fch + l * BTC * 4, *gelu = acts->fch_gelu + l * BTC * 4;
+
+        matmul_backward(dfch, g->fcprojw + l * 4 * CC, g->fcprojb + l * C, dresidual, C, gelu, p->fcprojw + l * 4 * CC, BT,
+                        4 * C, C, add);
+        gelu_backward(dfch, fch, BTC * 4);
+        matmul_backward(dbtc, g->fcw + l * 4 * CC, g->fcb + l * 4 * C, dfch, 4 * C, ln2, p->fcw + l * 4 * CC, BT, C, 4 * C,
+                        add);
+        layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, dbtc, residual2, p->ln2w + l * C,
+                           acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, BT, C);
+
+        matmul_backward(dbtc, g->attprojw + l * CC, g->attprojb + l * C, dresidual, C, atty, p->attprojw + l * CC, BT, C, C,
+                        add);
+        attention_backward(dqkv, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH);
+        matmul_backward(dbtc, g->qkvw + l * 3 * CC, g->qkvb + l * 3 * C, dqkv, 3 * C, ln1, p->qkvw + l * 3 * CC, BT, C, 3 * C,
+                        add);
+        layernorm_backward(dresidual, g->ln1w + l * C, g->ln1b + l * C, dbtc, residual, p->ln1w + l * C,
+                           acts->ln1_mean + l * BT, acts->ln1_rstd + l * BT, BT, C);
+    }
+    encoder_backward(g->wte, g->wpe, dresidual, inputs, B, T, C);
+}
+
+VECTOR static double sum_of_squares_chunk(const float* x, size_t n) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) { sum += x[i] * x[i]; }
+    return sum;
+}
+
+// The Euclidean norm of all gradients. Chunks are summed in order, so the bits do not depend on the threads.
+static double gpt2_gradient_norm(const GPT2* model) {
+    size_t n = num_parameters(&model->config), num_chunks = (n + CHUNK - 1) / CHUNK;
+    double* sums = (double*)malloc_check(num_chunks * sizeof(double));
+#pragma omp parallel for
+    for (long i = 0; i < (long)num_chunks; i++) {
+        size_t at = (size_t)i * CHUNK;
+        sums[i] = sum_of_squares_chunk(model->grads_memory + at, n - at < CHUNK ? n - at : CHUNK);
+    }
+    double sum = 0.0;
+    for (size_t i = 0; i < num_chunks; i++) { sum += sums[i]; }
+    free(sums);
+    return sqrt(sum);
+}
+
+typedef struct {
+    float learning_rate, beta1, beta2, eps, weight_decay;
+    float bias1, bias2;   // 1 - beta^t of step t = 1, 2, ...
+    float gradient_scale; // clipping: the gradient counts times this
+} AdamW;
+
+VECTOR static void adamw_chunk(float* param, float* m, float* v, const float* grad, const AdamW* o, float decay, size_t n) {
+    float lr = o->learning_rate, beta1 = o->beta1, beta2 = o->beta2, scale = o->gradient_scale, eps = o->eps;
+    float inverse1 = 1.0f / o->bias1, inverse2 = 1.0f / o->bias2;
+    for (size_t i = 0; i < n; i++) {
+        float g = grad[i] * scale;
+        m[i] = beta1 * m[i] + (1.0f - beta1) * g;
+        v[i] = beta2 * v[i] + (1.0f - beta2) * g * g;
+        param[i] -= lr * (m[i] * inverse1 / (sqrtf(v[i] * inverse2) + eps) + decay * param[i]);
+    }
+}
+
+// One step of AdamW on all parameters. Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
+static void gpt2_update(GPT2* model, const AdamW* optimizer) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        size_t n = param_size(&model->config, p), offset = param_offset(&model->config, p);
+        float decay = gpt2_params[p].decay ? optimizer->weight_decay : 0.0f;
+#pragma omp parallel for
+        for (long i = 0; i < (long)n; i += CHUNK) {
+            size_t at = offset + (size_t)i, count = n - (size_t)i < CHUNK ? n - (size_t)i : CHUNK;
+            adamw_chunk(model->params_memory + at, model->m_memory + at, model->v_memory + at, model->grads_memory + at,
+                        optimizer, decay, count);
+        }
+    }
+}
+
+// ================================================================================================
+// 3. generation
+// ================================================================================================
+
+// What generation keeps of the tokens so far, and room for one token's activations.
+typedef struct {
+    int length, capacity; // positions filled, positions there are
+    float* keys;          // (L, capacity, C)
+    float* values;        // (L, capacity, C)
+    float* x;             // (C): the residual stream
+    float* norm;          // (C)
+    float* qkv;           // (3*C)
+    float* out;           // (C)
+    float* fch;           // (4*C)
+    float* att;           // (NH, capacity)
+    float* logits;        // (Vp)
+} Generator;
+
+static void generator_allocate(Generator* g, const GPT2Config* config, int capacity) {
+    size_t C = config->channels, cache = (size_t)config->num_layers * capacity * C;
+    g->length = 0;
+    g->capacity = capacity;
+    size_t sizes[9] = {cache, cache, C, C, 3 * C, C, 4 * C, (size_t)config->num_heads * capacity, (size_t)config->padded_vocab_size};
+    float** tensors = &g->keys;
+    for (int i = 0; i < 9; i++) { tensors[i] = allocate_floats(sizes[i]); }
+}
+
+static void generator_free(Generator* g) {
+    float** tensors = &g->keys;
+    for (int i = 0; i < 9; i++) { free(tensors[i]); }
+    memset(g, 0, sizeof(*g));
+}
+
+VECTOR static float dot_row(const float* a, const float* b, int n) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) { sum += a[i] * b[i]; }
+    return sum;
+}
+
+// out (C) = attention of one query against the cached keys and values; att (NH, capacity) is scratch
+static void attention_one(float* out, float* att, const float* q, const float* keys, const float* values, int length,
+                          int capacity, int C, int NH) {
+    int HS = C / NH;
+    float scale = 1.0f / sqrtf(HS);
+#pragma omp parallel for if ((long)length * C > 32768)
+    for (int h = 0; h < NH; h++) {
+        float *a = att + (size_t)h * capacity, *o = out + (size_t)h * HS;
+        for (int t = 0; t < length; t++) { a[t] = dot_row(q + (size_t)h * HS, keys + (size_t)t * C + (size_t)h * HS, HS); }
+        attention_softmax_row(a, scale, length, length);
+        for (int i = 0; i < HS; i++) { o[i] = 0.0f; }
+        for (int t = 0; t < length; t++) {
+            const float* v = values + (size_t)t * C + (size_t)h * HS;
+            for (int i = 0; i < HS; i++) { o[i] += a[t] * v[i]; }
+        }
+    }
+}
+
+// One token through the model; its logits are in g->logits.
+static void generator_step(Generator* g, const GPT2* model, int token) {
+    const Parameters* p = &model->params;
+    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, t = g->length;
+    require(t < g->capacity);
+    size_t CC = (size_t)C * C;
+    float mean, rstd;
+    for (int c = 0; c < C; c++) { g->x[c] = p->wte[(size_t)token * C + c] + p->wpe[(size_t)t * C + c]; }
+    for (size_t l = 0; l < (size_t)L; l++) {
+        float *keys = g->keys + l * g->capacity * C, *values = g->values + l * g->capacity * C;
+        layernorm_row(g->norm, &mean, &rstd, g->x, p->ln1w + l * C, p->ln1b + l * C, C);
+        matmul_forward(g->qkv, 3 * C, g->norm, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, 1, C, 3 * C);
+        memcpy(keys + (size_t)t * C, g->qkv + C, C * sizeof(float));
+        memcpy(values + (size_t)t * C, g->qkv + 2 * C, C * sizeof(float));
+        attention_one(g->norm, g->att, g->qkv, keys, values, t + 1, g->capacity, C, NH);
+        matmul_forward(g->out, C, g->norm, p->attprojw + l * CC, p->attprojb + l * C, 1, C, C);
+        for (int c = 0; c < C; c++) { g->x[c] += g->out[c]; }
+        layernorm_row(g->norm, &mean, &rstd, g->x, p->ln2w + l * C, p->ln2b + l * C, C);
+        matmul_forward(g->fch, 4 * C, g->norm, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, 1, C, 4 * C);
+        gelu_chunk(g->fch, g->fch, 4 * (size_t)C);
+        matmul_forward(g->out, C, g->fch, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, 1, 4 * C, C);
+        for (int c = 0; c < C; c++) { g->x[c] += g->out[c]; }
+    }
+    layernorm_row(g->norm, &mean, &rstd, g->x, p->lnfw, p->lnfb, C);
+    gpt2_head(model, g->logits, g->norm, 1);
+    g->length++;
+}
+
+// A whole prompt in one pass: fills the cache and leaves the logits of its last token. tokens (n), n >= 1.
+static void generator_prefill(Generator* g, const GPT2* model, const int* tokens, int n) {
+    require(g->length == 0 && n >= 1 && n <= g->capacity);
+    Activations acts;
+    activations_allocate(&acts, &model->config, 1, n, false);
+    gpt2_forward(model, &acts, tokens, 1, n);
+    size_t C = model->config.channels;
+    for (size_t l = 0; l < (size_t)model->config.num_layers; l++) {
+        for (size_t t = 0; t < (size_t)n; t++) {
+            const float* qkv = acts.qkv + (l * n + t) * 3 * C;
+            memcpy(g->keys + (l * g->capacity + t) * C, qkv + C, C * sizeof(float));
+            memcpy(g->values + (l * g->capacity + t) * C, qkv + 2 * C, C * sizeof(float));
+        }
+    }
+    gpt2_head(model, g->logits, acts.lnf + (size_t)(n - 1) * C, 1);
+    g->length = n;
+    activations_free(&acts);
+}
+
+// Prints text as it comes, in whole characters; token ids when there is no vocabulary.
+typedef struct {
+    const Tokenizer* tokenizer; // or NULL
+    FILE* file;
+    Utf8Stream utf8;
+    char* text; // all bytes so far, for the log
+    size_t length;
+} TextOutput;
+
+static void text_bytes(TextOutput* out, const char* bytes, size_t n) {
+    out->text = (char*)realloc_check(out->text, out->length + n + 1);
+    memcpy(out->text + out->length, bytes, n);
+    out->length += n;
+    fwrite(bytes, 1, n, out->file);
+    fflush(out->file);
+}
+
+static void text_token(TextOutput* out, int token) {
+    size_t n = 0;
+    const char* bytes = out->tokenizer ? tokenizer_decode(out->tokenizer, token, &n) : NULL;
+    if (!bytes) { // no vocabulary, or an id that it does not know
+        char number[16];
+        text_bytes(out, number, (size_t)snprintf(number, sizeof(number), "%d ", token));
+        return;
+    }
+    char* whole = (char*)malloc_check(3 * (n + 3));
+    text_bytes(out, whole, utf8_stream_push(&out->utf8, bytes, n, whole));
+    free(whole);
+}
+
+static void text_end(TextOutput* out) {
+    char rest[3];
+    text_bytes(out, rest, utf8_stream_flush(&out->utf8, rest));
+    text_bytes(out, "\n", 1);
+}
+
+// Continues prompt (n tokens, n >= 1) by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to the last
+// position of the model. Every new token goes to new_tokens (num_tokens) when that is not NULL, and to `out` when that is
+// not NULL. Returns how many there are; -1 when the logits are not numbers.
+static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop, int* new_tokens,
+                    TextOutput* out) {
+    int maxT = model->config.max_seq_len, V = model->config.vocab_size, made = 0;
+    int capacity = num_tokens < maxT - n ? n + num_tokens : maxT;
+    Generator g;
+    generator_allocate(&g, &model->config, capacity);
+    float* scratch = (float*)malloc_check(sampler_scratch_bytes(V));
+    generator_prefill(&g, model, prompt, n);
+    while (made < num_tokens) {
+        int token = sample_token(sampler, g.logits, V, scratch);
+        if (token < 0) {
+            made = -1;
+            break;
+        }
+        if (token == stop) { break; }
+        if (new_tokens) { new_tokens[made] = token; }
+        if (out) { text_token(out, token); }
+        made++;
+        if (made == num_tokens || g.length == g.capacity) { break; }
+        generator_step(&g, model, token);
+    }
+    free(scratch);
+    generator_free(&g);
+    return made;
+}
+
+// ================================================================================================
+// 4. training
+// ================================================================================================
+
+// Every flag of the program; the option table in section 5 fills and documents them.
+typedef struct {
+    const char *model, *tokenizer, *train_data, *val_data, *output;
+    int layers, heads, channels, positions;
+    int B, T, naive, shuffle, overfit, resume;
+    int64_t total_batch, num_steps, warmup_steps, seed;
+    float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
+    const char* schedule;
+    int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, keep, major_every;
+    const char* prompt;
+    int num_tokens, top_k, stop_at_eot;
+    float temperature, top_p;
+} Settings;
+
+static Settings args = {
+    .model = "d12",
+    .B = 4,
+    .shuffle = 1,
+    .num_steps = -1,
+    .seed = 42,
+    .learning_rate = 3e-4f,
+    .final_fraction = 1.0f,
+    .beta1 = 0.9f,
+    .beta2 = 0.95f,
+    .eps = 1e-8f,
+    .clip = 1.0f,
+    .schedule = "cosine",
+    .max_nonfinite = 10,
+    .val_every = 20,
+    .val_steps = 20,
+    .sample_every = 20,
+    .sample_tokens = 64,
+    .keep = 5,
+    .num_tokens = 256,
+    .stop_at_eot = 1,
+    .temperature = 1.0f,
+    .top_p = 1.0f,
+};
+
+typedef struct {
+    GPT2 model;
+    RunState run; // step, position in the data, outlier windows: what a checkpoint holds beside the weights
+    DataLoader train, val;
+    bool has_val;
+    Tokenizer tokenizer;
+    bool has_tokenizer;
+    Logger logger;
+    LrSchedule schedule;
+    int *inputs, *targets;   // (B,T)
+    int nonfinite_in_a_row;
+    double machine_flops;    // rate of a large matmul on this machine
+    double step_ms;          // smoothed, for the estimate of the time left
+} Trainer;
+
+// A vocabulary at `path`, a file or a directory; false without an error text when there is none there.
+static bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
+    static const char* const names[] = {"vocab.json", "encoder.json", "merges.txt", "tokenizer.json", "gpt2_tokenizer.bin",
+                                        "tokenizer.bin"};
+    char candidate[4200];
+    err->text[0] = '\0';
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(candidate, sizeof(candidate), "%s/%s", path, names[i]);
+        if (file_exists(candidate)) { return tokenizer_load(tokenizer, path, err); }
+    }
+    return false;
+}
+
+// The directory that a file or a glob pattern stands in, into dir (4096).
+static const char* directory_of(const char* path, char* dir) {
+    snprintf(dir, 4096, "%s", path);
+    char* slash = strrchr(dir, '/');
+    if (!slash) { return "."; }
+    slash[slash == dir] = '\0';
+    return dir;
+}
+
+// The vocabulary: --tokenizer, else what stands with the model, else what stands with the training data. False: none.
+static bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
+    Error err;
+    char dir[4096];
+    if (args.tokenizer) {
+        if (!tokenizer_load(tokenizer, args.tokenizer, &err)) { die("%s", err.text); }
+        return true;
+    }
+    if (model_path) {
+        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory_of(model_path, dir), &err)) { return true; }
+        if (err.text[0]) { die("%s", err.text); }
+    }
+    if (args.train_data) {
+        if (find_tokenizer(tokenizer, directory_of(args.train_data, dir), &err)) { return true; }
+        if (err.text[0]) { die("%s", err.text); }
+    }
+    return false;
+}
+
+// The path that -e names: itself, or the newest good checkpoint when it is the output directory of a run.
+static const char* resolve_model_path(const char* path, char* resolved, size_t size) {
+    char config[4200];
+    Error err;
+    snprintf(config, sizeof(config), "%s/config.json", path);
+    if (!is_directory(path) || file_exists(config) || !run_find_newest(path, resolved, size, &err)) { return path; }
+    fprintf(stderr, "%s: newest checkpoint: %s\n", path, resolved);
+    return resolved;
+}
+
+static void print_memory_need(const GPT2Config* config, int B, int T) {
+    size_t sizes[NUM_ACTIVATIONS], activations = (size_t)B * T * config->channels * 9;
+    activation_sizes(sizes, config, B, T, true);
+    for (int i = 0; i < NUM_ACTIVATIONS; i++) { activations += sizes[i]; }
+    double params = num_parameters(config) * 4e-9, need = 4 * params + activations * 4e-9;
+    double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 1e-9;
+    printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
+           config->num_heads, config->channels, config->max_seq_len, config->vocab_size, num_parameters(config) * 1e-6);
+    printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f: %.2f of this machine's %.1f GB\n", params,
+           params, 2 * params, activations * 4e-9, need, have);
+    if (need > have) { die("the run needs %.1f GB and the machine has %.1f; take a smaller -b or -t", need, have); }
+}
+
+// Opens the weights that -e names, or makes new ones. Nothing is written yet.
+static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Tokenizer* tokenizer) {
+    Error err;
+    GPT2Config config;
+    bool fresh = is_descriptor(path);
+    *has_tokenizer = load_tokenizer(tokenizer, fresh ? NULL : path);
+    if (fresh) {
+        if (!config_from_descriptor(&config, path, &err)) { die("%s", err.text); }
+        if (args.layers) { config.num_layers = args.layers; }
+        if (args.heads) { config.num_heads = args.heads; }
+        if (args.channels) { config.channels = args.channels; }
+        if (args.positions) { config.max_seq_len = args.positions; }
+        if (*has_tokenizer) {
+            config.vocab_size = tokenizer->vocab_size;
+            config.padded_vocab_size = padded_vocab(config.vocab_size);
+        }
+        if (!config_check(&config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
+        gpt2_allocate(model, &config);
+        gpt2_init_params(model->params_memory, &config, (uint32_t)args.seed);
+    } else {
+        ModelFile file;
+        if (!model_open(&file, path, &err)) { die("%s", err.text); }
+        if (args.layers || args.heads || args.channels || args.positions) {
+            die("--layers, --heads, --channels and --positions are for new models; %s has its own", path);
+        }
+        gpt2_allocate(model, &file.config);
+        if (!model_read(&file, model->params_memory, &err)) { die("%s", err.text); }
+        model_close(&file);
+    }
+    if (*has_tokenizer && tokenizer->vocab_size > model->config.vocab_size) {
+        die("the vocabulary has %d tokens, the model %s only %d: they do not belong together", tokenizer->vocab_size, path,
+            model->config.vocab_size);
+    }
+}
+
+// FLOP/s of a matmul large enough to show what the machine can do; takes some milliseconds.
+static double measure_matmul_flops(void) {
+    const int n = 768;
+    float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
+    double best_ms = 1e30;
+    for (int i = 0; i < 5; i++) {
+        double start = time_ms();
+        matmul_nn(c, n, a, n, b, n, n, n, n, false);
+        double ms = time_ms() - start;
+        best_ms = ms < best_ms ? ms : best_ms;
+    }
+    free(a), free(b), free(c);
+    return 2.0 * n * n * n / best_ms * 1e3;
+}
+
+static double evaluate(Trainer* t) {
+    Error err;
+    double sum = 0.0;
+    int64_t epoch = t->val.batches_per_epoch, steps = args.val_steps < epoch ? args.val_steps : epoch;
+    dataloader_reset(&t->val);
+    for (int64_t i = 0; i < steps; i++) {
+        if (!dataloader_next(&t->val, t->inputs, t->targets, &err)) { die("%s", err.text); }
+        gpt2_forward(&t->model, &t->model.acts, t->inputs, args.B, args.T);
+        sum += gpt2_loss(&t->model, t->targets, 0.0f, args.B, args.T);
+    }
+    return sum / (double)steps;
+}
+
+static void sample_in_training(Trainer* t) {
+    int eot = t->has_tokenizer ? t->tokenizer.eot_id : t->model.config.vocab_size - 1;
+    int prompt = eot >= 0 ? eot : 0;
+    Sampler sampler = {1.0f, 0, 1.0f, t->run.sampler_rng};
+    TextOutput out = {t->has_tokenizer ? &t->tokenizer : NULL, stdout, {{0}, 0}, NULL, 0};
+    printf("generating:\n---\n");
+    int n = generate(&t->model, &sampler, &prompt, 1, args.sample_tokens, -1, NULL, &out);
+    text_end(&out);
+    printf("---\n");
+    if (n < 0) { printf("the logits are not numbers: no sample\n"); }
+    t->run.sampler_rng = sampler.rng;
+    logger_text(&t->logger, t->run.step, out.text, out.length);
+    free(out.text);
+}
+
+static void save_checkpoint(Trainer* t) {
+    Error err;
+    double start = time_ms();
+    dataloader_state(&t->train, &t->run.loader);
+    if (!run_save(args.output, &t->run, t->model.params_memory, t->model.m_memory, t->model.v_memory,
+                  t->has_tokenizer ? &t->tokenizer : NULL, &err)) {
+        die("checkpoint of step %lld not saved, earlier ones are untouched: %s", (long long)t->run.step, err.text);
+    }
+    if (!run_prune(args.output, args.keep, args.major_every, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    printf("saved %s/step_%08lld (%.0f ms)\n", args.output, (long long)t->run.step, time_ms() - start);
+}
+
+// Loss and gradients of one step: the mean over all micro-batches.
+static double accumulate_gradients(Trainer* t) {
+    Error err;
+    int64_t micro_steps = args.total_batch / ((int64_t)args.B * args.T);
+    double loss = 0.0;
+    if (args.overfit) { dataloader_reset(&t->train); }
+    for (int64_t i = 0; i < micro_steps; i++) {
+        if (!dataloader_next(&t->train, t->inputs, t->targets, &err)) { die("%s", err.text); }
+        gpt2_forward(&t->model, &t->model.acts, t->inputs, args.B, args.T);
+        loss += gpt2_loss(&t->model, t->targets, 1.0f / (float)args.total_batch, args.B, args.T) / (double)micro_steps;
+        gpt2_backward(&t->model, t->inputs, args.B, args.T, i == 0);
+    }
+    return loss;
+}
+
+// Says whether this step may change the weights; counts and reports it when not.
+static bool step_is_sound(Trainer* t, double loss, double norm, double loss_z, double norm_z) {
+    bool finite = isfinite(loss) && isfinite(norm);
+    t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
+    if (!finite) {
+        printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n", (long long)t->run.step + 1, loss,
+               norm);
+    } else if (args.skip_loss_z > 0 && loss_z > args.skip_loss_z) {
+        printf("step %lld: loss z-score %.2f is over -sl %g: update skipped\n", (long long)t->run.step + 1, loss_z,
+               (double)args.skip_loss_z);
+    } else if (args.skip_norm_z > 0 && norm_z > args.skip_norm_z) {
+        printf("step %lld: gradient norm z-score %.2f is over -sg %g: update skipped\n", (long long)t->run.step + 1, norm_z,
+               (double)args.skip_norm_z);
+    } else {
+        return true;
+    }
+    t->run.skipped_steps++;
+    return false;
+}
+
+static void train_step(Trainer* t) {
+    double start = time_ms();
+    double loss = accumulate_gradients(t), norm = gpt2_gradient_norm(&t->model);
+    double loss_z = outlier_update(&t->run.loss_outliers, loss), norm_z = outlier_update(&t->run.norm_outliers, norm);
+    AdamW optimizer = {lr_at(&t->schedule, t->run.step), args.beta1, args.beta2, args.eps, args.weight_decay, 1.0f, 1.0f, 1.0f};
+    if (step_is_sound(t, loss, norm, loss_z, norm_z)) {
+        int64_t updates = t->run.step + 1 - t->run.skipped_steps;
+        optimizer.bias1 = (float)(1.0 - pow(args.beta1, (double)updates));
+        optimizer.bias2 = (float)(1.0 - pow(args.beta2, (double)updates));
+        if (args.clip > 0 && norm > args.clip) { optimizer.gradient_scale = (float)(args.clip / norm); }
+        gpt2_update(&t->model, &optimizer);
+    }
+    t->run.step++;
+    t->run.num_tokens_seen += args.total_batch;
+
+    double ms = time_ms() - start, tokens_per_second = args.total_batch / ms * 1e3;
+    t->step_ms = t->step_ms > 0 ? 0.9 * t->step_ms + 0.1 * ms : ms;
+    const GPT2Config* c = &t->model.config;
+    double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1); // without wpe
+    double flops = 6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * args.T; // a token, attention causal
+    char line[512], left[32];
+    format_step_line(line, sizeof(line), t->run.step, args.num_steps, loss, loss_z, norm, norm_z, optimizer.learning_rate, ms,
+                     100.0 * flops * tokens_per_second / t->machine_flops, "fp32", tokens_per_second);
+    format_duration(left, sizeof(left), (double)(args.num_steps - t->run.step) * t->step_ms * 1e-3);
+    printf("%s | ETA %s\n", line, left);
+    logger_train(&t->logger, t->run.step, loss, optimizer.learning_rate, norm, ms, tokens_per_second);
+    if (t->nonfinite_in_a_row >= args.max_nonfinite) {
+        die("loss or gradients were not finite %d steps in a row: stopped; the last good weights are in the last checkpoint. "
+            "A lower -l or a longer -u may help",
+            t->nonfinite_in_a_row);
+    }
+}
+
+// Checks the shape of the batch against the model and fills in the defaults that depend on it.
+static void settle_batch(const GPT2Config* config) {
+    int maxT = config->max_seq_len;
+    if (args.T == 0) { args.T = maxT < 1024 ? maxT : 1024; }
+    if (args.T > maxT) {
+        die("-t %d is past the %d positions of the model%s", args.T, maxT,
+            is_descriptor(args.model) ? "; --positions gives a new model more" : "");
+    }
+    int64_t tokens = (int64_t)args.B * args.T;
+    if (args.total_batch == 0) { args.total_batch = tokens; }
+    if (args.total_batch % tokens != 0) {
+        die("-d %lld is not a multiple of -b %d times -t %d = %lld tokens", (long long)args.total_batch, args.B, args.T,
+            (long long)tokens);
+    }
+}
+
+static void open_data(Trainer* t) {
+    Error err;
+    if (!args.train_data) { die("no training data: give shards with -i; dev/data/tokenize makes them from text"); }
+    int V = t->model.config.vocab_size;
+    bool shuffle = args.shuffle && !args.overfit;
+    if (!dataloader_open(&t->train, args.train_data, args.B, args.T, 0, 1, V, shuffle, (uint64_t)args.seed, &err)) {
+        die("%s", err.text);
+    }
+    t->has_val = args.val_data != NULL;
+    if (t->has_val && !dataloader_open(&t->val, args.val_data, args.B, args.T, 0, 1, V, false, 0, &err)) { die("%s", err.text); }
+    if (args.num_steps < 0) {
+        args.num_steps = t->train.batches_per_epoch * args.B * args.T / args.total_batch;
+        if (args.num_steps == 0) { args.num_steps = 1; }
+    }
+    printf("data: %lld tokens in %lld shards for training%s", (long long)t->train.num_tokens, (long long)t->train.num_shards,
+           t->has_val ? "" : ", none for validation (-j)");
+    if (t->has_val) { printf(", %lld for validation", (long long)t->val.num_tokens); }
+    printf("; %lld steps of %lld tokens\n", (long long)args.num_steps, (long long)args.total_batch);
+}
+
+// What must not change unnoticed between the parts of a run, as it stands in state.json.
+static void fill_run_settings(RunState* run) {
+    run->B = args.B;
+    run->T = args.T;
+    run->total_batch_tokens = args.total_batch;
+    run->seed = (uint64_t)args.seed;
+    run->learning_rate = args.learning_rate;
+    snprintf(run->schedule, sizeof(run->schedule), "%s", args.schedule);
+    run->warmup_steps = args.warmup_steps;
+    run->num_steps = args.num_steps;
+    run->final_fraction = args.final_fraction;
+    run->weight_decay = args.weight_decay;
+    run->beta1 = args.beta1;
+    run->beta2 = args.beta2;
+    run->eps = args.eps;
+    run->grad_clip = args.clip;
+    run->skip_loss_z = args.skip_loss_z;
+    run->skip_norm_z = args.skip_norm_z;
+}
+
+// Continues the newest good checkpoint of the output directory.
+static void resume_run(Trainer* t, const char* path) {
+    Error err;
+    if (!run_load(path, &t->run, t->model.params_memory, t->model.m_memory, t->model.v_memory, &err) ||
+        !dataloader_restore(&t->train, &t->run.loader, &err)) {
+        die("%s", err.text);
+    }
+    RunState now = t->run;
+    fill_run_settings(&now);
+    run_print_changes(stdout, &t->run, &now);
+    t->run = now;
+    printf("resumed at step %lld from %s\n", (long long)t->run.step, path);
+}
+
+// Everything that a run needs, checked in an order that finds mistakes before anything is written.
+static void trainer_open(Trainer* t) {
+    Error err;
+    char checkpoint[4200] = "";
+    memset(t, 0, sizeof(*t));
+    bool has_checkpoints = args.output && run_has_checkpoints(args.output);
+    if (has_checkpoints && !args.resume) {
+        die("%s holds checkpoints of an earlier run; go on from there with -y 1, or give another -o", args.output);
+    }
+    if (has_checkpoints && !run_find_newest(args.output, checkpoint, sizeof(checkpoint), &err)) { die("%s", err.text); }
+    if (args.resume && !args.output) { die("-y 1 resumes the run in -o, which is not given"); }
+    if (args.resume && !has_checkpoints) { printf("%s holds no checkpoint yet: a new run\n", args.output); }
+
+    load_model(&t->model, checkpoint[0] ? checkpoint : args.model, &t->has_tokenizer, &t->tokenizer);
+    settle_batch(&t->model.config);
+    print_memory_need(&t->model.config, args.B, args.T);
+    open_data(t);
+    LrSchedule schedule = {args.schedule, args.learning_rate, args.final_fraction, args.warmup_steps, args.num_steps};
+    t->schedule = schedule;
+    if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
+    gpt2_allocate_training(&t->model);
+    gpt2_allocate_batch(&t->model, args.B, args.T);
+    t->inputs = (int*)malloc_check((size_t)args.B * args.T * sizeof(int));
+    t->targets = (int*)malloc_check((size_t)args.B * args.T * sizeof(int));
+    t->machine_flops = measure_matmul_flops();
+
+    t->run.config = t->model.config;
+    t->run.sampler_rng = splitmix64((uint64_t)args.seed);
+    fill_run_settings(&t->run);
+    if (checkpoint[0]) { resume_run(t, checkpoint); }
+    if (args.output && !(make_directories(args.output, &err) && run_remove_leftovers(args.output, &err))) { die("%s", err.text); }
+    if (!logger_open(&t->logger, args.output, checkpoint[0] ? t->run.step : -1, &err)) { die("%s", err.text); }
+}
+
+static void trainer_close(Trainer* t) {
+    Error err;
+    if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    dataloader_close(&t->train);
+    if (t->has_val) { dataloader_close(&t->val); }
+    if (t->has_tokenizer) { tokenizer_free(&t->tokenizer); }
+    free(t->inputs);
+    free(t->targets);
+    gpt2_free(&t->model);
+}
+
+// The training run. Returns the exit code.
+static int train(void) {
+    static Trainer trainer;
+    Trainer* t = &trainer;
+    trainer_open(t);
+    run_install_signal_handlers();
+    int code = EXIT_SUCCESS;
+    int64_t first = t->run.step;
+    for (;;) {
+        int64_t step = t->run.step;
+        bool last = step >= args.num_steps, resumed = step == first && first > 0; // a checkpoint comes after all of these
+        if (!resumed && t->has_val && args.val_every && (step % args.val_every == 0 || last)) {
+            double loss = evaluate(t);
+            printf("val loss %.6f\n", loss);
+            logger_val(&t->logger, step, loss);
+        }
+        if (!resumed && args.sample_every && step > 0 && (step % args.sample_every == 0 || last)) { sample_in_training(t); }
+        bool due = (args.save_every && step % args.save_every == 0) || last || run_stop_signal;
+        if (!resumed && step > 0 && args.output && due) { save_checkpoint(t); }
+        if (last || run_stop_signal) { break; }
+        train_step(t);
+    }
+    if (run_stop_signal) {
+        printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
+               args.output ? "go on with the same flags and -y 1" : "nothing saved, for there is no -o");
+        code = args.output ? EXIT_SUCCESS : 128 + run_stop_signal;
+    }
+    if (t->run.skipped_steps) { printf("%lld steps were skipped\n", (long long)t->run.skipped_steps); }
+    trainer_close(t);
+    return code;
+}
+
+// --prompt: continues a text. Returns the exit code.
+static int sample(void) {
+    Error err;
+    GPT2 model;
+    Tokenizer tokenizer;
+    bool has_tokenizer;
+    char resolved[4200];
+    double start = time_ms();
+    load_model(&model, resolve_model_path(args.model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    double load_ms = time_ms() - start;
+    Sampler sampler = {args.temperature, args.top_k, args.top_p, splitmix64((uint64_t)args.seed)};
+    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+
+    TokenBuffer tokens = {0};
+    if (args.prompt[0]) {
+        if (!has_tokenizer) { die("no vocabulary beside %s: give one with --tokenizer", args.model); }
+        if (!tokenizer.can_encode) { die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with --tokenizer"); }
+        tokenizer_encode(&tokenizer, args.prompt, strlen(args.prompt), &tokens);
+    }
+    int eot = has_tokenizer ? tokenizer.eot_id : -1, n = (int)tokens.count;
+    int* prompt = (int*)malloc_check(((size_t)n + 1) * sizeof(int));
+    for (int i = 0; i < n; i++) { prompt[i] = (int)tokens.ids[i]; }
+    if (n == 0) { prompt[n++] = eot >= 0 ? eot : 0; } // an empty prompt: the beginning of a document
+    if (n > model.config.max_seq_len) {
+        die("the prompt has %d tokens, but the model only %d positions", n, model.config.max_seq_len);
+    }
+    TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0};
+    fputs(args.prompt, stdout);
+    fflush(stdout);
+    start = time_ms();
+    int made = generate(&model, &sampler, prompt, n, args.num_tokens, args.stop_at_eot ? eot : -1, NULL, &out);
+    text_end(&out);
+    if (made < 0) { die("%s: its logits are not numbers", args.model); }
+    double ms = time_ms() - start;
+    fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, n, made, ms, made / ms * 1e3);
+    if (made < args.num_tokens && n + made > model.config.max_seq_len) {
+        fprintf(stderr, "[stopped: all %d positions of the model are used]\n", model.config.max_seq_len);
+    }
+    free(out.text);
+    free(prompt);
+    token_buffer_free(&tokens);
+    if (has_tokenizer) { tokenizer_free(&tokenizer); }
+    gpt2_free(&model);
+    return EXIT_SUCCESS;
+}
+
+// ================================================================================================
+// 5. command line
+// ================================================================================================
+
+// choices of OPT_STR stand in its unit, separated by |
+static const Option options[] = {
+    {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
+    {OPT_STR, 'e', NULL, "model", &args.model, "MODEL",
+     "a new model by descriptor (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights: a Hugging Face directory, a .safetensors "
+     "file, an llm.c .bin, the output directory of a run", 0, 0},
+    {OPT_STR, 0, NULL, "tokenizer", &args.tokenizer, "PATH",
+     "vocabulary: a directory or file; default: the one beside the model, else beside the training data", 0, 0},
+    {OPT_INT, 0, NULL, "layers", &args.layers, "L", "layers of a new model, 0: as the descriptor says", 0, 4096},
+    {OPT_INT, 0, NULL, "heads", &args.heads, "NH", "attention heads of a new model, 0: as the descriptor says", 0, 4096},
+    {OPT_INT, 0, NULL, "channels", &args.channels, "C", "channels of a new model, 0: as the descriptor says", 0, 65536},
+    {OPT_INT, 0, NULL, "positions", &args.positions, "T", "positions of a new model, 0: as the descriptor says", 0, 1 << 20},
+
+    {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
+    {OPT_STR, 'i', NULL, "train-data", &args.train_data, "GLOB", "token shards to train on, made by dev/data/tokenize", 0, 0},
+    {OPT_STR, 'j', NULL, "val-data", &args.val_data, "GLOB", "token shards to validate on", 0, 0},
+    {OPT_STR, 'o', NULL, "output", &args.output, "DIR", "checkpoints and logs go here; without it nothing is written", 0, 0},
+    {OPT_INT, 'b', NULL, "batch-size", &args.B, "sequences", "sequences in a micro-batch, B", 1, 65536},
+    {OPT_INT, 't', NULL, "seq-len", &args.T, "tokens", "length of a sequence, T; 0: the model's positions, at most 1024", 0, 1 << 20},
+    {OPT_LONG, 'd', NULL, "total-batch", &args.total_batch, "tokens",
+     "tokens in a step, a multiple of B * T: the rest is gradient accumulation; 0: B * T", 0, 1e12},
+    {OPT_BOOL, 0, NULL, "shuffle", &args.shuffle, NULL, "permute shards and batches in each epoch, by the seed", 0, 0},
+    {OPT_BOOL, 'a', NULL, "overfit", &args.overfit, NULL, "train on the first batch again and again, a test of the set-up", 0, 0},
+
+    {OPT_SECTION, 0, NULL, "Optimization", NULL, NULL, NULL, 0, 0},
+    {OPT_LONG, 'x', NULL, "steps", &args.num_steps, "steps", "steps to train for, -1: one epoch", -1, 1e12},
+    {OPT_FLOAT, 'l', NULL, "learning-rate", &args.learning_rate, NULL, "highest learning rate", 0, 100},
+    {OPT_STR, 'k', NULL, "schedule", &args.schedule, "cosine|linear|constant|wsd", "how the learning rate falls", 0, 0},
+    {OPT_LONG, 'u', NULL, "warmup", &args.warmup_steps, "steps", "steps of linear warm-up", 0, 1e12},
+    {OPT_FLOAT, 'q', NULL, "final-fraction", &args.final_fraction, NULL, "learning rate at the end, as a fraction of the highest", 0, 1},
+    {OPT_FLOAT, 'c', NULL, "weight-decay", &args.weight_decay, NULL, "decoupled decay of tensors of two or more dimensions", 0, 100},
+    {OPT_FLOAT, 0, NULL, "beta1", &args.beta1, NULL, "AdamW: decay of the first moment", 0, 0.999999},
+    {OPT_FLOAT, 0, NULL, "beta2", &args.beta2, NULL, "AdamW: decay of the second moment", 0, 0.999999},
+    {OPT_FLOAT, 0, NULL, "eps", &args.eps, NULL, "AdamW: added to the root of the second moment", 1e-20, 1},
+    {OPT_FLOAT, 0, NULL, "clip", &args.clip, NULL, "longest gradient, by norm; 0: no clipping", 0, 1e9},
+    {OPT_FLOAT, 0, "sl", "skip-loss-z", &args.skip_loss_z, "sigmas", "skip an update whose loss is this far out; 0: never", 0, 1000},
+    {OPT_FLOAT, 0, "sg", "skip-norm-z", &args.skip_norm_z, "sigmas", "skip an update whose gradient norm is this far out; 0: never", 0, 1000},
+    {OPT_INT, 0, NULL, "max-nonfinite", &args.max_nonfinite, "steps", "stop after so many steps in a row whose loss or gradient is not finite", 1, 1000000},
+    {OPT_LONG, 0, NULL, "seed", &args.seed, NULL, "of the initial weights, of shuffling and of sampling", 0, 4294967295.0},
+
+    {OPT_SECTION, 0, NULL, "Evaluation and checkpoints", NULL, NULL, NULL, 0, 0},
+    {OPT_INT, 'v', NULL, "val-every", &args.val_every, "steps", "validation loss every so many steps, 0: never", 0, 1e9},
+    {OPT_INT, 'm', NULL, "val-steps", &args.val_steps, "batches", "batches of a validation, at most the whole data", 1, 1e9},
+    {OPT_INT, 's', NULL, "sample-every", &args.sample_every, "steps", "print a sample every so many steps, 0: never", 0, 1e9},
+    {OPT_INT, 'g', NULL, "sample-tokens", &args.sample_tokens, "tokens", "length of that sample", 1, 1e9},
+    {OPT_INT, 'n', NULL, "save-every", &args.save_every, "steps", "checkpoint every so many steps and at the end, 0: only at the end", 0, 1e9},
+    {OPT_INT, 0, "nk", "keep", &args.keep, "checkpoints", "newest checkpoints to keep, 0: all", 0, 1e9},
+    {OPT_INT, 0, "nm", "major-every", &args.major_every, "steps", "checkpoints of these steps are never deleted, 0: none", 0, 1e9},
+    {OPT_BOOL, 'y', NULL, "resume", &args.resume, NULL, "go on from the newest good checkpoint in the output directory", 0, 0},
+
+    {OPT_SECTION, 0, NULL, "Sampling", NULL, NULL, NULL, 0, 0},
+    {OPT_STR, 0, NULL, "prompt", &args.prompt, "TEXT", "continue this text and exit; \"\" begins a document", 0, 0},
+    {OPT_INT, 0, NULL, "num-tokens", &args.num_tokens, "tokens", "tokens to add at most", 1, 1e9},
+    {OPT_FLOAT, 0, NULL, "temperature", &args.temperature, NULL, "divides the logits; 0: always the likeliest token", 0, 1000},
+    {OPT_INT, 0, NULL, "top-k", &args.top_k, "tokens", "only the k likeliest tokens, 0: all", 0, 1e9},
+    {OPT_FLOAT, 0, NULL, "top-p", &args.top_p, NULL, "only the likeliest tokens of this total probability, 1: all", 0, 1},
+    {OPT_BOOL, 0, NULL, "stop-at-eot", &args.stop_at_eot, NULL, "end at the end-of-text token", 0, 0},
+
+    {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
+    {OPT_BOOL, 0, NULL, "naive", &args.naive, NULL, "run matmul and attention as the plain loops of this file: slow, to compare with", 0, 0},
+};
+
+#ifndef TESTING
+int main(int argc, char** argv) {
+    if (argc == 1) { // the demo, as `make demo` runs it
+        execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
+        die("cannot run scripts/demo.sh: %s", strerror(errno));
+    }
+    cli_parse(argc, argv,
+              "GPT-2 on the CPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a minute.", options,
+              sizeof(options) / sizeof(options[0]));
+    use_naive = args.naive;
+    if (args.prompt) { return sample(); }
+    cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+    return train();
+}
+#endif
