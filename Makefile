@@ -79,8 +79,8 @@ $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 
 # ---- what they are for ----
 
-demo: $(P)train_gpt2
-	$(or $(P),./)train_gpt2
+demo: all
+	@scripts/demo.sh $(or $(P),./)train_gpt2
 
 test: all tests
 	@BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
@@ -89,9 +89,11 @@ test-full: export LLMC_TEST_FULL = 1
 test-full: test
 
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-# gcc sees uninitialised variables where the sanitizers' own code stands
+# passive: idle threads do not spin while another does the sanitizers' slow work
+sanitize: export OMP_WAIT_POLICY := passive
 sanitize: export ASAN_OPTIONS := allocator_may_return_null=1:detect_stack_use_after_return=1:$(ASAN_OPTIONS)
 sanitize: export UBSAN_OPTIONS := print_stacktrace=1:$(UBSAN_OPTIONS)
+# gcc sees uninitialised variables where the sanitizers' own code stands
 sanitize:
 	@$(MAKE) --no-print-directory BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-uninitialized' test
 

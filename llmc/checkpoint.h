@@ -1,11 +1,13 @@
 /*
 Model files in every form that people hand in, and the two forms that we write.
 
-Read: a Hugging Face directory (config.json with model.safetensors, or with shards named by model.safetensors.index.json), a
-single .safetensors file (config.json beside it, else its shapes tell), llm.c's .bin of version 3 and 5. What a file is, its
-content decides. Everything is checked when it is opened: every name and shape, and every setting of config.json that would
-change the result; what cannot be honoured is refused by name, never passed over.
-Written: a Hugging Face directory, llm.c's .bin, and any number of arrays of parameters (the optimizer's moments) as safetensors.
+Read: a Hugging Face directory (config.json with model.safetensors, or with shards named by
+model.safetensors.index.json), a single .safetensors file (config.json beside it, else its shapes tell), llm.c's .bin of
+version 3 and 5. What a file is, its content decides. Everything is checked when it is opened: every name and shape, and
+every setting of config.json that would change the result; what cannot be honoured is refused by name, never passed
+over.
+Written: a Hugging Face directory, llm.c's .bin, and any number of arrays of parameters (the optimizer's moments) as
+safetensors.
 
     ModelFile model;
     if (!model_open(&model, "gpt2/", &err)) { die("%s", err.text); }
@@ -637,8 +639,8 @@ static inline void transpose_tile(float* dst, size_t dst_stride, const float* ti
     }
 }
 
-// A stretch of rows of one tensor. All stretches of a model are one list and one parallel loop: with a loop for each
-// tensor, 148 barriers would wait for the slowest thread of a busy machine (124M at a load of 9: 5 s instead of 0.3 s).
+// A stretch of rows of one tensor. All stretches of a model are one list and one parallel loop: a loop for each tensor
+// would end in 148 barriers, each of which waits for the slowest thread of a busy machine.
 typedef struct {
     const SafeTensor* tensor;
     float* dst; // (rows of the parameter, cols): the whole tensor
@@ -799,8 +801,9 @@ static inline void save_tensor(SafeWriter* w, const float* src, const GPT2Config
     }
 }
 
-// arrays[a] (num_parameters(config)) of every a < num_arrays as one safetensors file: name = prefixes[a] + Hugging Face's
-// name with "transformer.", Hugging Face's shapes. saved may be NULL. Does not write to a temporary name: the caller does.
+// arrays[a] (num_parameters(config)) of every a < num_arrays as one safetensors file: name = prefixes[a] + Hugging
+// Face's name with "transformer.", Hugging Face's shapes. saved may be NULL. Does not write to a temporary name: the
+// caller does.
 static inline bool params_save_safetensors(const char* path, const GPT2Config* config, const float* const* arrays,
                                            const char* const* prefixes, int num_arrays, bool bf16, SavedFile* saved,
                                            Error* err) {
@@ -842,7 +845,8 @@ static inline bool params_save_safetensors(const char* path, const GPT2Config* c
     return ok;
 }
 
-// Reads back what params_save_safetensors() wrote; the file must hold these arrays and nothing else. Padding rows become zero.
+// Reads back what params_save_safetensors() wrote; the file must hold these arrays and nothing else. Padding rows
+// become zero.
 static inline bool params_load_safetensors(const char* path, const GPT2Config* config, float* const* arrays,
                                            const char* const* prefixes, int num_arrays, Error* err) {
     SafeTensors st;
@@ -878,8 +882,8 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
 }
 
 // model.safetensors, config.json and generation_config.json into dir, which exists; from_pretrained() opens it.
-// params (num_parameters(config)): fp32, (out, in). eot_id: the end-of-text token, -1 for none. Each file that was written is
-// appended to saved, which has room for 3 more; saved and num_saved may be NULL.
+// params (num_parameters(config)): fp32, (out, in). eot_id: the end-of-text token, -1 for none. Each file that was
+// written is appended to saved, which has room for 3 more; saved and num_saved may be NULL.
 static inline bool model_save_hf_files(const char* dir, const GPT2Config* config, const float* params, bool bf16,
                                        int eot_id, SavedFile* saved, int* num_saved, Error* err) {
     static const char* const no_prefix[1] = {""};

@@ -246,30 +246,23 @@ static inline void cli_help(FILE* f, const char* about, const Option* opts, int 
     fprintf(f, "A flag without an argument is a switch: --NAME turns it on, --no-NAME or --NAME=0 off.\n");
 }
 
-// The run header: a line for each flag with its value; `*` marks what is not the default, and the default follows.
+// The run header: a line for each flag that differs from its default, then the rest of them in a paragraph.
 static inline void cli_print(FILE* f, const Option* opts, int n) {
-    char value[1024], was[1024];
-    int width = 0;
-    for (int i = 0; i < n; i++) {
-        int w = opts[i].type == OPT_SECTION ? 0 : (int)strlen(opts[i].name);
-        if (w > width) { width = w; }
-    }
+    char value[1024], was[1024], rest[CLI_MAX * (CLI_NAME_MAX + 64)] = "defaults:";
+    size_t used = strlen(rest);
     for (int i = 0; i < n; i++) {
         const Option* o = &opts[i];
-        if (o->type == OPT_SECTION) {
-            fprintf(f, "%s\n", o->name);
+        if (o->type == OPT_SECTION) { continue; }
+        cli_format_value(value, sizeof(value), o, i, false);
+        if (!cli_changed(opts, i)) {
+            used += (size_t)snprintf(rest + used, sizeof(rest) - used, " %s=%.48s", o->name, value);
             continue;
         }
-        bool number = o->type != OPT_STR && o->type != OPT_BOOL, changed = cli_changed(opts, i);
-        cli_format_value(value, sizeof(value), o, i, false);
-        fprintf(f, "%c %-*s  %s", changed ? '*' : ' ', width, o->name, value);
-        if (number && o->unit && o->unit[0]) { fprintf(f, " %s", o->unit); }
-        if (changed) {
-            cli_format_value(was, sizeof(was), o, i, true);
-            fprintf(f, "  (default %s)", was);
-        }
-        fputc('\n', f);
+        bool number = o->type != OPT_STR && o->type != OPT_BOOL && o->unit && o->unit[0];
+        cli_format_value(was, sizeof(was), o, i, true);
+        fprintf(f, "%-16s %s%s%s (default %s)\n", o->name, value, number ? " " : "", number ? o->unit : "", was);
     }
+    cli_print_wrapped(f, rest, 0, 2);
 }
 
 // ---- parsing ------------------------------------------------------------------------

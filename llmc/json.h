@@ -261,7 +261,8 @@ static inline bool json_parse_number(JsonParser* p, JsonValue* v) {
     if (v->is_int && !negative) { v->is_int = !__builtin_sub_overflow((int64_t)0, v->integer, &v->integer); }
     if (!v->is_int) { v->integer = 0; }
     p->pos = pos;
-    if (v->is_int && digits <= 15 && !(negative && v->integer == 0)) { // exact in a double
+    if (v->is_int &&
+        !(negative && v->integer == 0)) { // the conversion rounds to nearest, as strtod; -0 has its own double
         v->number = (double)v->integer;
         return true;
     }

@@ -286,6 +286,13 @@ static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, size_t k0,
 // rows m..m+rows of a, steps k0..k0+kb, into (kb, mr)
 static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr, size_t m, size_t rows, size_t k0, size_t kb) {
     const float* src = g->a + m * g->a_row + k0 * g->a_col;
+    if (rows == 8 && mr == 8 && g->a_row == 1) {
+        for (size_t k = 0; k < kb; k++) {
+            memcpy(dst + k * 8, src + k * g->a_col, 8 * sizeof(float));
+            __builtin_prefetch(src + k * g->a_col + 16); // two strips on: each step is on a page of its own
+        }
+        return;
+    }
     for (size_t k = 0; k < kb; k++) {
         for (size_t i = 0; i < mr; i++) { dst[k * mr + i] = i < rows ? src[k * g->a_col + i * g->a_row] : 0.0f; }
     }
@@ -336,8 +343,7 @@ static inline void matmul_run(const MatmulArgs* g) {
     if (kc > g->K) { kc = g->K ? g->K : 1; }
     float* packed = matmul_buffer(0, kc * nc_padded);
     const long num_strips = (long)((g->M + kernel.mr - 1) / kernel.mr);
-    // rows that lie a multiple of 4 KB apart would fight for the same lines of L1: copy those, too
-    const bool pack_a = g->a_col != 1 || (g->a_row * sizeof(float)) % 4096 == 0;
+    const bool pack_a = g->a_col != 1;
 #pragma omp parallel
     {
         float* strip = pack_a ? matmul_buffer(1, kc * MATMUL_MAX_MR) : NULL;

@@ -12,8 +12,9 @@ met before comes from a cache. Another one begins as its bytes, and its neighbou
 first, until no pair is in the list of merges: short pieces by plain search, long ones with a heap, O(n log n).
 Text of special tokens has no meaning in the input: "<|endoftext|>" is encoded as the characters it is made of.
 
-Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, llm.c's tokenizer.bin (decode only).
-Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", 2.2; Sennrich et al. 2016, arXiv:1508.07909.
+Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, llm.c's tokenizer.bin
+(decode only). Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", 2.2; Sennrich et
+al. 2016, arXiv:1508.07909.
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -175,7 +176,8 @@ static inline void tokenizer_fill_classes(Tokenizer* t) {
     memset(t->byte_class + 128, CLASS_WIDE, 128);
 }
 
-// Class of the character at p < end; *length is its bytes. A byte that begins no well-formed one is a character "other".
+// Class of the character at p < end; *length is its bytes. A byte that begins no well-formed one is a character
+// "other".
 static inline int tokenizer_class_at(const Tokenizer* t, const uint8_t* p, const uint8_t* end, size_t* length) {
     uint32_t code;
     *length = 1;
@@ -229,8 +231,9 @@ static inline const uint8_t* tokenizer_next_piece(const Tokenizer* t, const uint
 }
 
 // The last place c in 0 < c < n where text may be cut, so that the ids of text[0..c) and then of the rest are those of
-// the whole, whatever comes before it or after it; 0 if there is none. For texts that come in chunks: a piece ends before white space
-// that follows something else, and between ASCII letters or digits and ASCII characters of another class.
+// the whole, whatever comes before it or after it; 0 if there is none. For texts that come in chunks: a piece ends
+// before white space that follows something else, and between ASCII letters or digits and ASCII characters of another
+// class.
 static inline size_t tokenizer_find_cut(const Tokenizer* t, const void* text, size_t n) {
     const uint8_t* p = (const uint8_t*)text;
     for (size_t i = n; i-- > 1;) {
@@ -319,8 +322,8 @@ static inline void merge_heap_push(MergeHeap* h, uint64_t item) {
     h->items[i] = item;
 }
 
-// The same for a piece of any length below 4 GiB. A doubly linked list of tokens over the positions of the bytes; an item of
-// the heap is stale if the rank at its position has changed since.
+// The same for a piece of any length below 4 GiB. A doubly linked list of tokens over the positions of the bytes; an
+// item of the heap is stale if the rank at its position has changed since.
 static inline size_t tokenizer_merge_long(const Tokenizer* t, uint32_t* ids, size_t n) {
     require(n < UINT32_MAX);
     uint32_t* prev = (uint32_t*)malloc_check(3 * n * sizeof(uint32_t));
@@ -754,7 +757,8 @@ static inline bool tokenizer_parse_merges(Tokenizer* t, TokenizerText merges, Er
     return false;
 }
 
-// {"token": id, ...}, or as added tokens (their text as it is) when raw is true. What stands in `except` keeps its text too.
+// {"token": id, ...}, or as added tokens (their text as it is) when raw is true. What stands in `except` keeps its
+// text too.
 static inline bool tokenizer_read_tokens(Vocab* v, const JsonValue* object, bool raw, Vocab* except, const char* where,
                                          Error* err) {
     char name[128];
@@ -1150,8 +1154,8 @@ static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, co
     return ok;
 }
 
-// Writes dir/vocab.json and dir/merges.txt as GPT-2's look, and added_tokens.json if the two cannot say it all; a vocabulary
-// that only decodes as dir/gpt2_tokenizer.bin. dir must exist. Reading dir gives the same tokenizer.
+// Writes dir/vocab.json and dir/merges.txt as GPT-2's look, and added_tokens.json if the two cannot say it all; a
+// vocabulary that only decodes as dir/gpt2_tokenizer.bin. dir must exist. Reading dir gives the same tokenizer.
 static inline bool tokenizer_save(const Tokenizer* t, const char* dir, Error* err) {
     Vocab map; // for its table of bytes alone
     vocab_init(&map);

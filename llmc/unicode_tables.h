@@ -1,8 +1,8 @@
 /*
 Unicode general categories L (letters) and N (numbers) as sorted, disjoint ranges of code points, Unicode 16.0.0.
 
-These are the classes \p{L} and \p{N} of GPT-2's pre-tokenizer. Unicode 16.0 is what tiktoken 0.14 and tokenizers 0.23 use,
-compared with them over all code points. What a later version assigns is of class other here, as it is there.
+These are the classes \p{L} and \p{N} of GPT-2's pre-tokenizer. Unicode 16.0 is what tiktoken 0.14 and tokenizers 0.23
+use, compared with them over all code points. What a later version assigns is of class other here, as it is there.
 
 Made with Python from the module unicodedata2 16.0.0: for each code point c from 0 to 0x10FFFF the first letter of
 unicodedata2.category(chr(c)), neighbours of one category joined to a range.

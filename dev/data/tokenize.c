@@ -289,7 +289,7 @@ static void shard_path(char* path, size_t size, int split, int index, const char
     snprintf(path, size, "%s_%s_%06d.bin%s", out.prefix, split_names[split], index, suffix);
 }
 
-// Removes what is written so far; also called by the signal handler, so nothing here but snprintf and unlink.
+// Removes what is written so far.
 static void remove_parts(void) {
     char path[4000];
     for (int split = 0; split < 2; split++) {
@@ -302,15 +302,8 @@ static void remove_parts(void) {
     }
 }
 
-static void on_signal(int signal_number) {
-    (void)signal_number;
-    static const char message[] = "\nerror: interrupted, nothing is written\n";
-    remove_parts();
-    if (write(STDERR_FILENO, message, sizeof(message) - 1) < 0) {}
-    _exit(EXIT_FAILURE);
-}
-
-// --out: a directory (that exists, or by its slash) takes shards of the name "data", else it is the prefix of their names.
+// --out: a directory (that exists, or by its slash) takes shards of the name "data", else it is the prefix of their
+// names.
 static void set_output(void) {
     size_t n = strlen(flags.out);
     bool directory = n > 0 && (flags.out[n - 1] == '/' || is_directory(flags.out));
@@ -377,8 +370,8 @@ static bool write_tokens(const uint32_t* ids, size_t n, Error* err) {
     return out.writer.file.failed ? error_set(err, "%s", out.writer.file.error.text) : true; // no use in going on
 }
 
-// All shards are complete: the vocabulary, then their names. Older shards of this name that are not replaced would mix with
-// the new ones in a pattern like NAME_train_*.bin: they go.
+// All shards are complete: the vocabulary, then their names. Older shards of this name that are not replaced would
+// mix with the new ones in a pattern like NAME_train_*.bin: they go.
 static bool publish(Error* err) {
     char part[4000], path[4000];
     if (!has_vocabulary() && !tokenizer_save(&tokenizer, out.dir, err)) { return false; }
@@ -488,6 +481,32 @@ static void* work(void* unused) {
     return NULL;
 }
 
+// A thread of its own, so that nobody writes a shard while the shards are removed.
+static void* wait_for_signal(void* set) {
+    int number;
+    Error err;
+    sigwait((const sigset_t*)set, &number);
+    pthread_mutex_lock(&write_lock);
+    error_set(&err, "interrupted, nothing is written");
+    fail(&err);
+}
+
+// Ctrl-C, SIGTERM and SIGHUP end the program cleanly, unless they were ignored when it began (nohup).
+static void catch_signals(void) {
+    static sigset_t set;
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    sigemptyset(&set);
+    for (int i = 0; i < 3; i++) {
+        struct sigaction now;
+        if (sigaction(numbers[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN) { sigaddset(&set, numbers[i]); }
+    }
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    pthread_t thread;
+    int code = pthread_create(&thread, NULL, wait_for_signal, &set);
+    if (code != 0) { die("cannot start a thread: %s", strerror(code)); }
+    pthread_detach(thread);
+}
+
 static void run_threads(void) {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     int n = flags.threads > 0 ? flags.threads : cpus > 0 && cpus < 64 ? (int)cpus : 64;
@@ -495,8 +514,10 @@ static void run_threads(void) {
     for (int i = 0; i < n; i++) {
         int code = pthread_create(&threads[i], NULL, work, NULL);
         if (code != 0) {
-            remove_parts();
-            die("cannot start thread %d: %s", i, strerror(code));
+            Error err;
+            pthread_mutex_lock(&write_lock);
+            error_set(&err, "cannot start thread %d: %s", i, strerror(code));
+            fail(&err);
         }
     }
     for (int i = 0; i < n; i++) { pthread_join(threads[i], NULL); }
@@ -562,10 +583,9 @@ int main(int argc, char** argv) {
     has_vocabulary();
     in.fd = -1;
     start_ms = time_ms();
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    signal(SIGHUP, on_signal);
+    catch_signals();
     run_threads();
+    pthread_mutex_lock(&write_lock); // to the end: no signal between the first rename and the last
     Error err;
     bool ok = close_shard(&err);
     if (ok && out.tokens[SPLIT_TRAIN] == 0) {
@@ -574,10 +594,6 @@ int main(int argc, char** argv) {
                       : error_set(&err, "--val-tokens %lld leaves nothing to train on: there are %lld tokens",
                                   (long long)flags.val_tokens, (long long)val);
     }
-    // from here to the last rename the set of shards is neither old nor new
-    signal(SIGINT, SIG_IGN);
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGHUP, SIG_IGN);
     if (!ok || !publish(&err)) { fail(&err); }
     print_summary();
     for (size_t i = 0; i < in.count; i++) { free(in.paths[i]); }

@@ -2,9 +2,9 @@
 
    dev/test/bench_tokenizer [FILE ...]     these files; none: tinyshakespeare and this repository's sources
 
-   Each text is repeated to 100 MB. Cold: the cache of pieces is empty before each run; warm: it has seen the text. Best and
-   median of 5. GPT-2's vocabulary is looked for in $LLMC_DATA or ../shared/data; without it the byte-level one is used.
-   Hostile: 1 MiB of one character, of random bytes. */
+   Each text is repeated to 100 MB. Cold: the cache of pieces is empty before each run; warm: it has seen the text.
+   Best and median of 5. GPT-2's vocabulary is looked for in $LLMC_DATA or ../shared/data; without it the byte-level
+   one is used. Hostile: 1 MiB of one character, of random bytes. */
 #include "../../llmc/tokenizer.h"
 #include <glob.h>
 #include <sched.h>

@@ -961,6 +961,11 @@ static void test_arrays(void) { // the optimizer's moments
     other.max_seq_len++;
     check(!params_load_safetensors(path, &other, out, prefixes, 2, &err));
     check(strstr(err.text, "'m.transformer.wpe.weight' has the shape [7, 72], want [8, 72]"));
+    Change change = no_change(); // a head or a buffer belongs to a model, not to moments
+    change.prefix = "m.transformer.";
+    change.extra = "m.lm_head.weight";
+    write_changed(path, &c, &change);
+    check(!params_load_safetensors(path, &c, out, same, 1, &err) && strstr(err.text, "'m.lm_head.weight' is none"));
     // one array alone, then two are asked for
     check(params_save_safetensors(path, &c, in, same, 1, false, NULL, &err));
     check(!params_load_safetensors(path, &c, out, prefixes, 2, &err) &&

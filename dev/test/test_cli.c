@@ -325,22 +325,14 @@ static void test_header(void) {
     Result r;
     run_child(&r, args, true);
     check(r.code == 77);
-    check_str(r.out, "Data\n"
-                     "  train-data     a.bin\n"
-                     "* batch          7 sequences  (default 4)\n"
-                     "  total-batch    -1 tokens\n" // given, but equal to its default
-                     "  seed           1337\n"
-                     "Optimization\n"
-                     "* learning-rate  0.0006  (default 0.0003)\n"
-                     "  any-rate       0 units\n"
-                     "* schedule       wsd  (default cosine)\n"
-                     "* overfit        1  (default 0)\n"
-                     "  flash          1\n"
-                     "  verbose        0\n"
-                     "Logging\n"
-                     "  log-gpu-every  -1 steps\n"
-                     "  log-gpu-trace  0 steps\n"
-                     "* prompt         two?lines  (default none)\n");
+    check_str(r.out, "batch            7 sequences (default 4)\n"
+                     "learning-rate    0.0006 (default 0.0003)\n"
+                     "schedule         wsd (default cosine)\n"
+                     "overfit          1 (default 0)\n"
+                     "prompt           two?lines (default none)\n"
+                     // given, but equal to its default: total-batch
+                     "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 verbose=0 log-gpu-every=-1\n"
+                     "  log-gpu-trace=0\n");
 }
 
 static void test_in_process(void) {

@@ -190,7 +190,12 @@ static void test_strings_end(void) {
     CHECK_CASES(cases);
     JsonDoc doc;
     Error err;
-    check(!parse_n(&doc, "\"a\0b\"", 5, &err) && strstr(err.text, "0x00"));
+    for (int c = 0; c < 256; c++) { // each byte alone in a string
+        char text[3] = {'"', (char)c, '"'};
+        bool ok = parse_n(&doc, text, 3, &err), want = c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
+        check_msg(ok == want, "byte 0x%02x", c);
+        if (ok) { json_free(&doc); }
+    }
 }
 
 static void test_structure(void) {
@@ -310,11 +315,12 @@ static void test_depth(void) {
     Error err;
     check(!json_parse(&doc, text, n, "deep", &err) && strstr(err.text, "levels"));
     free(text);
-    // depth is how deep we are, not how many containers there were
-    Case wide[] = {{"[[],[],[[]],{},{\"a\":[]}]", NULL}};
+    char siblings[1200] = "["; // depth is how deep we are, not how many there were
+    for (int i = 0; i < 300; i++) { strcat(siblings, i ? ",[]" : "{}"); }
+    strcat(siblings, "]");
+    Case wide[] = {{siblings, NULL}};
     CHECK_CASES(wide);
 }
-
 static void test_every_prefix(void) {
     static const char text[] =
         "{\"a\\u00e9\\ud83d\\ude00\": [1, -2.5e+3, true, false, null], \"b\": {\"\xC3\xA9\": \"x\"}}";

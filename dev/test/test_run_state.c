@@ -270,6 +270,22 @@ static void test_tokenizer_inside(void) {
     run_free(&got);
 }
 
+// A member that somebody adds to RunState and forgets in run_fields would silently not be saved.
+static void test_nothing_left_out(void) {
+    char covered[sizeof(RunState)];
+    memset(covered, 0, sizeof(covered));
+    for (int i = 0; i < RUN_NUM_FIELDS; i++) {
+        RunFieldKind kind = run_fields[i].kind;
+        size_t size = kind == RUN_STRING ? RUN_TEXT : kind == RUN_BOOL ? 1 : kind == RUN_INT32 ? 4 : 8;
+        memset(covered + run_fields[i].offset, 1, size);
+    }
+    memset(covered + offsetof(RunState, loss_outliers), 1, sizeof(OutlierDetector));
+    memset(covered + offsetof(RunState, norm_outliers), 1, sizeof(OutlierDetector));
+    int left = 0;
+    for (size_t i = 0; i < sizeof(covered); i++) { left += covered[i] == 0; }
+    check_msg(left <= 3, "%d bytes of RunState are not in run_fields; 3 are padding", left);
+}
+
 static void test_extreme_numbers(void) {
     static const double values[] = {
         0.1,       1.0 / 3.0,           -0.0,   DBL_MAX, DBL_MIN,   DBL_TRUE_MIN,      -1e-310, 1e22, INFINITY,
@@ -816,6 +832,7 @@ static int child(int argc, char** argv) {
 static const Test tests[] = {
     {"round_trip", "every bit of a run comes back", test_round_trip},
     {"tokenizer_inside", "vocabulary and model open from the directory", test_tokenizer_inside},
+    {"nothing_left_out", "every member of RunState is saved", test_nothing_left_out},
     {"extreme_numbers", "doubles and 64-bit integers are exact", test_extreme_numbers},
     {"nan_in_a_window", "a NaN loss does not spoil the state", test_nan_in_a_window},
     {"flipped_bit", "one flipped bit in any byte of any file is found, the older checkpoint is taken",

@@ -1,4 +1,5 @@
-/* The safetensors reader, one test for each rule that it enforces, the files that people hand in by mistake, and the writer.
+/* The safetensors reader, one test for each rule that it enforces, the files that people hand in by mistake, and the
+   writer.
 
    gcc -O3 -std=gnu11 -fopenmp dev/test/test_safetensors.c -lm -lpthread -o dev/test/test_safetensors */
 #include "../../llmc/safetensors.h"

@@ -1,7 +1,7 @@
 /* Fuzz target: the safetensors reader. Every byte of every tensor that it hands out is read.
 
-   An input is taken three times: as a file; as a header, with its size before it and behind it as many bytes of data as the
-   largest end that it mentions; and as a list of edits (place, place, byte) of a good header.
+   An input is taken three times: as a file; as a header, with its size before it and behind it as many bytes of data as
+   the largest end that it mentions; and as a list of edits (place, place, byte) of a good header.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_safetensors.c -lm -o fuzz_safetensors */
 #include "../../../llmc/safetensors.h"

@@ -1,9 +1,11 @@
 /* Fuzz target: every vocabulary file that the tokenizer reads, and encode and decode of any text.
 
-   The first byte chooses the reader or the text functions; the rest is the file, a part of it behind the 256 bytes that every
-   vocabulary needs, or a list of edits (place, place, byte) of a good one. What is read must be sound and encode without loss.
+   The first byte chooses the reader or the text functions; the rest is the file, a part of it behind the 256 bytes
+   that every vocabulary needs, or a list of edits (place, place, byte) of a good one. What is read must be sound and
+   encode without loss.
 
-   clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_tokenizer.c -lm -o fuzz_tokenizer && ./fuzz_tokenizer */
+   clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_tokenizer.c -lm -o fuzz_tokenizer &&
+   ./fuzz_tokenizer */
 #include "../../../llmc/tokenizer.h"
 
 static const TokenizerText none = {NULL, 0, NULL};
