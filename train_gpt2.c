@@ -34,8 +34,8 @@ follows karpathy/llm.c.
 #include <math.h>
 
 // Inner loops are compiled once for each generation of vector units; the loader picks at start.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define VECTOR __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define VECTOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define VECTOR
 #endif
@@ -1095,8 +1095,11 @@ static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Token
     } else {
         ModelFile file;
         if (!model_open(&file, path, &err)) { die("%s", err.text); }
-        if (args.layers || args.heads || args.channels || args.positions) {
-            die("--layers, --heads, --channels and --positions are for new models; %s has its own", path);
+        const GPT2Config* c = &file.config;
+        if ((args.layers && args.layers != c->num_layers) || (args.heads && args.heads != c->num_heads) ||
+            (args.channels && args.channels != c->channels) || (args.positions && args.positions != c->max_seq_len)) {
+            die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d positions", path,
+                c->num_layers, c->num_heads, c->channels, c->max_seq_len);
         }
         gpt2_allocate(model, &file.config);
         if (!model_read(&file, model->params_memory, &err)) { die("%s", err.text); }
@@ -1306,6 +1309,8 @@ static void trainer_open(Trainer* t) {
     Error err;
     char checkpoint[4200] = "";
     memset(t, 0, sizeof(*t));
+    // first of all: it may bring back a checkpoint that an interrupted save had set aside
+    if (args.output && is_directory(args.output) && !run_remove_leftovers(args.output, &err)) { die("%s", err.text); }
     bool has_checkpoints = args.output && run_has_checkpoints(args.output);
     if (has_checkpoints && !args.resume) {
         die("%s holds checkpoints of an earlier run; go on from there with -y 1, or give another -o", args.output);
@@ -1331,7 +1336,7 @@ static void trainer_open(Trainer* t) {
     t->run.sampler_rng = splitmix64((uint64_t)args.seed);
     fill_run_settings(&t->run);
     if (checkpoint[0]) { resume_run(t, checkpoint); }
-    if (args.output && !(make_directories(args.output, &err) && run_remove_leftovers(args.output, &err))) { die("%s", err.text); }
+    if (args.output && !make_directories(args.output, &err)) { die("%s", err.text); }
     if (!logger_open(&t->logger, args.output, checkpoint[0] ? t->run.step : -1, &err)) { die("%s", err.text); }
 }
 

@@ -1,13 +1,16 @@
 /*
-Checkpoints of a training run: directories that Hugging Face's from_pretrained opens, from which the run goes on bit for bit.
+Checkpoints of a training run: directories that Hugging Face's from_pretrained opens, and from which the run goes on
+bit for bit.
 
     log/step_00000100/config.json, generation_config.json, model.safetensors (fp32)
-                      vocab.json, merges.txt (with added_tokens.json or gpt2_tokenizer.bin where the vocabulary needs them)
-                      optimizer.safetensors: m.NAME and v.NAME of every parameter, fp32, NAME and shape as in model.safetensors
+                      vocab.json, merges.txt (added_tokens.json, gpt2_tokenizer.bin where the vocabulary needs them)
+                      optimizer.safetensors: m.NAME and v.NAME of every parameter, fp32, NAME and shape as in
+                      model.safetensors
                       state.json: the rest of the state, and size and crc32c of every file here, itself included
 
-A checkpoint is written to a hidden directory, each file and the directory fsynced, then renamed, then out_dir fsynced: under its
-final name it is whole or absent, also after a power cut. One flipped bit anywhere in it is found. A run goes like this:
+A checkpoint is written to a hidden directory, each file and the directory fsynced, then renamed, then out_dir fsynced:
+under its final name it is whole or absent, also after a power cut. One flipped bit anywhere in it is found. A run goes
+like this:
 
     run_install_signal_handlers();
     run_remove_leftovers(out_dir, &err);
@@ -88,7 +91,8 @@ static inline int64_t run_step_of_name(const char* name) {
 }
 
 // While it is written, and while it is removed, a checkpoint has a name that no reader looks at:
-// .tmp-step_00000100-PID. Where two directories cannot be exchanged, the replaced one is .old-step_00000100-PID for a moment.
+// .tmp-step_00000100-PID. Where two directories cannot be exchanged, the replaced one is .old-step_00000100-PID for a
+// moment.
 static inline void run_hidden_name(char* name, const char* prefix, int64_t step) {
     snprintf(name, RUN_NAME, "%sstep_%08lld-%ld", prefix, (long long)step, (long)getpid());
 }
@@ -131,7 +135,8 @@ static inline int run_compare_steps(const void* a, const void* b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-// The steps of all checkpoints in out_dir, newest first, whole or not; the caller frees *steps. False if out_dir cannot be read.
+// The steps of all checkpoints in out_dir, newest first, whole or not; the caller frees *steps. False if out_dir cannot
+// be read.
 static inline bool run_list_steps(const char* out_dir, int64_t** steps, int* num_steps, Error* err) {
     *steps = NULL;
     *num_steps = 0;
@@ -178,8 +183,8 @@ static inline bool run_remove_leftover(const char* out_dir, const char* name, Er
     return true;
 }
 
-// Removes what runs that are no longer alive left half-written or half-removed in out_dir. To be called at the start of a run, before
-// anything is read or saved. An out_dir that does not exist is a success.
+// Removes what runs that are no longer alive left half-written or half-removed in out_dir. To be called at the start of
+// a run, before anything is read or saved. An out_dir that does not exist is a success.
 static inline bool run_remove_leftovers(const char* out_dir, Error* err) {
     DIR* dir = opendir(out_dir);
     if (!dir) { return errno == ENOENT || error_set(err, "%s: %s", out_dir, strerror(errno)); }
@@ -191,8 +196,9 @@ static inline bool run_remove_leftovers(const char* out_dir, Error* err) {
     return ok;
 }
 
-// Gives the directory tmp_path, all of it on the disk, its final name. A checkpoint of the same step that stands there is exchanged
-// with it in one go and then removed. False: out_dir is as it was, or, if its fsync failed, the new checkpoint stands.
+// Gives the directory tmp_path, all of it on the disk, its final name. A checkpoint of the same step that stands there
+// is exchanged with it in one go and then removed. False: out_dir is as it was, or, if its fsync failed, the new
+// checkpoint stands.
 static inline bool run_publish(const char* out_dir, const char* tmp_path, int64_t step, Error* err) {
     char name[RUN_NAME], final_path[RUN_PATH], old_path[RUN_PATH];
     run_step_name(name, step);
@@ -550,7 +556,8 @@ static inline bool run_parse_state(const JsonValue* root, RunState* state, Saved
            run_read_files(files, num_files, root, where, err) && run_check_files(files, *num_files, where, err);
 }
 
-// state.json of the checkpoint `dir`, its own sum checked: state and files (RUN_MAX_FILES). The files are not looked at.
+// state.json of the checkpoint `dir`, its own sum checked: state and files (RUN_MAX_FILES). The files are not looked
+// at.
 static inline bool run_read_state(const char* dir, RunState* state, SavedFile* files, int* num_files, Error* err) {
     char path[RUN_PATH], sum_line[64];
     MappedFile file;
@@ -623,9 +630,10 @@ static inline bool run_write_files(const char* dir, const RunState* given, const
            run_write_state(dir, &state, files, num_files, err) && sync_directory(dir, err);
 }
 
-// Saves out_dir/step_%08d of state->step; out_dir is made if it is not there. params, m, v (num_parameters(config)) fp32;
-// tokenizer may be NULL. One of the same step is replaced: at every moment the old one or the new one is there.
-// False, with the reason, if any operation failed: the hidden directory is removed again and every older checkpoint is as it was.
+// Saves out_dir/step_%08d of state->step; out_dir is made if it is not there. params, m, v (num_parameters(config))
+// fp32; tokenizer may be NULL. One of the same step is replaced: at every moment the old one or the new one is there.
+// False, with the reason, if any operation failed: the hidden directory is removed again and every older checkpoint is
+// as it was.
 static inline bool run_save(const char* out_dir, const RunState* state, const float* params, const float* m,
                             const float* v, const Tokenizer* tokenizer, Error* err) {
     char name[RUN_NAME], path[RUN_PATH];
@@ -677,8 +685,8 @@ static inline bool run_verify_step(const char* out_dir, int64_t step, char* path
            error_set(err, "%s: its state.json is of step %lld: was it renamed?", path, (long long)state.step);
 }
 
-// The newest whole checkpoint of out_dir into path (size bytes). One line on stderr for each newer one, with the reason why
-// it is passed over. False if there is none.
+// The newest whole checkpoint of out_dir into path (size bytes). One line on stderr for each newer one, with the reason
+// why it is passed over. False if there is none.
 static inline bool run_find_newest(const char* out_dir, char* path, size_t size, Error* err) {
     char candidate[RUN_PATH];
     int64_t* steps;
@@ -740,8 +748,8 @@ static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err
     return sync_directory(out_dir, err) && run_remove_directory(hidden, err);
 }
 
-// Keeps the newest `keep` checkpoints (0 keeps all), every one whose step is a multiple of major_every (0: none is kept for that),
-// and in any case the newest one that is whole: to know it, that one is read. Removes the others.
+// Keeps the newest `keep` checkpoints (0 keeps all), every one whose step is a multiple of major_every (0: none is kept
+// for that), and in any case the newest one that is whole: to know it, that one is read. Removes the others.
 static inline bool run_prune(const char* out_dir, int keep, int major_every, Error* err) {
     char path[RUN_PATH];
     int64_t* steps;

@@ -255,7 +255,7 @@ static inline bool writer_close(FileWriter* w, Error* err) {
 static inline bool sync_directory(const char* path, Error* err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
-    bool ok = fsync(fd) == 0;
+    bool ok = fsync(fd) == 0 || errno == EINVAL; // some file systems cannot, and say so
     if (!ok) { error_set(err, "%s: fsync: %s", path, strerror(errno)); }
     close(fd);
     return ok;

@@ -1,12 +1,13 @@
 /*
-A library for LD_PRELOAD that makes one chosen file operation of a program fail, so that a test can walk through all of them:
+A library for LD_PRELOAD that makes one chosen file operation of a program fail, so that a test can walk through all:
 
     gcc -shared -fPIC -o build/failing_write.so dev/test/failing_write.c -ldl
     FAIL_DIR=log FAIL_COUNT_FILE=count LD_PRELOAD=build/failing_write.so ./train_gpt2 ...    how many are there
     FAIL_DIR=log FAIL_AT=7 LD_PRELOAD=build/failing_write.so ./train_gpt2 ...                the seventh one fails
 
-Counted, from 1, are write, fsync, close, rename, renameat2, mkdir and open with O_CREAT on whatever lies in FAIL_DIR, that directory
-itself included; reading, unlink and rmdir never are: they work on a full disk too. stdio's own writes do not pass here.
+Counted, from 1, are write, fsync, close, rename, renameat2, mkdir and open with O_CREAT on whatever lies in FAIL_DIR,
+that directory itself included; reading, unlink and rmdir never are: they work on a full disk too. stdio's own writes
+do not pass here.
 
 FAIL_DIR         the directory to watch; without it nothing happens
 FAIL_AT          number of the operation that fails; 0 or unset: none

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# train_gpt2 stopped in every way there is and started again: the run that went on and the one that was never stopped have the same
-# losses to the last digit and the same weights and moments to the last bit, and no stop takes the last checkpoint away.
+# train_gpt2 stopped in every way there is and started again: the run that went on and the one that was never stopped
+# have the same losses to the last digit and the same weights and moments to the last bit, and no stop takes the last
+# checkpoint away.
 . "$(dirname "$0")/test.sh"
 
 export OMP_NUM_THREADS=1 # the runs are tiny; the bits do not depend on it
@@ -22,8 +23,8 @@ make_data() {
     mv "$tmp/data.new" "$tmp/data"
 }
 
-# The flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens; a checkpoint after each step, all kept; with
-# validation and samples between, for their positions and random numbers are part of the state.
+# The flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens; a checkpoint after each step,
+# all kept; with validation and samples between, for their positions and random numbers are part of the state.
 set_flags() { # OUT STEPS [FLAGS]
     flags=(-e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
         -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "${@:3}")
@@ -124,7 +125,8 @@ test_killed_after_each_step() {
     for k in 1 2 3 4 5 6 7 8; do
         out=$tmp/after_$k
         at=$(awk -v name="/$(step_name $k)\$" '/ rename/ && $3 ~ name {print $1 + 1}' "$tmp/trace")
-        (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=kill LD_PRELOAD=$shim run "$out" 8 >"$tmp/killed.out" 2>&1) && fail "step $k: not killed"
+        (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=kill LD_PRELOAD=$shim run "$out" 8 >"$tmp/killed.out" 2>&1) &&
+            fail "step $k: not killed"
         want "newest checkpoint" "$(newest "$out")" $k
         resume "$out"
         contains "resumed at step $k " "$tmp/resume.out"
@@ -207,7 +209,8 @@ test_kill_at_random_moments() {
     same "$out" "$last" "$tmp/straight"
 }
 
-# each write, sync, open, rename, mkdir, close of a run that resumes, steps and saves fails in its turn, then all from there on
+# each write, sync, open, rename, mkdir, close of a run that resumes, steps and saves fails in its turn, then all from
+# there on
 test_failing_writes() {
     reference
     local at total mode code last base=$tmp/base out=$tmp/failing
@@ -224,9 +227,10 @@ test_failing_writes() {
             rm -rf "$out"
             cp -r "$base" "$out"
             code=0
-            (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim run "$out" 8 -y 1 >"$tmp/failing.out" 2>"$tmp/failing.err") || code=$?
+            (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim \
+                run "$out" 8 -y 1 >"$tmp/failing.out" 2>"$tmp/failing.err") || code=$?
             case $code in
-            0) # only what is no checkpoint may fail without ending the run: it warns, or it was the closing of a directory
+            0) # only what is no checkpoint may fail without ending the run: a log, the closing of a directory
                 same "$out" 8
                 ;;
             1)

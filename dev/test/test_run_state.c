@@ -1,6 +1,6 @@
 /*
-Checkpoints of a run: what is saved comes back bit for bit; whatever is damaged, missing or half-written is found and passed over;
-no failing operation and no kill takes an older checkpoint away.
+Checkpoints of a run: what is saved comes back bit for bit; whatever is damaged, missing or half-written is found and
+passed over; no failing operation and no kill takes an older checkpoint away.
 
     test_run_state --save DIR STEP SEED       what the tests below run under failing_write.so
     test_run_state --prune DIR KEEP
@@ -202,7 +202,8 @@ static Text caught_stderr(void) {
     return read_all(stderr_path());
 }
 
-// run_find_newest() must give the step (-1: none) and say on stderr that it passed over `lines` of them, with this text.
+// run_find_newest() must give the step (-1: none) and say on stderr that it passed over `lines` of them, with this
+// text.
 static void check_newest(const char* dir, int64_t step, int lines, const char* text) {
     char path[RUN_PATH], name[RUN_NAME];
     Error err;
@@ -336,7 +337,8 @@ static void test_flipped_bit(void) {
         const char* path = in(newer, files[f]);
         Text text = read_all(path);
         int fd = open(path, O_WRONLY), missed = 0;
-        // of state.json, which must stand for itself, every bit; of the others a bit of each byte at both ends and of some between
+        // of state.json, which must stand for itself, every bit; of the others a bit of each byte at both ends and of
+        // some between
         size_t bits = f == 4 ? 1 : 8;
         for (size_t bit = 0; bit < text.size * 8; bit += bits) {
             size_t byte = bit / 8;
@@ -427,6 +429,7 @@ static void test_state_refused_by_name(void) {
         {"\"step\": 4", "\"step\": -4", "\"step\""},
         {"\"schedule\": \"", "\"schedule\": \"0123456789abcdef", "too long"},
         {"\"name\": \"config.json\"", "\"name\": \"../config.json\"", "no file of a checkpoint"},
+        {"\"name\": \"config.json\"", "\"name\": \"x/config.json\"", "no file of a checkpoint"},
         {"\"name\": \"config.json\"", "\"name\": \"config.jsom\"", "does not name config.json"},
         {"\"crc32c\": \"", "\"crc32c\": \"x", "crc32c"},
         {"\"window\": [", "\"window\": [\"nan\", ", "no window"},
@@ -587,7 +590,8 @@ static void test_leftovers(void) {
     check(run_remove_leftovers(dir, &err)); // not there yet
     put(dir, 1, 1);
     put(dir, 2, 2);
-    // of the dead one: half-written, half-removed beside its successor, and moved away when it died before the second rename
+    // of the dead one: half-written, half-removed beside its successor, and moved away when it died before the second
+    // rename
     snprintf(name, sizeof(name), ".tmp-step_00000007-%ld", (long)dead);
     check(mkdir(in(dir, name), 0777) == 0);
     write_all(in(in(dir, name), "model.safetensors"), "half", 4);
@@ -631,8 +635,25 @@ static bool build_shim(void) {
     return true;
 }
 
-// Runs this program with these arguments while operation `at` on dir fails as `mode` says. Returns the wait status; what it printed
-// is in stderr_path(), and what it counted in *num_calls unless it was killed.
+static const char* trace_path(void) { return in(test_dir(), "trace"); }
+
+// Line number of the first "OPERATION PATH" in the trace behind line `after`, 0 if there is none.
+static int traced(const char* operation, const char* path, int after) {
+    Text trace = read_all(trace_path());
+    int line = 0, found = 0;
+    for (char* at = strtok(trace.data, "\n"); at && !found; at = strtok(NULL, "\n")) {
+        char got[1024], want[1024];
+        line++;
+        snprintf(got, sizeof(got), "%.1000s", strchr(at, ' ') + 1);
+        snprintf(want, sizeof(want), "%s %.1000s", operation, path);
+        if (line > after && strcmp(got, want) == 0) { found = line; }
+    }
+    free(trace.data);
+    return found;
+}
+
+// Runs this program with these arguments while operation `at` on dir fails as `mode` says. Returns the wait status;
+// what it printed is in stderr_path(), and what it counted in *num_calls unless it was killed.
 static int run_failing(const char* dir, const char* mode, int at, int error, const char* const* args, int* num_calls,
                        pid_t* pid) {
     char number[32], options[256];
@@ -650,6 +671,7 @@ static int run_failing(const char* dir, const char* mode, int at, int error, con
         setenv("FAIL_DIR", dir, 1);
         setenv("FAIL_MODE", mode, 1);
         setenv("FAIL_COUNT_FILE", count_path, 1);
+        if (at == 0) { setenv("FAIL_TRACE", trace_path(), 1); }
         snprintf(number, sizeof(number), "%d", at);
         setenv("FAIL_AT", number, 1);
         snprintf(number, sizeof(number), "%d", error);
@@ -667,8 +689,8 @@ static int run_failing(const char* dir, const char* mode, int at, int error, con
 
 static int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
-// Saves step `step` of seed 2 beside (or over) the good checkpoint of step 5 and seed 1, each operation failing in its turn.
-// Afterwards the directory must hold the older checkpoint, and the new one whole or not at all.
+// Saves step `step` of seed 2 beside (or over) the good checkpoint of step 5 and seed 1, each operation failing in its
+// turn. Afterwards the directory must hold the older checkpoint, and the new one whole or not at all.
 static void save_with_failures(int64_t step, const char* mode, int error) {
     char name[RUN_NAME];
     run_step_name(name, step);
@@ -706,6 +728,28 @@ static void save_with_failures(int64_t step, const char* mode, int error) {
     }
     // what may go unnoticed: that a directory which has been synced could not be closed
     check_msg(killed || (failed >= num_calls - 4 && unreported <= 4), "%d of %d failures reported", failed, num_calls);
+}
+
+// What a power cut needs: every file is synced after its last write, then their directory, then the rename, then
+// out_dir.
+static void test_order_of_syncs(void) {
+    const char *dir = fresh(), *const args[] = {"--save", "6", "2"};
+    char hidden[RUN_NAME];
+    int num_calls;
+    pid_t pid;
+    if (!build_shim()) { return; }
+    check(mkdir(dir, 0777) == 0);
+    unlink(trace_path());
+    check(run_failing(dir, "once", 0, 0, args, &num_calls, &pid) == 0);
+    snprintf(hidden, sizeof(hidden), ".tmp-step_00000006-%ld", (long)pid);
+    int synced = traced("fsync", in(dir, hidden), 0), renamed = traced("rename", in(dir, "step_00000006"), 0);
+    check(synced > 0 && renamed > synced && traced("fsync", dir, renamed) > renamed);
+    for (int f = 0; f < NUM_FILES; f++) {
+        const char* path = in(in(dir, hidden), files[f]);
+        int opened = traced("open", path, 0), sync = traced("fsync", path, 0);
+        check_msg(opened > 0 && sync > opened && synced > sync, "%s is not synced", files[f]);
+        check_msg(traced("write", path, 0) > opened && traced("write", path, sync) == 0, "%s", files[f]);
+    }
 }
 
 static void test_failing_save(void) {
@@ -767,12 +811,18 @@ static void test_failing_prune(void) {
     if (!build_shim()) { return; }
     for (int i = 0; i < 3; i++) {
         const char* dir = fresh();
+        unlink(trace_path());
         for (int at = 0; at == 0 || at <= num_calls; at++) {
             Error err;
             for (int64_t step = 1; step <= 3; step++) { put(dir, step, (uint64_t)step); }
             int code = exit_code(run_failing(dir, modes[i], at, EIO, args, at == 0 ? &num_calls : &ignored, &pid));
             check(at > 0 || (code == 0 && num_calls >= 4 && count_names(dir, "") == 1));
             check(at == 0 || i < 2 || code == 128 + SIGKILL);
+            if (at == 0) { // each loses its name before it loses a file
+                char hidden[RUN_NAME];
+                snprintf(hidden, sizeof(hidden), ".tmp-step_00000001-%ld", (long)pid);
+                check(traced("rename", in(dir, hidden), 0) > 0);
+            }
             check(run_remove_leftovers(dir, &err) && count_names(dir, ".") == 0);
             check(holds(in(dir, "step_00000003"), 3, 3));
             check_newest(dir, 3, 0, ""); // no half one looks like a checkpoint
@@ -847,6 +897,7 @@ static const Test tests[] = {
     {"prune_rules", "which ones are kept", test_prune_rules},
     {"prune_keeps_newest_good", "also when newer ones are damaged", test_prune_keeps_newest_good},
     {"leftovers", "of dead runs are removed, of living ones kept", test_leftovers},
+    {"order_of_syncs", "nothing gets its name before it is on the disk", test_order_of_syncs},
     {"failing_save", "each operation of a save fails in its turn", test_failing_save},
     {"failing_replace", "the same over a checkpoint of the same step", test_failing_replace},
     {"full_disk", "each operation and all after it fail", test_full_disk},

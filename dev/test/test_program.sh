@@ -1,0 +1,466 @@
+#!/usr/bin/env bash
+# train_gpt2 as its users meet it: what it says and leaves alone when it is given something wrong, and what a run, a sample and a
+# fine-tuning do when all is right. That it stops and goes on rightly is test_resume.sh's.
+. "$(dirname "$0")/test.sh"
+
+export OMP_NUM_THREADS=1 # the models are tiny
+train=$BIN_DIR/train_gpt2
+[[ $train == /* ]] || train=$PWD/$train
+tiny=$PWD/dev/test/fixtures/tiny_gpt2
+world=$tmp/world                                            # where the program runs; all that it could read or spoil
+data='data/a_train_*.bin'                                   # always in quotes: the program expands it
+small=(-e d6 --layers 1 --heads 1 --channels 32 --positions 32) # a new model
+batch=(-b 2 -t 16 -x 3 -s 0)
+
+# little N ...: each number as four bytes, little-endian
+little() {
+    local n
+    for n in "$@"; do printf "$(printf '\\x%02x' $((n & 255)) $((n >> 8 & 255)) $((n >> 16 & 255)) $((n >> 24)))"; done
+}
+
+# decode_only FILE N: a tokenizer of llm.c with N tokens of one byte, the last of which ends a text
+decode_only() {
+    local i
+    {
+        little 20240328 2 "$2" $(($2 - 1))
+        head -c 1008 /dev/zero
+        for ((i = 0; i < $2; i++)); do printf "\\x01\\x$(printf %02x $((i & 127)))"; done
+    } >"$1"
+}
+
+# patch FILE AT TEXT: bytes as printf writes them
+patch() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
+
+# Shards of this source tree's own text with the vocabulary of bytes, damaged copies of one, and in `run` three steps and their checkpoints.
+setup() {
+    [ -x "$train" ] && [ -x "$BIN_DIR/dev/data/tokenize" ] || fail "$train or dev/data/tokenize is not there: make all"
+    [ -e "$world" ] && return
+    local new=$tmp/new
+    rm -rf "$new"
+    mkdir -p "$new/bad"
+    head -c 10000 llmc/gpt2.h >"$new/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$new/text" -o "$new/data/a" -v 1000 -s 5000 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    : >"$new/bad/empty.bin"
+    head -c 3000 "$new/data/a_train_000000.bin" >"$new/bad/cut.bin"
+    cp "$new/data/a_train_000000.bin" "$new/bad/id.bin"
+    patch "$new/bad/id.bin" $((1024 + 2 * 20)) '\x01\x01' # token 20 is 257, the vocabulary ends at 256
+    decode_only "$new/257.bin" 257
+    decode_only "$new/513.bin" 513
+    (cd "$new" && "$train" "${small[@]}" "${batch[@]}" -l 0.01 -i "$data" -o run -n 1 -nk 0) >"$tmp/setup.out" 2>"$tmp/err" ||
+        fail "a plain run fails: $(cat "$tmp/err")"
+    want "checkpoints of a plain run" "$(ls "$new/run" | grep -c step_)" 3
+    mv "$new" "$world"
+}
+
+# run ARGS...: sets status; output in $tmp/out and $tmp/err
+run() {
+    status=0
+    (cd "$world" && exec "$train" "$@") >"$tmp/out" 2>"$tmp/err" </dev/null || status=$?
+}
+
+# good ARGS...: the run must succeed
+good() {
+    run "$@"
+    [ $status -eq 0 ] || fail "$*: status $status: $(tail -n 1 "$tmp/err")"
+}
+
+snapshot() { (cd "$world" && find . -printf '%p %y %s %m\n' | sort && find . -type f -print0 | sort -z | xargs -0 cksum); }
+
+# refused STATUS PATTERN ... -- ARGS...: one line on stderr, in which every extended regular expression is found; no step is taken, and
+# the directory of the run is what it was
+refused() {
+    local code=$1 patterns=() pattern
+    shift
+    while [ "$1" != -- ]; do patterns+=("$1") && shift; done
+    shift
+    setup
+    rm -rf "$world/new" # of a test that failed
+    snapshot >"$tmp/before"
+    run "$@"
+    [ "$status" -eq "$code" ] || fail "status $status, want $code: $(cat "$tmp/err")"
+    want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    for pattern in "${patterns[@]}"; do grep -qE -- "$pattern" "$tmp/err" || fail "no '$pattern' in: $(cat "$tmp/err")"; done
+    [ "$(wc -c <"$tmp/err")" -lt 400 ] || fail "a long line: $(cat "$tmp/err")"
+    grep -q '^step ' "$tmp/out" && fail "takes a step before it fails"
+    [ "$code" -eq 1 ] || [ ! -s "$tmp/out" ] || fail "a usage error writes to stdout"
+    snapshot >"$tmp/after"
+    cmp -s "$tmp/before" "$tmp/after" || fail "files have changed: $(diff "$tmp/before" "$tmp/after" | head -n 3 | tr '\n' ' ')"
+}
+usage() { # PATTERN ... -- ARGS...: a usage error of a run that would be right without ARGS
+    local patterns=()
+    while [ "$1" != -- ]; do patterns+=("$1") && shift; done
+    shift
+    refused 2 "${patterns[@]}" -- "${small[@]}" "${batch[@]}" -i "$data" -o new "$@"
+}
+failure() { # PATTERN ... -- ARGS...: the same for exit code 1; -e and -i in ARGS come later and win
+    local patterns=()
+    while [ "$1" != -- ]; do patterns+=("$1") && shift; done
+    shift
+    refused 1 '^error: ' "${patterns[@]}" -- "${small[@]}" "${batch[@]}" -i "$data" -o new "$@"
+}
+
+# ---- mistakes in the flags --------------------------------------------------------------
+
+test_unknown_flag() {
+    usage "unknown flag '--nonsense'" '--help' -- --nonsense 3
+    usage "unknown flag '--learnin-rate'" "did you mean '--learning-rate'" -- --learnin-rate 3
+    usage "unknown flag '-Q'" -- -Q
+    usage "unknown flag '-lx'" -- -lx 3
+}
+test_junk_number() {
+    usage '--batch-size' 'whole number' "'4x'" -- -b 4x
+    usage '--learning-rate' 'a number' "'fast'" -- -l fast
+    usage '--learning-rate' "'nan'" -- -l nan
+    usage '--steps' "'1.5'" -- -x 1.5
+    usage '--shuffle' '0 or 1' "'maybe'" -- --shuffle=maybe
+}
+test_missing_value() {
+    usage "'-x' wants a value" '--help' -- -x
+    usage "'--output' wants a value" -- --output
+}
+test_negative_size() {
+    usage '--channels wants 0 to 65536' "'-32'" -- --channels -32
+    usage '--batch-size wants 1 to' "'-1'" -- -b -1
+    usage '--batch-size wants 1 to' "'0'" -- -b 0
+}
+test_stray_argument() { usage "stray argument 'data/x.bin'" '--help' -- data/x.bin; }
+test_out_of_range() {
+    usage '--final-fraction wants 0 to 1' "'2'" -- -q 2
+    usage '--seq-len wants 0 to' "'99999999999999999999'" -- -t 99999999999999999999
+    usage '--temperature wants 0 to' "'-1'" -- --temperature -1
+}
+test_bad_schedule() { usage '--schedule wants one of cosine\|linear\|constant\|wsd' "'cosin'" -- -k cosin; }
+
+# ---- mistakes in the data ---------------------------------------------------------------
+
+test_missing_shards() {
+    failure "'data/none.bin'" 'dev/data/tokenize' -- -i data/none.bin
+    failure "'data/none_\*.bin'" 'dev/data/tokenize' -- -i 'data/none_*.bin'
+    failure "'none/\*.bin'" 'dev/data/tokenize' -- -j 'none/*.bin'
+    failure 'data: is a directory' -- -i data
+}
+test_no_data() { refused 1 'no training data' '-i' 'dev/data/tokenize' -- "${small[@]}" "${batch[@]}" -o new; }
+test_text_as_shard() { failure 'text: looks like text' 'dev/data/tokenize' -- -i text; }
+test_empty_shard() { failure 'bad/empty.bin: is empty' -- -i bad/empty.bin; }
+test_truncated_shard() { failure 'bad/cut.bin' '5000 tokens' '11024 bytes' 'has 3000' 'cut short' -- -i bad/cut.bin; }
+test_model_as_shard() { failure '257.bin: is a tokenizer of llm.c' -- -i 257.bin; }
+test_id_past_the_vocabulary() {
+    refused 1 'bad/id.bin' 'token 20 ' 'id 257' 'ends at 256' 'tokenizer' -- "${small[@]}" "${batch[@]}" --tokenizer data -i bad/id.bin --no-shuffle
+}
+test_shard_too_short() { failure 'data/a_train_000000.bin' '5000 tokens' '6401' 'smaller -b or -t' -- -b 400 -t 16; }
+
+# ---- mistakes in the shape --------------------------------------------------------------
+
+test_seq_len_past_positions() {
+    failure '-t 64' '32 positions' '--positions' -- -t 64
+    refused 1 '-t 128' '64 positions' -- -e "$tiny" "${batch[@]}" -i "$data" -t 128
+}
+test_total_batch_no_multiple() { failure '-d 33' 'not a multiple' '-b 2 times -t 16 = 32' -- -d 33; }
+test_heads_do_not_divide() { failure '--heads' '--channels' '32 channels' '5 heads' -- --heads 5; }
+test_unknown_descriptor() {
+    failure "'d7'" 'd6 d12' -- -e d7
+    failure "'gpt3:c5140'|'gpt3:c5140':" 'do not divide' -- -e gpt3:c5140
+}
+
+# ---- mistakes in the model --------------------------------------------------------------
+
+test_missing_model() {
+    refused 1 '-e nowhere' '[Nn]o such file' 'descriptor' -- -e nowhere "${batch[@]}" -i "$data" -o new
+    refused 1 '-e nowhere/model.safetensors' '[Nn]o such file' -- -e nowhere/model.safetensors --prompt ''
+}
+test_missing_tokenizer() {
+    failure '--tokenizer' 'nowhere' '[Nn]o such file' -- --tokenizer nowhere
+    failure '--tokenizer' 'text' -- --tokenizer text
+}
+test_shape_of_a_loaded_model() {
+    refused 1 '--layers' 'new model' "$tiny" -- -e "$tiny" --layers 1 "${batch[@]}" -i "$data" -o new
+}
+test_vocabulary_larger_than_the_model() {
+    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin "${batch[@]}" -i "$data" -o new
+    refused 1 '513 tokens' 'only 512' 'do not belong together' -- -e "$tiny" --tokenizer 513.bin --prompt ''
+}
+test_damaged_config() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/damaged"
+    head -c 100 "$world/run/step_00000003/config.json" >"$world/damaged/config.json"
+    refused 1 'damaged/config.json: not valid JSON' -- -e damaged --prompt ''
+    refused 1 'damaged/config.json: not valid JSON' -- -e damaged "${batch[@]}" -i "$data" -o new
+    printf '{"model_type": "llama"}' >"$world/damaged/config.json"
+    refused 1 'damaged/config.json' 'llama' -- -e damaged --prompt ''
+}
+test_truncated_model() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/truncated"
+    truncate -s -100 "$world/truncated/model.safetensors"
+    refused 1 'truncated/model.safetensors' '100 bytes are missing' -- -e truncated --prompt ''
+    refused 1 'truncated/model.safetensors' '100 bytes are missing' -- -e truncated/model.safetensors "${batch[@]}" -i "$data" -o new
+}
+test_no_whole_checkpoint() {
+    setup
+    mkdir "$world/hopeless"
+    cp -r "$world/run/step_00000003" "$world/hopeless"
+    truncate -s -100 "$world/hopeless/step_00000003/model.safetensors"
+    run -e hopeless --prompt ''
+    want status $status 1
+    want "first line" "$(head -n 1 "$tmp/err" | cut -d : -f 1)" "passed over checkpoint step_00000003"
+    want "last line" "$(tail -n 1 "$tmp/err")" "error: hopeless: none of its 1 checkpoints is whole"
+}
+
+# ---- mistakes in the output -------------------------------------------------------------
+
+test_output_is_a_file() {
+    failure '-o' 'text: exists and is not a directory' -- -o text
+    failure '-o' 'text/new: Not a directory' -- -o text/new
+}
+test_output_not_writable() {
+    setup
+    mkdir "$world/locked"
+    chmod 500 "$world/locked"
+    [ -w "$world/locked" ] && skip "this user can write everywhere"
+    failure '-o' 'locked' 'Permission denied' -- -o locked
+    failure '-o' 'locked/new' 'Permission denied' -- -o locked/new
+}
+test_output_holds_checkpoints() { failure 'run holds checkpoints' '-y 1' 'another -o' -- -o run; } # refused() compares every byte
+test_resume_without_output() { refused 1 '-y 1' '-o' 'not given' -- "${small[@]}" "${batch[@]}" -i "$data" -y 1; }
+test_resume_another_shape() { failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64; }
+
+# ---- mistakes in the prompt -------------------------------------------------------------
+
+test_prompt_without_merges() {
+    refused 1 'no merges' 'vocab.json and merges.txt' '--tokenizer' -- -e run/step_00000003 --tokenizer 257.bin --prompt hello
+    good -e run/step_00000003 --tokenizer 257.bin --prompt '' --num-tokens 5 # but it can write
+}
+test_prompt_without_vocabulary() { refused 1 'no vocabulary' "$tiny" '--tokenizer' -- -e "$tiny" --prompt hello; }
+test_prompt_too_long() {
+    refused 1 'prompt has 33 tokens' '32 positions' -- -e run/step_00000003 --prompt "$(printf '%33s' '')"
+    good -e run/step_00000003 --prompt "$(printf '%32s' '')" --num-tokens 5 # the last position still gives one token
+}
+test_sampling_flags() {
+    refused 2 '--temperature wants 0 to' "'-1'" -- -e run/step_00000003 --prompt hi --temperature -1
+    refused 2 '--top-k wants 0 to' "'-3'" -- -e run/step_00000003 --prompt hi --top-k -3
+    refused 2 '--num-tokens wants 1 to' "'0'" -- -e run/step_00000003 --prompt hi --num-tokens 0
+}
+
+# ---- what it does when all is right -----------------------------------------------------
+
+# every flag of the table in the source is in --help, with its letter and its llm.c name
+test_help() {
+    setup
+    good --help
+    [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
+    sed -nE "s/^    \{OPT_(INT|LONG|FLOAT|STR|BOOL), (0|'(.)'), (NULL|\"([^\"]*)\"), \"([^\"]*)\".*/-\3 -\5 --\6/p" train_gpt2.c >"$tmp/flags"
+    [ "$(wc -l <"$tmp/flags")" -ge 40 ] || fail "only $(wc -l <"$tmp/flags") flags found in the table"
+    local letter alias name
+    while read -r letter alias name; do
+        [ "$letter" = - ] || grep -qE -- "^  $letter, .*$name( |$)" "$tmp/out" || fail "no $letter for $name"
+        [ "$alias" = - ] || grep -qE -- "^ .* $alias, .*$name( |$)" "$tmp/out" || fail "no $alias for $name"
+        grep -qE -- "^  .*$name( |$)" "$tmp/out" || fail "no $name"
+    done <"$tmp/flags"
+    [ "$(awk '{if (length($0) > n) n = length($0)} END {print n}' "$tmp/out")" -le 100 ] || fail "lines of more than 100 columns"
+}
+
+# llm.c's lines, which scripts read
+number='[0-9]+\.[0-9]'
+z="\\([+-](nan|inf|$number{2})z\\)"
+step_line="^step +[0-9]+/[0-9]+ \\| loss $number{6} $z\\| norm $number{4} $z\\| lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| $number{2} ms \\| $number% [bf][pf][0-9]+ MFU \\| [0-9]+ tok/s"
+losses() { sed -nE 's/^step .* loss ([^ ]+) .*/\1/p' "$tmp/out"; }
+
+test_step_lines() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -v 3 -o lines
+    [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
+    want "step lines" "$(grep -cE "$step_line" "$tmp/out")" 3
+    want "their steps" "$(sed -nE 's/^(step +[0-9]+\/3) .*/\1/p' "$tmp/out" | tr '\n' ';')" "step    1/3;step    2/3;step    3/3;"
+    want "validations" "$(grep -cE "^val loss $number{6}$" "$tmp/out")" 2
+    grep -vE "^s:[0-9]+ (trl:$number{4} lr:$number{6} norm:$number{2}|tel:$number{4})$" "$world/lines/main.log" && fail "other lines in main.log"
+    want "steps in main.log" "$(sed -nE 's/^s:([0-9]+) (.{3}):.*/\1\2/p' "$world/lines/main.log" | tr '\n' ' ')" "0tel 1trl 2trl 3trl 3tel "
+    want "main.log's losses" "$(sed -nE 's/.*trl:([^ ]+) .*/\1/p' "$world/lines/main.log")" "$(losses | xargs printf '%.4f\n')"
+    grep -q $'\x1b' "$tmp/out" && fail "escape codes, though stdout is no terminal"
+    want "what is saved" "$(cd "$world/lines/step_00000003" && echo *)" \
+        "config.json generation_config.json merges.txt model.safetensors optimizer.safetensors state.json vocab.json"
+}
+
+test_nothing_written_without_output() {
+    setup
+    snapshot >"$tmp/before"
+    good "${small[@]}" "${batch[@]}" -i "$data"
+    snapshot >"$tmp/after"
+    cmp "$tmp/before" "$tmp/after"
+}
+
+test_overfits_one_batch() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -a 1 -x 30 -l 0.03
+    losses | awk 'NR == 1 {first = $1} {last = $1} END {exit !(NR == 30 && first > 4 && last < 2)}' || fail "losses: $(losses | tr '\n' ' ')"
+}
+
+test_prompt_without_vocabulary_prints_ids() {
+    setup
+    good -e "$tiny" --prompt '' --num-tokens 8
+    grep -qxE '([0-9]+ ){8}' "$tmp/out" || fail "not 8 token ids: $(cat "$tmp/out")"
+    for id in $(cat "$tmp/out"); do [ "$id" -lt 512 ] || fail "id $id"; done
+}
+
+sample() { # ARGS...: the text
+    good -e run/step_00000003 --prompt 'int ' --num-tokens 20 --no-stop-at-eot "$@"
+    cat "$tmp/out"
+}
+test_seed() {
+    setup
+    sample --seed 1 >"$tmp/one"
+    sample --seed 1 >"$tmp/two"
+    sample --seed 2 >"$tmp/three"
+    cmp "$tmp/one" "$tmp/two"
+    cmp -s "$tmp/one" "$tmp/three" && fail "two seeds give the same text"
+    head -c 4 "$tmp/one" | cmp - <(printf 'int ') || fail "does not begin with the prompt"
+}
+test_temperature_0_is_greedy() {
+    setup
+    sample --seed 1 --temperature 0 >"$tmp/one"
+    sample --seed 2 --temperature 0 >"$tmp/two"
+    sample --seed 3 --top-k 1 >"$tmp/three"
+    sample --seed 3 >"$tmp/four"
+    cmp "$tmp/one" "$tmp/two"
+    cmp "$tmp/one" "$tmp/three" || fail "not the likeliest token"
+    cmp -s "$tmp/one" "$tmp/four" && fail "temperature 1 is greedy too"
+    [ -s "$tmp/one" ]
+}
+
+# the output directory of a run stands for its newest whole checkpoint
+test_newest_good_checkpoint() {
+    setup
+    good -e run --prompt 'int ' --num-tokens 20 --seed 1
+    contains "run/step_00000003" "$tmp/err"
+    cp "$tmp/out" "$tmp/newest"
+    good -e run/step_00000003 --prompt 'int ' --num-tokens 20 --seed 1
+    cmp "$tmp/out" "$tmp/newest"
+    cp -r "$world/run" "$world/partly"
+    truncate -s -4 "$world/partly/step_00000003/model.safetensors"
+    good -e partly --prompt 'int ' --num-tokens 20 --seed 1
+    contains "passed over checkpoint step_00000003: " "$tmp/err"
+    contains "partly/step_00000002" "$tmp/err"
+    cp "$tmp/out" "$tmp/older"
+    good -e run/step_00000002 --prompt 'int ' --num-tokens 20 --seed 1
+    cmp "$tmp/out" "$tmp/older"
+    cmp -s "$tmp/older" "$tmp/newest" && fail "both checkpoints give the same text: nothing was tested"
+    true
+}
+
+# fine-tuning goes on from the weights, at step 1 of a run of its own
+test_fine_tuning() {
+    setup
+    local from first
+    good "${small[@]}" "${batch[@]}" -i "$data" -a 1 -x 30 -l 0.03 -o base
+    first=$(losses | head -n 1)
+    for from in base/step_00000030 base/step_00000030/model.safetensors base; do
+        good -e $from "${batch[@]}" -i "$data" -a 1 -o "tuned_${from//\//_}"
+        losses | awk -v first="$first" 'NR == 1 {exit !($1 < 2 && first > 4)}' || fail "$from: first loss $(losses | head -n 1), was $first"
+        want "$from: steps" "$(grep -cE '^step +[123]/3 ' "$tmp/out")" 3
+        [ -e "$world/tuned_${from//\//_}/step_00000003/vocab.json" ] || fail "$from: the vocabulary is not saved"
+    done
+}
+
+# the same flags and -y 1, as the program itself advises
+test_resume_same_flags() {
+    setup
+    cp -r "$world/run" "$world/same"
+    good "${small[@]}" "${batch[@]}" -l 0.01 -i "$data" -o same -n 1 -nk 0 -y 1 -x 5
+    contains "resumed at step 3 from same/step_00000003" "$tmp/out"
+    want "steps" "$(grep -cE '^step +[45]/5 ' "$tmp/out")" 2
+}
+test_resume_says_what_changed() {
+    setup
+    cp -r "$world/run" "$world/changed"
+    good -e d6 -b 2 -t 16 -s 0 -i "$data" -o changed -y 1 -x 4 -l 0.02 -k linear -d 64
+    want "what changed" "$(sed -nE 's/^changed since the checkpoint: ([^ ]+) .*/\1/p' "$tmp/out" | sort | tr '\n' ' ')" \
+        "learning_rate num_steps schedule total_batch_tokens "
+    contains "num_steps 4, was 3" "$tmp/out"
+    contains 'schedule "linear", was "cosine"' "$tmp/out"
+    contains "total_batch_tokens 64, was 32" "$tmp/out"
+    contains "learning_rate 0.02, was 0.01" "$tmp/out" # as typed, not as a float in seventeen digits
+    # nothing changed: nothing said
+    good -e d6 -b 2 -t 16 -s 0 -i "$data" -o changed -y 1 -x 4 -l 0.02 -k linear -d 64
+    grep -q '^changed' "$tmp/out" && fail "a change that is none: $(grep -m 1 '^changed' "$tmp/out")"
+    true
+}
+
+# weights that hold a NaN: no update, and an end
+test_nonfinite() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/nan"
+    local header
+    header=$(od -An -t u8 -N 8 "$world/nan/model.safetensors" | tr -d ' ')
+    patch "$world/nan/model.safetensors" $((8 + header)) '\x00\x00\xc0\x7f'
+    good -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -o nan_run # three steps are fewer than --max-nonfinite
+    local skipped
+    skipped=$(grep -c 'not finite, weights left as they are' "$tmp/out" || true)
+    want "skipped steps" "$skipped" 3
+    contains "3 steps were skipped" "$tmp/out"
+    # the NaN apart, the weights are those that were given
+    cmp "$world/nan/model.safetensors" "$world/nan_run/step_00000003/model.safetensors" || fail "the weights have changed"
+    run -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -x 100 --max-nonfinite 4 -o nan_stopped
+    want status "$status" 1
+    want "lines of stderr" "$(wc -l <"$tmp/err")" 1
+    contains "not finite 4 steps in a row" "$tmp/err"
+    contains "-l" "$tmp/err"
+    want "steps" "$(grep -c '^step .* tok/s' "$tmp/out")" 4
+    [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
+    run -e nan/model.safetensors --prompt '!' # id 0, whose embedding it is
+    want "status of sampling" "$status" 1
+    contains "logits are not numbers" "$tmp/err"
+}
+
+test_interrupt_without_output() {
+    setup
+    local pid code=0
+    snapshot >"$tmp/before"
+    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 100000000) >"$tmp/out" 2>"$tmp/err" </dev/null &
+    pid=$!
+    until grep -qs '^step ' "$tmp/out"; do
+        kill -0 $pid || fail "ended by itself: $(cat "$tmp/err")"
+        sleep 0.01
+    done
+    kill -INT $pid
+    wait $pid || code=$?
+    want "exit code" $code 130
+    grep -qE '^Interrupt: stopped after step [0-9]+; nothing saved' "$tmp/out" || fail "$(tail -n 1 "$tmp/out")"
+    grep -q 'and saved' "$tmp/err" && fail "promises what it does not do: $(tail -n 1 "$tmp/err")"
+    snapshot >"$tmp/after"
+    cmp "$tmp/before" "$tmp/after"
+}
+
+# each line is there when it is printed, also in a file or a pipe
+test_progress_reaches_a_file() {
+    setup
+    local pid i
+    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 1000 -d 32000000) >"$tmp/out" 2>"$tmp/err" </dev/null & # long steps
+    pid=$!
+    for ((i = 0; i < 1000; i++)); do
+        grep -q '1000 steps of 32000000 tokens' "$tmp/out" && break
+        sleep 0.01
+    done
+    kill -KILL $pid
+    wait $pid 2>/dev/null || true
+    contains '1000 steps of 32000000 tokens' "$tmp/out"
+}
+
+# what could not be written is not a success
+test_output_that_cannot_be_written() {
+    setup
+    [ -e /dev/full ] || skip "no /dev/full"
+    local code=0
+    (cd "$world" && "$train" -e run/step_00000003 --prompt 'int ' --num-tokens 20) >/dev/full 2>"$tmp/err" || code=$?
+    want "exit code" $code 1
+    contains "No space left on device" "$tmp/err"
+}
+
+tests=(unknown_flag junk_number missing_value negative_size stray_argument out_of_range bad_schedule
+    missing_shards no_data text_as_shard empty_shard truncated_shard model_as_shard id_past_the_vocabulary shard_too_short
+    seq_len_past_positions total_batch_no_multiple heads_do_not_divide unknown_descriptor
+    missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
+    output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
+    prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
+    help step_lines nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
+    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output
+    progress_reaches_a_file output_that_cannot_be_written)
+run_tests "$@"
