@@ -735,19 +735,24 @@ VECTOR static double sum_of_squares_chunk(const float* x, size_t n) {
     return sum;
 }
 
-// The Euclidean norm of all gradients. Chunks are summed in order, so the bits do not depend on the threads.
-static double gpt2_gradient_norm(const GPT2* model) {
-    size_t n = num_parameters(&model->config), num_chunks = (n + CHUNK - 1) / CHUNK;
+// The Euclidean norm of x (n). Chunks are summed in order, so the bits do not depend on the threads.
+static double euclidean_norm(const float* x, size_t n) {
+    size_t num_chunks = (n + CHUNK - 1) / CHUNK;
     double* sums = (double*)malloc_check(num_chunks * sizeof(double));
 #pragma omp parallel for
     for (long i = 0; i < (long)num_chunks; i++) {
         size_t at = (size_t)i * CHUNK;
-        sums[i] = sum_of_squares_chunk(model->grads_memory + at, n - at < CHUNK ? n - at : CHUNK);
+        sums[i] = sum_of_squares_chunk(x + at, n - at < CHUNK ? n - at : CHUNK);
     }
     double sum = 0.0;
     for (size_t i = 0; i < num_chunks; i++) { sum += sums[i]; }
     free(sums);
     return sqrt(sum);
+}
+
+// of all gradients
+static double gpt2_gradient_norm(const GPT2* model) {
+    return euclidean_norm(model->grads_memory, num_parameters(&model->config));
 }
 
 typedef struct {
@@ -1036,7 +1041,7 @@ static bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
     Error err;
     char dir[4096];
     if (args.tokenizer) {
-        if (!tokenizer_load(tokenizer, args.tokenizer, &err)) { die("%s", err.text); }
+        if (!tokenizer_load(tokenizer, args.tokenizer, &err)) { die("--tokenizer %s", err.text); }
         return true;
     }
     if (model_path) {
@@ -1052,25 +1057,49 @@ static bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
 
 // The path that -e names: itself, or the newest good checkpoint when it is the output directory of a run.
 static const char* resolve_model_path(const char* path, char* resolved, size_t size) {
-    char config[4200];
     Error err;
-    snprintf(config, sizeof(config), "%s/config.json", path);
-    if (!is_directory(path) || file_exists(config) || !run_find_newest(path, resolved, size, &err)) { return path; }
+    if (!is_directory(path) || !run_has_checkpoints(path)) { return path; }
+    if (!run_find_newest(path, resolved, size, &err)) { die("-e %s", err.text); }
     fprintf(stderr, "%s: newest checkpoint: %s\n", path, resolved);
     return resolved;
 }
 
+// GB that this machine has
+static double machine_memory_gb(void) { return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 1e-9; }
+
+// Before anything is allocated: a model whose weights alone do not fit would only make the machine swap.
+static void check_memory(const GPT2Config* config) {
+    double weights = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
+    if (weights > have) { die("the weights need %.1f GB and the machine has %.1f", weights, have); }
+}
+
+// What a training run needs, said before it is allocated.
 static void print_memory_need(const GPT2Config* config, int B, int T) {
-    size_t sizes[NUM_ACTIVATIONS], activations = (size_t)B * T * config->channels * 9;
+    size_t sizes[NUM_ACTIVATIONS], activations = (size_t)B * T * config->channels * 9; // 9: what Gradients holds
     activation_sizes(sizes, config, B, T, true);
     for (int i = 0; i < NUM_ACTIVATIONS; i++) { activations += sizes[i]; }
-    double params = num_parameters(config) * 4e-9, need = 4 * params + activations * 4e-9;
-    double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 1e-9;
+    double params = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
+    double need = 4 * params + (double)activations * 4e-9;
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
-           config->num_heads, config->channels, config->max_seq_len, config->vocab_size, num_parameters(config) * 1e-6);
+           config->num_heads, config->channels, config->max_seq_len, config->vocab_size, (double)num_parameters(config) * 1e-6);
     printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f: %.2f of this machine's %.1f GB\n", params,
-           params, 2 * params, activations * 4e-9, need, have);
+           params, 2 * params, (double)activations * 4e-9, need, have);
     if (need > have) { die("the run needs %.1f GB and the machine has %.1f; take a smaller -b or -t", need, have); }
+}
+
+// FLOP/s of a matmul large enough to show what the machine can do; takes some milliseconds.
+static double measure_matmul_flops(void) {
+    const int n = 768;
+    float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
+    double best_ms = 1e30;
+    for (int i = 0; i < 5; i++) {
+        double start = time_ms();
+        matmul_nn(c, n, a, n, b, n, n, n, n, false);
+        double ms = time_ms() - start;
+        best_ms = ms < best_ms ? ms : best_ms;
+    }
+    free(a), free(b), free(c);
+    return 2.0 * n * n * n / best_ms * 1e3;
 }
 
 // Opens the weights that -e names, or makes new ones. Nothing is written yet.
@@ -1090,18 +1119,25 @@ static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Token
             config.padded_vocab_size = padded_vocab(config.vocab_size);
         }
         if (!config_check(&config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
+        check_memory(&config);
         gpt2_allocate(model, &config);
         gpt2_init_params(model->params_memory, &config, (uint32_t)args.seed);
     } else {
         ModelFile file;
-        if (!model_open(&file, path, &err)) { die("%s", err.text); }
+        if (!file_exists(path)) {
+            die("-e %s: %s; it wants a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c .bin or the "
+                "-o of a run",
+                path, strerror(errno));
+        }
+        if (!model_open(&file, path, &err)) { die("-e %s", err.text); }
         const GPT2Config* c = &file.config;
         if ((args.layers && args.layers != c->num_layers) || (args.heads && args.heads != c->num_heads) ||
             (args.channels && args.channels != c->channels) || (args.positions && args.positions != c->max_seq_len)) {
             die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d positions", path,
                 c->num_layers, c->num_heads, c->channels, c->max_seq_len);
         }
-        gpt2_allocate(model, &file.config);
+        check_memory(c);
+        gpt2_allocate(model, c);
         if (!model_read(&file, model->params_memory, &err)) { die("%s", err.text); }
         model_close(&file);
     }
@@ -1109,21 +1145,6 @@ static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Token
         die("the vocabulary has %d tokens, the model %s only %d: they do not belong together", tokenizer->vocab_size, path,
             model->config.vocab_size);
     }
-}
-
-// FLOP/s of a matmul large enough to show what the machine can do; takes some milliseconds.
-static double measure_matmul_flops(void) {
-    const int n = 768;
-    float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
-    double best_ms = 1e30;
-    for (int i = 0; i < 5; i++) {
-        double start = time_ms();
-        matmul_nn(c, n, a, n, b, n, n, n, n, false);
-        double ms = time_ms() - start;
-        best_ms = ms < best_ms ? ms : best_ms;
-    }
-    free(a), free(b), free(c);
-    return 2.0 * n * n * n / best_ms * 1e3;
 }
 
 static double evaluate(Trainer* t) {
@@ -1228,9 +1249,12 @@ static void train_step(Trainer* t) {
     printf("%s | ETA %s\n", line, left);
     logger_train(&t->logger, t->run.step, loss, optimizer.learning_rate, norm, ms, tokens_per_second);
     if (t->nonfinite_in_a_row >= args.max_nonfinite) {
-        die("loss or gradients were not finite %d steps in a row: stopped; the last good weights are in the last checkpoint. "
-            "A lower -l or a longer -u may help",
-            t->nonfinite_in_a_row);
+        bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(c))); // those of the last sound step
+        if (good && args.output) { save_checkpoint(t); }
+        die("loss or gradients were not finite %d steps in a row: stopped, %s", t->nonfinite_in_a_row,
+            !good          ? "and the weights themselves are not finite: begin from others"
+            : args.output  ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
+                           : "nothing saved (no -o); a lower -l or a longer -u may help");
     }
 }
 
@@ -1252,7 +1276,6 @@ static void settle_batch(const GPT2Config* config) {
 
 static void open_data(Trainer* t) {
     Error err;
-    if (!args.train_data) { die("no training data: give shards with -i; dev/data/tokenize makes them from text"); }
     int V = t->model.config.vocab_size;
     bool shuffle = args.shuffle && !args.overfit;
     if (!dataloader_open(&t->train, args.train_data, args.B, args.T, 0, 1, V, shuffle, (uint64_t)args.seed, &err)) {
@@ -1270,24 +1293,31 @@ static void open_data(Trainer* t) {
     printf("; %lld steps of %lld tokens\n", (long long)args.num_steps, (long long)args.total_batch);
 }
 
+// The value that a user would have typed: 0.02, and not the float next to it, 0.0199999996.
+static double as_typed(float x) {
+    char text[64];
+    cli_format_float(text, sizeof(text), x);
+    return strtod(text, NULL);
+}
+
 // What must not change unnoticed between the parts of a run, as it stands in state.json.
 static void fill_run_settings(RunState* run) {
     run->B = args.B;
     run->T = args.T;
     run->total_batch_tokens = args.total_batch;
     run->seed = (uint64_t)args.seed;
-    run->learning_rate = args.learning_rate;
+    run->learning_rate = as_typed(args.learning_rate);
     snprintf(run->schedule, sizeof(run->schedule), "%s", args.schedule);
     run->warmup_steps = args.warmup_steps;
     run->num_steps = args.num_steps;
-    run->final_fraction = args.final_fraction;
-    run->weight_decay = args.weight_decay;
-    run->beta1 = args.beta1;
-    run->beta2 = args.beta2;
-    run->eps = args.eps;
-    run->grad_clip = args.clip;
-    run->skip_loss_z = args.skip_loss_z;
-    run->skip_norm_z = args.skip_norm_z;
+    run->final_fraction = as_typed(args.final_fraction);
+    run->weight_decay = as_typed(args.weight_decay);
+    run->beta1 = as_typed(args.beta1);
+    run->beta2 = as_typed(args.beta2);
+    run->eps = as_typed(args.eps);
+    run->grad_clip = as_typed(args.clip);
+    run->skip_loss_z = as_typed(args.skip_loss_z);
+    run->skip_norm_z = as_typed(args.skip_norm_z);
 }
 
 // Continues the newest good checkpoint of the output directory.
@@ -1307,8 +1337,12 @@ static void resume_run(Trainer* t, const char* path) {
 // Everything that a run needs, checked in an order that finds mistakes before anything is written.
 static void trainer_open(Trainer* t) {
     Error err;
-    char checkpoint[4200] = "";
+    char checkpoint[4200] = "", resolved[4200];
     memset(t, 0, sizeof(*t));
+    if (!args.train_data) { die("no training data: give shards with -i; dev/data/tokenize makes them from text"); }
+    if (args.output && file_exists(args.output) && !is_directory(args.output)) {
+        die("-o %s: exists and is not a directory", args.output);
+    }
     // first of all: it may bring back a checkpoint that an interrupted save had set aside
     if (args.output && is_directory(args.output) && !run_remove_leftovers(args.output, &err)) { die("%s", err.text); }
     bool has_checkpoints = args.output && run_has_checkpoints(args.output);
@@ -1319,7 +1353,8 @@ static void trainer_open(Trainer* t) {
     if (args.resume && !args.output) { die("-y 1 resumes the run in -o, which is not given"); }
     if (args.resume && !has_checkpoints) { printf("%s holds no checkpoint yet: a new run\n", args.output); }
 
-    load_model(&t->model, checkpoint[0] ? checkpoint : args.model, &t->has_tokenizer, &t->tokenizer);
+    load_model(&t->model, checkpoint[0] ? checkpoint : resolve_model_path(args.model, resolved, sizeof(resolved)),
+               &t->has_tokenizer, &t->tokenizer);
     settle_batch(&t->model.config);
     print_memory_need(&t->model.config, args.B, args.T);
     open_data(t);
@@ -1336,8 +1371,8 @@ static void trainer_open(Trainer* t) {
     t->run.sampler_rng = splitmix64((uint64_t)args.seed);
     fill_run_settings(&t->run);
     if (checkpoint[0]) { resume_run(t, checkpoint); }
-    if (args.output && !make_directories(args.output, &err)) { die("%s", err.text); }
-    if (!logger_open(&t->logger, args.output, checkpoint[0] ? t->run.step : -1, &err)) { die("%s", err.text); }
+    if (args.output && !make_directories(args.output, &err)) { die("-o %s", err.text); }
+    if (!logger_open(&t->logger, args.output, checkpoint[0] ? t->run.step : -1, &err)) { die("-o %s", err.text); }
 }
 
 static void trainer_close(Trainer* t) {
@@ -1407,7 +1442,7 @@ static int sample(void) {
     for (int i = 0; i < n; i++) { prompt[i] = (int)tokens.ids[i]; }
     if (n == 0) { prompt[n++] = eot >= 0 ? eot : 0; } // an empty prompt: the beginning of a document
     if (n > model.config.max_seq_len) {
-        die("the prompt has %d tokens, but the model only %d positions", n, model.config.max_seq_len);
+        die("--prompt has %d tokens, but the model only %d positions: shorten it", n, model.config.max_seq_len);
     }
     TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0};
     fputs(args.prompt, stdout);
@@ -1415,6 +1450,7 @@ static int sample(void) {
     start = time_ms();
     int made = generate(&model, &sampler, prompt, n, args.num_tokens, args.stop_at_eot ? eot : -1, NULL, &out);
     text_end(&out);
+    if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
     if (made < 0) { die("%s: its logits are not numbers", args.model); }
     double ms = time_ms() - start;
     fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, n, made, ms, made / ms * 1e3);
@@ -1488,7 +1524,7 @@ static const Option options[] = {
     {OPT_INT, 0, NULL, "num-tokens", &args.num_tokens, "tokens", "tokens to add at most", 1, 1e9},
     {OPT_FLOAT, 0, NULL, "temperature", &args.temperature, NULL, "divides the logits; 0: always the likeliest token", 0, 1000},
     {OPT_INT, 0, NULL, "top-k", &args.top_k, "tokens", "only the k likeliest tokens, 0: all", 0, 1e9},
-    {OPT_FLOAT, 0, NULL, "top-p", &args.top_p, NULL, "only the likeliest tokens of this total probability, 1: all", 0, 1},
+    {OPT_FLOAT, 0, NULL, "top-p", &args.top_p, NULL, "only the likeliest tokens of this total probability, 1: all", 1e-6, 1},
     {OPT_BOOL, 0, NULL, "stop-at-eot", &args.stop_at_eot, NULL, "end at the end-of-text token", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
@@ -1507,6 +1543,7 @@ static void spin_briefly(char** argv) {
 
 int main(int argc, char** argv) {
     spin_briefly(argv);
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // each line at once, also into a file or a pipe
     if (argc == 1) { // the demo, as `make demo` runs it
         execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
         die("cannot run scripts/demo.sh: %s", strerror(errno));

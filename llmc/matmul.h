@@ -70,11 +70,21 @@ typedef struct {
     size_t M, N, K;
 } MatmulArgs;
 
+// A packed block of b, and what to read ahead from memory while it is used.
+typedef struct {
+    const float* packed;        // panels, one after the other
+    size_t kb, n0, nb;          // its steps; its columns n0 .. n0 + nb of the product
+    bool accumulate, with_bias; // add to what earlier blocks left; is the first block
+    const float* ahead;         // the block of b that is packed next: rows of nb floats at stride b_row
+    size_t ahead_rows;          // 0: nothing to read ahead
+} MatmulBlock;
+
 // ---- the register tile --------------------------------------------------------------
 
 #ifdef MATMUL_X86
-// out[j * ldo + i] = tile[i * MATMUL_MAX_NR + j] for i < 8, j < 8
-__attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(float* out, size_t ldo, const float* tile) {
+// out[j * ldo + i] = tile[i * MATMUL_MAX_NR + j] for i < 8, j < 8, or +=
+__attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(float* out, size_t ldo, const float* tile,
+                                                                               bool accumulate) {
     __m256 r[8], t[8];
     for (int i = 0; i < 8; i++) { r[i] = _mm256_loadu_ps(tile + i * MATMUL_MAX_NR); }
     for (int i = 0; i < 8; i += 2) {
@@ -88,8 +98,12 @@ __attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(f
         r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
     }
     for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(out + (size_t)i * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-        _mm256_storeu_ps(out + (size_t)(i + 4) * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+        t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; i++) {
+        float* o = out + (size_t)i * ldo;
+        _mm256_storeu_ps(o, accumulate ? _mm256_add_ps(_mm256_loadu_ps(o), t[i]) : t[i]);
     }
 }
 #endif
@@ -108,9 +122,9 @@ static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, c
     }
     size_t j = 0;
 #ifdef MATMUL_X86
-    if (rows == 8 && !accumulate && matmul_isa() != MATMUL_PORTABLE) {
+    if (rows == 8 && matmul_isa() != MATMUL_PORTABLE) {
         for (; j + 8 <= cols; j += 8) {
-            matmul_store_8x8_transposed(g->out + (n0 + j) * g->ldo + m, g->ldo, tile + j);
+            matmul_store_8x8_transposed(g->out + (n0 + j) * g->ldo + m, g->ldo, tile + j, accumulate);
         }
     }
 #endif
@@ -122,19 +136,28 @@ static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, c
     }
 }
 
-// rows x (nv * 16) sums over K of a (rows at a_row, steps at a_col) and one packed panel b (K, nv * 16).
+// rows x (nv * 16) sums over the block's steps of a (rows at a_row, steps at a_col) and one packed panel b (kb, nv * 16).
 // mr and nv are constants where this is inlined, so that the sums live in registers. Rows past `rows` repeat the last one.
-MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const int mr, const int nv, const float* a, const size_t a_row,
-                               const size_t a_col, const float* b, size_t K, size_t m, size_t rows, size_t n0, size_t cols,
-                               bool accumulate, bool with_bias) {
+MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int nv, const float* a,
+                               const size_t a_row, const size_t a_col, const float* b, size_t m, size_t rows, size_t n,
+                               size_t cols) {
+    const size_t K = block->kb, n0 = block->n0 + n;
+    const bool accumulate = block->accumulate;
     Float16 sum[MATMUL_MAX_MR][3];
     const float* row[MATMUL_MAX_MR];
 #pragma GCC unroll 8
     for (int i = 0; i < mr; i++) {
         row[i] = a + (size_t)((size_t)i < rows ? (size_t)i : rows - 1) * a_row;
-        float bias = with_bias && g->row_bias && (size_t)i < rows ? g->row_bias[m + (size_t)i] : 0.0f;
 #pragma GCC unroll 3
-        for (int v = 0; v < nv; v++) { sum[i][v] = (Float16){0} + bias; }
+        for (int v = 0; v < nv; v++) { sum[i][v] = (Float16){0}; }
+    }
+    if (block->with_bias && g->row_bias) {
+#pragma GCC unroll 8
+        for (int i = 0; i < mr; i++) {
+            float bias = g->row_bias[m + ((size_t)i < rows ? (size_t)i : rows - 1)];
+#pragma GCC unroll 3
+            for (int v = 0; v < nv; v++) { sum[i][v] += bias; }
+        }
     }
     for (size_t k = 0; k < K; k++) {
         Float16 x[3];
@@ -179,19 +202,24 @@ MATMUL_INLINE size_t matmul_panel_vectors(size_t left, size_t max_nv) {
     return left == max_nv + 1 && max_nv == 3 ? 2 : max_nv;
 }
 
-// mr rows of a against all panels of one packed block of kb x nb, columns n0.. of the product
-MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const int mr, const int max_nv, const float* a, size_t a_row,
-                                size_t a_col, const float* packed, size_t kb, size_t nb, size_t m, size_t rows, size_t n0,
-                                bool accumulate, bool with_bias) {
-    size_t left = (nb + MATMUL_VL - 1) / MATMUL_VL;
-    for (size_t n = 0; left > 0;) {
+// mr rows of a, beginning with row m of the product, against all panels of a block
+MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int max_nv, const float* a,
+                                size_t a_row, size_t a_col, size_t m, size_t rows) {
+    const float* packed = block->packed;
+    size_t left = (block->nb + MATMUL_VL - 1) / MATMUL_VL;
+    size_t ahead = m / (size_t)mr * ((left + (size_t)max_nv - 1) / (size_t)max_nv); // a row of the next block for each tile
+    for (size_t n = 0; left > 0; ahead++) {
         size_t nv = matmul_panel_vectors(left, (size_t)max_nv), width = nv * MATMUL_VL;
-        size_t cols = nb - n < width ? nb - n : width;
+        size_t cols = block->nb - n < width ? block->nb - n : width;
+        if (ahead < block->ahead_rows) {
+            const float* next = block->ahead + ahead * g->b_row;
+            for (size_t j = 0; j < block->nb; j += 64 / sizeof(float)) { __builtin_prefetch(next + j, 0, 2); }
+        }
 #define MATMUL_TILE(NV)                                                                                                \
     if (a_col == 1) {                                                                                                  \
-        matmul_tile(g, mr, NV, a, a_row, 1, packed, kb, m, rows, n0 + n, cols, accumulate, with_bias);                 \
+        matmul_tile(g, block, mr, NV, a, a_row, 1, packed, m, rows, n, cols);                                          \
     } else {                                                                                                           \
-        matmul_tile(g, mr, NV, a, 1, (size_t)mr, packed, kb, m, rows, n0 + n, cols, accumulate, with_bias);            \
+        matmul_tile(g, block, mr, NV, a, 1, (size_t)mr, packed, m, rows, n, cols);                                     \
     }
         if (nv == 1) {
             MATMUL_TILE(1)
@@ -201,19 +229,20 @@ MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const int mr, const int max
             MATMUL_TILE(3)
         }
 #undef MATMUL_TILE
-        packed += kb * width;
+        packed += block->kb * width;
         n += width;
         left -= nv;
     }
 }
 
-typedef void (*MatmulStrip)(const MatmulArgs*, const float*, size_t, size_t, const float*, size_t, size_t, size_t, size_t,
-                            size_t, bool, bool);
+// a: the strip's first row at the block's first step; a_col is 1, or mr when the strip is packed (then a_row is 1)
+typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col, size_t m,
+                            size_t rows);
 
 #define MATMUL_STRIP_FUNCTION(NAME, MR, MAX_NV)                                                                        \
-    static inline void NAME(const MatmulArgs* g, const float* a, size_t a_row, size_t a_col, const float* packed,      \
-                            size_t kb, size_t nb, size_t m, size_t rows, size_t n0, bool accumulate, bool with_bias) { \
-        matmul_strip(g, MR, MAX_NV, a, a_row, a_col, packed, kb, nb, m, rows, n0, accumulate, with_bias);              \
+    static inline void NAME(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col, \
+                            size_t m, size_t rows) {                                                                   \
+        matmul_strip(g, block, MR, MAX_NV, a, a_row, a_col, m, rows);                                                  \
     }
 #ifdef MATMUL_X86
 __attribute__((target("avx512f"))) MATMUL_STRIP_FUNCTION(matmul_strip_avx512, 8, 3)   // 24 sums, 3 of b: 27 of 32 registers
@@ -221,20 +250,42 @@ __attribute__((target("avx2,fma"))) MATMUL_STRIP_FUNCTION(matmul_strip_avx2, 6, 
 #endif
 MATMUL_STRIP_FUNCTION(matmul_strip_portable, 3, 1) // 12 SSE or NEON sums
 
+// kb rows of `width` floats, 64 bytes or a multiple, at stride ld, to contiguous memory
+MATMUL_INLINE void matmul_copy_rows(float* dst, const float* src, size_t ld, size_t kb, size_t width) {
+    for (size_t k = 0; k < kb; k++) {
+        for (size_t j = 0; j < width; j += MATMUL_VL) { memcpy(dst + k * width + j, src + k * ld + j, sizeof(Float16)); }
+    }
+}
+
+typedef void (*MatmulCopy)(float* dst, const float* src, size_t ld, size_t kb, size_t width);
+
+#define MATMUL_COPY_FUNCTION(NAME)                                                                                     \
+    static inline void NAME(float* dst, const float* src, size_t ld, size_t kb, size_t width) {                        \
+        matmul_copy_rows(dst, src, ld, kb, width);                                                                     \
+    }
+#ifdef MATMUL_X86
+__attribute__((target("avx512f"))) MATMUL_COPY_FUNCTION(matmul_copy_avx512)
+__attribute__((target("avx2,fma"))) MATMUL_COPY_FUNCTION(matmul_copy_avx2)
+#endif
+MATMUL_COPY_FUNCTION(matmul_copy_portable)
+
 typedef struct {
     MatmulStrip strip;
+    MatmulCopy copy;
     size_t mr, max_nv;
 } MatmulKernel;
 
 static inline MatmulKernel matmul_kernel(void) {
-    MatmulKernel kernel = {matmul_strip_portable, 3, 1};
+    MatmulKernel kernel = {matmul_strip_portable, matmul_copy_portable, 3, 1};
 #ifdef MATMUL_X86
     if (matmul_isa() == MATMUL_AVX512) {
         kernel.strip = matmul_strip_avx512;
+        kernel.copy = matmul_copy_avx512;
         kernel.mr = 8;
         kernel.max_nv = 3;
     } else if (matmul_isa() == MATMUL_AVX2) {
         kernel.strip = matmul_strip_avx2;
+        kernel.copy = matmul_copy_avx2;
         kernel.mr = 6;
         kernel.max_nv = 1;
     }
@@ -249,14 +300,18 @@ static inline MatmulKernel matmul_kernel(void) {
 __attribute__((target("avx2"))) static inline void matmul_transpose_8x8(float* dst, size_t width, const float* src, size_t ld) {
     float tile[8 * MATMUL_MAX_NR];
     for (size_t i = 0; i < 8; i++) { memcpy(tile + i * MATMUL_MAX_NR, src + i * ld, 8 * sizeof(float)); }
-    matmul_store_8x8_transposed(dst, width, tile);
+    matmul_store_8x8_transposed(dst, width, tile, false);
 }
 #endif
 
 // steps k0..k0+kb, columns n0..n0+cols of b into one panel (kb, width), zeros beyond cols
-static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, size_t k0, size_t kb, size_t n0, size_t cols,
-                                     size_t width) {
+static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, const MatmulKernel* kernel, size_t k0, size_t kb,
+                                     size_t n0, size_t cols, size_t width) {
     const float* src = g->b + k0 * g->b_row + n0 * g->b_col;
+    if (g->b_col == 1 && cols == width) {
+        kernel->copy(dst, src, g->b_row, kb, width);
+        return;
+    }
     if (g->b_col == 1) {
         for (size_t k = 0; k < kb; k++) {
             memcpy(dst + k * width, src + k * g->b_row, cols * sizeof(float));
@@ -300,11 +355,10 @@ static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr,
 
 // ---- the loop nest -----------------------------------------------------------------------
 
-enum {
-    MATMUL_BLOCK = 256 * 768, // floats in a packed block: 768 KB, most of a 1 MB L2
-    MATMUL_NC = 768,          // its columns at most; a multiple of 48
-    MATMUL_PACK_STEPS = 64    // steps of k that one thread packs at a time
-};
+// Steps and columns of a packed block: 768 KB, most of a 1 MB L2. They depend on the product alone, never on the number of
+// threads, because they decide in which order an element is summed. A transposed store is dear, so there K is cut less often.
+enum { MATMUL_KC = 256, MATMUL_NC = 768, MATMUL_KC_TRANSPOSED = 768, MATMUL_NC_TRANSPOSED = 256 };
+enum { MATMUL_PACK_STEPS = 64 }; // steps of k that one thread packs at a time
 
 // A buffer of the calling thread, kept from call to call; `slot` tells apart the two that one call needs.
 static inline float* matmul_buffer(int slot, size_t floats) {
@@ -326,48 +380,75 @@ static inline void matmul_pack_steps(float* packed, const MatmulArgs* g, const M
     for (size_t n = 0; left > 0;) {
         size_t nv = matmul_panel_vectors(left, kernel->max_nv), width = nv * MATMUL_VL;
         size_t cols = nb - n < width ? nb - n : width;
-        matmul_pack_panel(packed + k * width, g, k0 + k, steps, n0 + n, cols, width);
+        matmul_pack_panel(packed + k * width, g, kernel, k0 + k, steps, n0 + n, cols, width);
         packed += kb * width;
         n += width;
         left -= nv;
     }
 }
 
-static inline void matmul_run(const MatmulArgs* g) {
-    if (g->M == 0 || g->N == 0) { return; }
+// One product by all threads together: they pack a block of b, then share out the strips of a.
+static inline void matmul_run_shared(const MatmulArgs* g) {
     const MatmulKernel kernel = matmul_kernel();
-    size_t nc = g->N < MATMUL_NC ? g->N : (size_t)MATMUL_NC;
-    size_t nc_padded = (nc + MATMUL_VL - 1) / MATMUL_VL * MATMUL_VL;
-    size_t kc = MATMUL_BLOCK / nc_padded;
-    if (kc > 1024) { kc = 1024; } // a strip of 8 rows then fills an L1 of 32 KB
-    if (kc > g->K) { kc = g->K ? g->K : 1; }
-    float* packed = matmul_buffer(0, kc * nc_padded);
+    const size_t max_kc = g->out_transposed ? MATMUL_KC_TRANSPOSED : MATMUL_KC;
+    const size_t max_nc = g->out_transposed ? MATMUL_NC_TRANSPOSED : MATMUL_NC;
+    const size_t nc = g->N < max_nc ? g->N : max_nc, kc = g->K < max_kc ? g->K : max_kc;
+    float* packed = matmul_buffer(0, kc * ((nc + MATMUL_VL - 1) / MATMUL_VL * MATMUL_VL));
     const long num_strips = (long)((g->M + kernel.mr - 1) / kernel.mr);
     const bool pack_a = g->a_col != 1;
 #pragma omp parallel
     {
         float* strip = pack_a ? matmul_buffer(1, kc * MATMUL_MAX_MR) : NULL;
         for (size_t n0 = 0; n0 < g->N; n0 += nc) {
-            size_t nb = g->N - n0 < nc ? g->N - n0 : nc;
             for (size_t k0 = 0; k0 == 0 || k0 < g->K; k0 += kc) {
-                size_t kb = g->K - k0 < kc ? g->K - k0 : kc;
-                long num_chunks = (long)((kb + MATMUL_PACK_STEPS - 1) / MATMUL_PACK_STEPS);
+                MatmulBlock block = {packed, g->K - k0, n0, g->N - n0, g->accumulate || k0 > 0, k0 == 0, NULL, 0};
+                if (block.kb > kc) { block.kb = kc; }
+                if (block.nb > nc) { block.nb = nc; }
+                if (g->b_col == 1 && k0 + kc < g->K) {
+                    block.ahead = g->b + (k0 + kc) * g->b_row + n0;
+                    block.ahead_rows = g->K - k0 - kc < kc ? g->K - k0 - kc : kc;
+                }
+                long num_chunks = (long)((block.kb + MATMUL_PACK_STEPS - 1) / MATMUL_PACK_STEPS);
 #pragma omp for schedule(static)
                 for (long c = 0; c < num_chunks; c++) {
-                    size_t k = (size_t)c * MATMUL_PACK_STEPS;
-                    size_t steps = kb - k < MATMUL_PACK_STEPS ? kb - k : (size_t)MATMUL_PACK_STEPS;
-                    matmul_pack_steps(packed, g, &kernel, k0, kb, n0, nb, k, steps);
+                    size_t k = (size_t)c * MATMUL_PACK_STEPS, steps = block.kb - k;
+                    if (steps > MATMUL_PACK_STEPS) { steps = MATMUL_PACK_STEPS; }
+                    matmul_pack_steps(packed, g, &kernel, k0, block.kb, n0, block.nb, k, steps);
                 }
-#pragma omp for schedule(dynamic, 2)
+#pragma omp for schedule(guided)
                 for (long s = 0; s < num_strips; s++) {
                     size_t m = (size_t)s * kernel.mr, rows = g->M - m < kernel.mr ? g->M - m : kernel.mr;
                     const float* a = g->a + m * g->a_row + k0 * g->a_col;
-                    if (pack_a) { matmul_pack_strip(strip, g, kernel.mr, m, rows, k0, kb); }
-                    kernel.strip(g, pack_a ? strip : a, pack_a ? 1 : g->a_row, pack_a ? kernel.mr : 1, packed, kb, nb, m,
-                                 rows, n0, g->accumulate || k0 > 0, k0 == 0);
+                    if (pack_a) { matmul_pack_strip(strip, g, kernel.mr, m, rows, k0, block.kb); }
+                    kernel.strip(g, &block, pack_a ? strip : a, pack_a ? 1 : g->a_row, pack_a ? kernel.mr : 1, m, rows);
                 }
             }
         }
+    }
+}
+
+// With many blocks of K one after the other, waiting for each other at every block costs more than it saves: there each
+// thread does columns of its own.
+static inline void matmul_run(const MatmulArgs* g) {
+    if (g->M == 0 || g->N == 0) { return; }
+    size_t threads = 1;
+#ifdef _OPENMP
+    if (!omp_in_parallel()) { threads = (size_t)omp_get_max_threads(); }
+#endif
+    const size_t vectors = (g->N + MATMUL_VL - 1) / MATMUL_VL;
+    const size_t kc = g->out_transposed ? MATMUL_KC_TRANSPOSED : MATMUL_KC;
+    if (threads == 1 || g->K <= 2 * kc || vectors < 6 * threads) {
+        matmul_run_shared(g);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < (long)threads; t++) {
+        size_t first = vectors * (size_t)t / threads * MATMUL_VL, end = vectors * (size_t)(t + 1) / threads * MATMUL_VL;
+        MatmulArgs part = *g;
+        part.N = (end < g->N ? end : g->N) - first;
+        part.b += first * g->b_col;
+        part.out += first * (g->out_transposed ? g->ldo : 1);
+        matmul_run_shared(&part); // within a parallel region a further one has a single thread
     }
 }
 

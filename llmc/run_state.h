@@ -47,7 +47,7 @@ static volatile sig_atomic_t run_stop_signal;
 
 // The first signal asks, the second one of either kind ends the process at once with 128 + signal: 130 or 143.
 static inline void run_on_signal(int signal_number) {
-    static const char text[] = "\nstopping: this step is finished and saved; a second signal exits at once\n";
+    static const char text[] = "\nstopping after this step; a second signal exits at once\n";
     int saved_errno = errno;
     if (run_stop_signal) { _exit(128 + signal_number); }
     run_stop_signal = signal_number;

@@ -203,7 +203,7 @@ test_no_whole_checkpoint() {
     run -e hopeless --prompt ''
     want status $status 1
     want "first line" "$(head -n 1 "$tmp/err" | cut -d : -f 1)" "passed over checkpoint step_00000003"
-    want "last line" "$(tail -n 1 "$tmp/err")" "error: hopeless: none of its 1 checkpoints is whole"
+    want "last line" "$(tail -n 1 "$tmp/err")" "error: -e hopeless: none of its 1 checkpoints is whole"
 }
 
 # ---- mistakes in the output -------------------------------------------------------------
@@ -402,7 +402,7 @@ test_nonfinite() {
     want status "$status" 1
     want "lines of stderr" "$(wc -l <"$tmp/err")" 1
     contains "not finite 4 steps in a row" "$tmp/err"
-    contains "-l" "$tmp/err"
+    contains "the weights themselves are not finite" "$tmp/err"
     want "steps" "$(grep -c '^step .* tok/s' "$tmp/out")" 4
     [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
     run -e nan/model.safetensors --prompt '!' # id 0, whose embedding it is
