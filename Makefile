@@ -92,6 +92,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 # passive: idle threads do not spin while another does the sanitizers' slow work
 sanitize: export OMP_WAIT_POLICY := passive
 sanitize: export ASAN_OPTIONS := allocator_may_return_null=1:detect_stack_use_after_return=1:$(ASAN_OPTIONS)
+sanitize: export LLMC_KILLS := 50
 sanitize: export UBSAN_OPTIONS := print_stacktrace=1:$(UBSAN_OPTIONS)
 # gcc sees uninitialised variables where the sanitizers' own code stands
 sanitize:

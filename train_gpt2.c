@@ -1089,10 +1089,10 @@ static void print_memory_need(const GPT2Config* config, int B, int T) {
 
 // FLOP/s of a matmul large enough to show what the machine can do; takes some milliseconds.
 static double measure_matmul_flops(void) {
-    const int n = 768;
+    const int n = 512;
     float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
     double best_ms = 1e30;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 4; i++) {
         double start = time_ms();
         matmul_nn(c, n, a, n, b, n, n, n, n, false);
         double ms = time_ms() - start;

@@ -17,6 +17,7 @@ Source of the scheme: Goto and van de Geijn 2008, "Anatomy of high-performance m
 #define LLMC_MATMUL_H
 
 #include "utils.h"
+#include <pthread.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -360,17 +361,41 @@ static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr,
 enum { MATMUL_KC = 256, MATMUL_NC = 768, MATMUL_KC_TRANSPOSED = 768, MATMUL_NC_TRANSPOSED = 256 };
 enum { MATMUL_PACK_STEPS = 64 }; // steps of k that one thread packs at a time
 
-// A buffer of the calling thread, kept from call to call; `slot` tells apart the two that one call needs.
-static inline float* matmul_buffer(int slot, size_t floats) {
-    static __thread float* buffers[2];
-    static __thread size_t sizes[2];
-    if (sizes[slot] < floats) {
-        free(buffers[slot]);
-        buffers[slot] = (float*)aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
-        if (!buffers[slot]) { die("out of memory: %zu bytes asked for", floats * sizeof(float)); }
-        sizes[slot] = floats;
+// Two buffers for each thread, kept from call to call and freed when the thread ends.
+typedef struct {
+    float* data[2];
+    size_t size[2]; // floats
+} MatmulBuffers;
+
+static pthread_key_t matmul_buffers_key;
+static pthread_once_t matmul_buffers_once = PTHREAD_ONCE_INIT;
+
+static inline void matmul_buffers_free(void* memory) {
+    MatmulBuffers* buffers = (MatmulBuffers*)memory;
+    free(buffers->data[0]);
+    free(buffers->data[1]);
+    free(buffers);
+}
+
+static inline void matmul_buffers_make_key(void) {
+    if (pthread_key_create(&matmul_buffers_key, matmul_buffers_free) != 0) { die("pthread_key_create failed"); }
+}
+
+// Buffer 0 or 1 of the calling thread, of at least so many floats, on a cache line.
+static inline float* matmul_buffer(int which, size_t floats) {
+    pthread_once(&matmul_buffers_once, matmul_buffers_make_key);
+    MatmulBuffers* buffers = (MatmulBuffers*)pthread_getspecific(matmul_buffers_key);
+    if (!buffers) {
+        buffers = (MatmulBuffers*)calloc_check(1, sizeof(*buffers));
+        pthread_setspecific(matmul_buffers_key, buffers);
     }
-    return buffers[slot];
+    if (buffers->size[which] < floats) {
+        free(buffers->data[which]);
+        buffers->data[which] = (float*)aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
+        if (!buffers->data[which]) { die("out of memory: %zu bytes asked for", floats * sizeof(float)); }
+        buffers->size[which] = floats;
+    }
+    return buffers->data[which];
 }
 
 // Packs steps k..k+steps of the block (k0.., kb) x (n0.., nb); `packed` holds its panels one after the other.
