@@ -95,8 +95,8 @@ VECTOR static void layernorm_row(float* out, float* mean, float* rstd, const flo
 }
 
 // out (N,C), mean (N), rstd (N) | inp (N,C) | weight, bias (C); N rows, B*T of them in training
-static void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight, const float* bias,
-                              int N, int C) {
+static void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                              const float* bias, int N, int C) {
 #pragma omp parallel for
     for (long n = 0; n < N; n++) {
         layernorm_row(out + (size_t)n * C, &mean[n], &rstd[n], inp + (size_t)n * C, weight, bias, C);
@@ -104,8 +104,8 @@ static void layernorm_forward(float* out, float* mean, float* rstd, const float*
 }
 
 // dinp += rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm)), with norm = (inp - mean) * rstd, dnorm = dout * weight
-VECTOR static void layernorm_row_backward(float* dinp, const float* dout, const float* inp, const float* weight, float mean,
-                                          float rstd, int C) {
+VECTOR static void layernorm_row_backward(float* dinp, const float* dout, const float* inp, const float* weight,
+                                          float mean, float rstd, int C) {
     float sum = 0.0f, dot = 0.0f;
 #pragma omp simd reduction(+ : sum, dot)
     for (int c = 0; c < C; c++) {
@@ -115,9 +115,7 @@ VECTOR static void layernorm_row_backward(float* dinp, const float* dout, const 
     }
     sum /= C;
     dot /= C;
-    for (int c = 0; c < C; c++) {
-        dinp[c] += rstd * (dout[c] * weight[c] - sum - (inp[c] - mean) * rstd * dot);
-    }
+    for (int c = 0; c < C; c++) { dinp[c] += rstd * (dout[c] * weight[c] - sum - (inp[c] - mean) * rstd * dot); }
 }
 
 VECTOR static void layernorm_columns_backward(float* dweight, float* dbias, const float* dout, const float* inp,
@@ -137,8 +135,8 @@ static void layernorm_backward(float* dinp, float* dweight, float* dbias, const 
     {
 #pragma omp for nowait
         for (long n = 0; n < N; n++) {
-            layernorm_row_backward(dinp + (size_t)n * C, dout + (size_t)n * C, inp + (size_t)n * C, weight, mean[n], rstd[n],
-                                   C);
+            layernorm_row_backward(dinp + (size_t)n * C, dout + (size_t)n * C, inp + (size_t)n * C, weight, mean[n],
+                                   rstd[n], C);
         }
 #pragma omp for
         for (int c0 = 0; c0 < C; c0 += 64) {
@@ -149,8 +147,8 @@ static void layernorm_backward(float* dinp, float* dweight, float* dbias, const 
 
 // ---- matmul: out = inp weight^T + bias -----------------------------------------------------------
 
-static void matmul_forward_naive(float* out, size_t ldo, const float* inp, const float* weight, const float* bias, int N, int C,
-                                 int OC) {
+static void matmul_forward_naive(float* out, size_t ldo, const float* inp, const float* weight, const float* bias,
+                                 int N, int C, int OC) {
 #pragma omp parallel for
     for (long n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
@@ -162,8 +160,8 @@ static void matmul_forward_naive(float* out, size_t ldo, const float* inp, const
 }
 
 // out (N,OC) with ldo floats from row to row | inp (N,C) | weight (OC,C) | bias (OC) or NULL
-static void matmul_forward(float* out, size_t ldo, const float* inp, const float* weight, const float* bias, int N, int C,
-                           int OC) {
+static void matmul_forward(float* out, size_t ldo, const float* inp, const float* weight, const float* bias, int N,
+                           int C, int OC) {
     if (use_naive) {
         matmul_forward_naive(out, ldo, inp, weight, bias, N, C, OC);
     } else {
@@ -217,7 +215,7 @@ static void matmul_backward(float* dinp, float* dweight, float* dbias, const flo
 
 // e^x within 2 ulp; below -87 it gives 0, above 88 a large finite number. Not a number stays so.
 // x = n ln2 + r, |r| <= ln2 / 2; e^r by its Taylor series to r^7; ln2 in two parts (Cody and Waite 1980).
-static inline float fast_exp(float x) {
+__attribute__((always_inline)) static inline float fast_exp(float x) {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = clamped * 1.44269504f + 12582912.0f; // 1.5 * 2^23: rounds to an integer in the low bits
     float n = shifted - 12582912.0f;
@@ -275,8 +273,8 @@ static void attention_forward_naive(float* out, float* lse, const float* qkv, in
     }
 }
 
-static void attention_backward_naive(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse, int B,
-                                     int T, int C, int NH) {
+static void attention_backward_naive(float* dqkv, const float* dout, const float* qkv, const float* out,
+                                     const float* lse, int B, int T, int C, int NH) {
     int HS = C / NH;
     float scale = 1.0f / sqrtf(HS);
 #pragma omp parallel for collapse(2)
@@ -332,7 +330,8 @@ VECTOR static float attention_softmax_row(float* att, float scale, int n, int wi
 }
 
 // p (n) from scores to probabilities, dp (n) from their gradients to those of the scores; 0 beyond n
-VECTOR static void attention_softmax_row_backward(float* p, float* dp, float scale, float lse, float delta, int n, int width) {
+VECTOR static void attention_softmax_row_backward(float* p, float* dp, float scale, float lse, float delta, int n,
+                                                  int width) {
     for (int i = 0; i < n; i++) {
         float e = fast_exp(p[i] * scale - lse);
         p[i] = e;
@@ -373,8 +372,8 @@ static void attention_forward(float* out, float* lse, const float* qkv, int B, i
 }
 
 // dqkv (B,T,3,NH,HS) | dout (B,T,C) | qkv (B,T,3,NH,HS) | out (B,T,C) | lse (B,NH,T)
-static void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse, int B,
-                               int T, int C, int NH) {
+static void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse,
+                               int B, int T, int C, int NH) {
     if (use_naive) {
         attention_backward_naive(dqkv, dout, qkv, out, lse, B, T, C, NH);
         return;
@@ -395,7 +394,8 @@ static void attention_backward(float* dqkv, const float* dout, const float* qkv,
             float *dk = dq + C, *dv = dk + C;
             // the last tile sees every key, so it writes dk and dv, and the others add to them
             for (int tile = num_tiles - 1; tile >= 0; tile--) {
-                int t0 = tile * ATTENTION_ROWS, rows = T - t0 < ATTENTION_ROWS ? T - t0 : ATTENTION_ROWS, width = t0 + rows;
+                int t0 = tile * ATTENTION_ROWS, rows = T - t0 < ATTENTION_ROWS ? T - t0 : ATTENTION_ROWS,
+                    width = t0 + rows;
                 size_t at = ((size_t)b * T + t0) * C + (size_t)h * HS;
                 const float *d = dout + at, *o = out + at;
                 bool add = tile < num_tiles - 1;
@@ -446,7 +446,9 @@ static void gelu_forward(float* out, const float* inp, size_t n) {
 // inout (n): gradient of the output, becomes that of the input | inp (n)
 static void gelu_backward(float* inout, const float* inp, size_t n) {
 #pragma omp parallel for
-    for (long i = 0; i < (long)n; i += CHUNK) { gelu_backward_chunk(inout + i, inp + i, n - i < CHUNK ? n - i : CHUNK); }
+    for (long i = 0; i < (long)n; i += CHUNK) {
+        gelu_backward_chunk(inout + i, inp + i, n - i < CHUNK ? n - i : CHUNK);
+    }
 }
 
 // ---- residual: out = a + b ------------------------------------------------------------------------------
@@ -587,9 +589,9 @@ static void gpt2_allocate_training(GPT2* model) {
 static void activation_sizes(size_t* sizes, const GPT2Config* config, int B, int T, bool all_logits) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
     size_t logits = (all_logits ? BT : (size_t)B) * config->padded_vocab_size;
-    size_t all[NUM_ACTIVATIONS] = {BT * C,     L * BT * C, L * BT,     L * BT, L * BT * 3 * C, L * BT * C, L * BT * NH,
-                                   L * BT * C, L * BT * C, L * BT,     L * BT, L * BT * 4 * C, L * BT * 4 * C,
-                                   L * BT * C, BT * C,     BT,         BT,     BT,             logits,     BT * C};
+    size_t all[NUM_ACTIVATIONS] = {BT * C,     L * BT * C, L * BT, L * BT, L * BT * 3 * C, L * BT * C,     L * BT * NH,
+                                   L * BT * C, L * BT * C, L * BT, L * BT, L * BT * 4 * C, L * BT * 4 * C, L * BT * C,
+                                   BT * C,     BT,         BT,     BT,     logits,         BT * C};
     memcpy(sizes, all, sizeof(all));
 }
 
@@ -647,15 +649,15 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs
         float* gelu = acts->fch_gelu + l * BTC * 4;   // (B,T,4*C)
         float* residual3 = acts->residual3 + l * BTC; // (B,T,C)
 
-        layernorm_forward(ln1, acts->ln1_mean + l * BT, acts->ln1_rstd + l * BT, residual, p->ln1w + l * C, p->ln1b + l * C,
-                          BT, C);
+        layernorm_forward(ln1, acts->ln1_mean + l * BT, acts->ln1_rstd + l * BT, residual, p->ln1w + l * C,
+                          p->ln1b + l * C, BT, C);
         matmul_forward(qkv, 3 * C, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, BT, C, 3 * C);
         attention_forward(atty, acts->lse + l * BT * NH, qkv, B, T, C, NH);
         matmul_forward(acts->scratch, C, atty, p->attprojw + l * CC, p->attprojb + l * C, BT, C, C);
         residual_forward(residual2, residual, acts->scratch, BTC);
 
-        layernorm_forward(ln2, acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, residual2, p->ln2w + l * C, p->ln2b + l * C,
-                          BT, C);
+        layernorm_forward(ln2, acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, residual2, p->ln2w + l * C,
+                          p->ln2b + l * C, BT, C);
         matmul_forward(fch, 4 * C, ln2, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, BT, C, 4 * C);
         gelu_forward(gelu, fch, BTC * 4);
         matmul_forward(acts->scratch, C, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, BT, 4 * C, C);
@@ -676,7 +678,8 @@ static void gpt2_head(const GPT2* model, float* logits, const float* lnf, int N)
 static double gpt2_loss(GPT2* model, const int* targets, float dloss, int B, int T) {
     Activations* acts = &model->acts;
     gpt2_head(model, acts->logits, acts->lnf, B * T);
-    classifier(acts->losses, acts->logits, targets, dloss, B * T, model->config.vocab_size, model->config.padded_vocab_size);
+    classifier(acts->losses, acts->logits, targets, dloss, B * T, model->config.vocab_size,
+               model->config.padded_vocab_size);
     double sum = 0.0;
     for (int i = 0; i < B * T; i++) { sum += acts->losses[i]; }
     return sum / ((double)B * T);
@@ -709,19 +712,19 @@ static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool fir
         const float *qkv = acts->qkv + l * BTC * 3, *atty = acts->atty + l * BTC;
         const float *fch = acts->fch + l * BTC * 4, *gelu = acts->fch_gelu + l * BTC * 4;
 
-        matmul_backward(dfch, g->fcprojw + l * 4 * CC, g->fcprojb + l * C, dresidual, C, gelu, p->fcprojw + l * 4 * CC, BT,
-                        4 * C, C, add);
+        matmul_backward(dfch, g->fcprojw + l * 4 * CC, g->fcprojb + l * C, dresidual, C, gelu, p->fcprojw + l * 4 * CC,
+                        BT, 4 * C, C, add);
         gelu_backward(dfch, fch, BTC * 4);
-        matmul_backward(dbtc, g->fcw + l * 4 * CC, g->fcb + l * 4 * C, dfch, 4 * C, ln2, p->fcw + l * 4 * CC, BT, C, 4 * C,
-                        add);
+        matmul_backward(dbtc, g->fcw + l * 4 * CC, g->fcb + l * 4 * C, dfch, 4 * C, ln2, p->fcw + l * 4 * CC, BT, C,
+                        4 * C, add);
         layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, dbtc, residual2, p->ln2w + l * C,
                            acts->ln2_mean + l * BT, acts->ln2_rstd + l * BT, BT, C);
 
-        matmul_backward(dbtc, g->attprojw + l * CC, g->attprojb + l * C, dresidual, C, atty, p->attprojw + l * CC, BT, C, C,
-                        add);
+        matmul_backward(dbtc, g->attprojw + l * CC, g->attprojb + l * C, dresidual, C, atty, p->attprojw + l * CC, BT,
+                        C, C, add);
         attention_backward(dqkv, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH);
-        matmul_backward(dbtc, g->qkvw + l * 3 * CC, g->qkvb + l * 3 * C, dqkv, 3 * C, ln1, p->qkvw + l * 3 * CC, BT, C, 3 * C,
-                        add);
+        matmul_backward(dbtc, g->qkvw + l * 3 * CC, g->qkvb + l * 3 * C, dqkv, 3 * C, ln1, p->qkvw + l * 3 * CC, BT, C,
+                        3 * C, add);
         layernorm_backward(dresidual, g->ln1w + l * C, g->ln1b + l * C, dbtc, residual, p->ln1w + l * C,
                            acts->ln1_mean + l * BT, acts->ln1_rstd + l * BT, BT, C);
     }
@@ -761,7 +764,8 @@ typedef struct {
     float gradient_scale; // clipping: the gradient counts times this
 } AdamW;
 
-VECTOR static void adamw_chunk(float* param, float* m, float* v, const float* grad, const AdamW* o, float decay, size_t n) {
+VECTOR static void adamw_chunk(float* param, float* m, float* v, const float* grad, const AdamW* o, float decay,
+                               size_t n) {
     float lr = o->learning_rate, beta1 = o->beta1, beta2 = o->beta2, scale = o->gradient_scale, eps = o->eps;
     float inverse1 = 1.0f / o->bias1, inverse2 = 1.0f / o->bias2;
     for (size_t i = 0; i < n; i++) {
@@ -808,7 +812,8 @@ static void generator_allocate(Generator* g, const GPT2Config* config, int capac
     size_t C = config->channels, cache = (size_t)config->num_layers * capacity * C;
     g->length = 0;
     g->capacity = capacity;
-    size_t sizes[9] = {cache, cache, C, C, 3 * C, C, 4 * C, (size_t)config->num_heads * capacity, (size_t)config->padded_vocab_size};
+    size_t sizes[9] = {
+        cache, cache, C, C, 3 * C, C, 4 * C, (size_t)config->num_heads * capacity, (size_t)config->padded_vocab_size};
     float** tensors = &g->keys;
     for (int i = 0; i < 9; i++) { tensors[i] = allocate_floats(sizes[i]); }
 }
@@ -834,7 +839,9 @@ static void attention_one(float* out, float* att, const float* q, const float* k
 #pragma omp parallel for if ((long)length * C > 32768)
     for (int h = 0; h < NH; h++) {
         float *a = att + (size_t)h * capacity, *o = out + (size_t)h * HS;
-        for (int t = 0; t < length; t++) { a[t] = dot_row(q + (size_t)h * HS, keys + (size_t)t * C + (size_t)h * HS, HS); }
+        for (int t = 0; t < length; t++) {
+            a[t] = dot_row(q + (size_t)h * HS, keys + (size_t)t * C + (size_t)h * HS, HS);
+        }
         attention_softmax_row(a, scale, length, length);
         for (int i = 0; i < HS; i++) { o[i] = 0.0f; }
         for (int t = 0; t < length; t++) {
@@ -930,8 +937,8 @@ static void text_end(TextOutput* out) {
 // Continues prompt (n tokens, n >= 1) by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to the last
 // position of the model. Every new token goes to new_tokens (num_tokens) when that is not NULL, and to `out` when that is
 // not NULL. Returns how many there are; -1 when the logits are not numbers.
-static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop, int* new_tokens,
-                    TextOutput* out) {
+static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop,
+                    int* new_tokens, TextOutput* out) {
     int maxT = model->config.max_seq_len, V = model->config.vocab_size, made = 0;
     int capacity = num_tokens < maxT - n ? n + num_tokens : maxT;
     Generator g;
@@ -1008,16 +1015,16 @@ typedef struct {
     bool has_tokenizer;
     Logger logger;
     LrSchedule schedule;
-    int *inputs, *targets;   // (B,T)
+    int *inputs, *targets; // (B,T)
     int nonfinite_in_a_row;
-    double machine_flops;    // rate of a large matmul on this machine
-    double step_ms;          // smoothed, for the estimate of the time left
+    double machine_flops; // rate of a large matmul on this machine
+    double step_ms;       // smoothed, for the estimate of the time left
 } Trainer;
 
 // A vocabulary at `path`, a file or a directory; false without an error text when there is none there.
 static bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
-    static const char* const names[] = {"vocab.json", "encoder.json", "merges.txt", "tokenizer.json", "gpt2_tokenizer.bin",
-                                        "tokenizer.bin"};
+    static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
+                                        "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
     char candidate[4200];
     err->text[0] = '\0';
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -1045,7 +1052,9 @@ static bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
         return true;
     }
     if (model_path) {
-        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory_of(model_path, dir), &err)) { return true; }
+        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory_of(model_path, dir), &err)) {
+            return true;
+        }
         if (err.text[0]) { die("%s", err.text); }
     }
     if (args.train_data) {
@@ -1081,9 +1090,10 @@ static void print_memory_need(const GPT2Config* config, int B, int T) {
     double params = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
     double need = 4 * params + (double)activations * 4e-9;
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
-           config->num_heads, config->channels, config->max_seq_len, config->vocab_size, (double)num_parameters(config) * 1e-6);
-    printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f: %.2f of this machine's %.1f GB\n", params,
-           params, 2 * params, (double)activations * 4e-9, need, have);
+           config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
+           (double)num_parameters(config) * 1e-6);
+    printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f: %.2f of this machine's %.1f GB\n",
+           params, params, 2 * params, (double)activations * 4e-9, need, have);
     if (need > have) { die("the run needs %.1f GB and the machine has %.1f; take a smaller -b or -t", need, have); }
 }
 
@@ -1125,7 +1135,8 @@ static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Token
     } else {
         ModelFile file;
         if (!file_exists(path)) {
-            die("-e %s: %s; it wants a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c .bin or the "
+            die("-e %s: %s; it wants a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
+                ".bin or the "
                 "-o of a run",
                 path, strerror(errno));
         }
@@ -1133,8 +1144,9 @@ static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Token
         const GPT2Config* c = &file.config;
         if ((args.layers && args.layers != c->num_layers) || (args.heads && args.heads != c->num_heads) ||
             (args.channels && args.channels != c->channels) || (args.positions && args.positions != c->max_seq_len)) {
-            die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d positions", path,
-                c->num_layers, c->num_heads, c->channels, c->max_seq_len);
+            die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d "
+                "positions",
+                path, c->num_layers, c->num_heads, c->channels, c->max_seq_len);
         }
         check_memory(c);
         gpt2_allocate(model, c);
@@ -1142,8 +1154,8 @@ static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Token
         model_close(&file);
     }
     if (*has_tokenizer && tokenizer->vocab_size > model->config.vocab_size) {
-        die("the vocabulary has %d tokens, the model %s only %d: they do not belong together", tokenizer->vocab_size, path,
-            model->config.vocab_size);
+        die("the vocabulary has %d tokens, the model %s only %d: they do not belong together", tokenizer->vocab_size,
+            path, model->config.vocab_size);
     }
 }
 
@@ -1207,14 +1219,14 @@ static bool step_is_sound(Trainer* t, double loss, double norm, double loss_z, d
     bool finite = isfinite(loss) && isfinite(norm);
     t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
     if (!finite) {
-        printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n", (long long)t->run.step + 1, loss,
-               norm);
+        printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n",
+               (long long)t->run.step + 1, loss, norm);
     } else if (args.skip_loss_z > 0 && loss_z > args.skip_loss_z) {
         printf("step %lld: loss z-score %.2f is over -sl %g: update skipped\n", (long long)t->run.step + 1, loss_z,
                (double)args.skip_loss_z);
     } else if (args.skip_norm_z > 0 && norm_z > args.skip_norm_z) {
-        printf("step %lld: gradient norm z-score %.2f is over -sg %g: update skipped\n", (long long)t->run.step + 1, norm_z,
-               (double)args.skip_norm_z);
+        printf("step %lld: gradient norm z-score %.2f is over -sg %g: update skipped\n", (long long)t->run.step + 1,
+               norm_z, (double)args.skip_norm_z);
     } else {
         return true;
     }
@@ -1226,7 +1238,8 @@ static void train_step(Trainer* t) {
     double start = time_ms();
     double loss = accumulate_gradients(t), norm = gpt2_gradient_norm(&t->model);
     double loss_z = outlier_update(&t->run.loss_outliers, loss), norm_z = outlier_update(&t->run.norm_outliers, norm);
-    AdamW optimizer = {lr_at(&t->schedule, t->run.step), args.beta1, args.beta2, args.eps, args.weight_decay, 1.0f, 1.0f, 1.0f};
+    AdamW optimizer = {
+        lr_at(&t->schedule, t->run.step), args.beta1, args.beta2, args.eps, args.weight_decay, 1.0f, 1.0f, 1.0f};
     if (step_is_sound(t, loss, norm, loss_z, norm_z)) {
         int64_t updates = t->run.step + 1 - t->run.skipped_steps;
         optimizer.bias1 = (float)(1.0 - pow(args.beta1, (double)updates));
@@ -1241,10 +1254,12 @@ static void train_step(Trainer* t) {
     t->step_ms = t->step_ms > 0 ? 0.9 * t->step_ms + 0.1 * ms : ms;
     const GPT2Config* c = &t->model.config;
     double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1); // without wpe
-    double flops = 6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * args.T; // a token, attention causal
+    double flops =
+        6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * args.T; // a token, attention causal
     char line[512], left[32];
-    format_step_line(line, sizeof(line), t->run.step, args.num_steps, loss, loss_z, norm, norm_z, optimizer.learning_rate, ms,
-                     100.0 * flops * tokens_per_second / t->machine_flops, "fp32", tokens_per_second);
+    format_step_line(line, sizeof(line), t->run.step, args.num_steps, loss, loss_z, norm, norm_z,
+                     optimizer.learning_rate, ms, 100.0 * flops * tokens_per_second / t->machine_flops, "fp32",
+                     tokens_per_second);
     format_duration(left, sizeof(left), (double)(args.num_steps - t->run.step) * t->step_ms * 1e-3);
     printf("%s | ETA %s\n", line, left);
     logger_train(&t->logger, t->run.step, loss, optimizer.learning_rate, norm, ms, tokens_per_second);
@@ -1252,9 +1267,9 @@ static void train_step(Trainer* t) {
         bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(c))); // those of the last sound step
         if (good && args.output) { save_checkpoint(t); }
         die("loss or gradients were not finite %d steps in a row: stopped, %s", t->nonfinite_in_a_row,
-            !good          ? "and the weights themselves are not finite: begin from others"
-            : args.output  ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
-                           : "nothing saved (no -o); a lower -l or a longer -u may help");
+            !good         ? "and the weights themselves are not finite: begin from others"
+            : args.output ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
+                          : "nothing saved (no -o); a lower -l or a longer -u may help");
     }
 }
 
@@ -1282,13 +1297,15 @@ static void open_data(Trainer* t) {
         die("%s", err.text);
     }
     t->has_val = args.val_data != NULL;
-    if (t->has_val && !dataloader_open(&t->val, args.val_data, args.B, args.T, 0, 1, V, false, 0, &err)) { die("%s", err.text); }
+    if (t->has_val && !dataloader_open(&t->val, args.val_data, args.B, args.T, 0, 1, V, false, 0, &err)) {
+        die("%s", err.text);
+    }
     if (args.num_steps < 0) {
         args.num_steps = t->train.batches_per_epoch * args.B * args.T / args.total_batch;
         if (args.num_steps == 0) { args.num_steps = 1; }
     }
-    printf("data: %lld tokens in %lld shards for training%s", (long long)t->train.num_tokens, (long long)t->train.num_shards,
-           t->has_val ? "" : ", none for validation (-j)");
+    printf("data: %lld tokens in %lld shards for training%s", (long long)t->train.num_tokens,
+           (long long)t->train.num_shards, t->has_val ? "" : ", none for validation (-j)");
     if (t->has_val) { printf(", %lld for validation", (long long)t->val.num_tokens); }
     printf("; %lld steps of %lld tokens\n", (long long)args.num_steps, (long long)args.total_batch);
 }
@@ -1396,13 +1413,16 @@ static int train(void) {
     int64_t first = t->run.step;
     for (;;) {
         int64_t step = t->run.step;
-        bool last = step >= args.num_steps, resumed = step == first && first > 0; // a checkpoint comes after all of these
+        bool last = step >= args.num_steps,
+             resumed = step == first && first > 0; // a checkpoint comes after all of these
         if (!resumed && t->has_val && args.val_every && (step % args.val_every == 0 || last)) {
             double loss = evaluate(t);
             printf("val loss %.6f\n", loss);
             logger_val(&t->logger, step, loss);
         }
-        if (!resumed && args.sample_every && step > 0 && (step % args.sample_every == 0 || last)) { sample_in_training(t); }
+        if (!resumed && args.sample_every && step > 0 && (step % args.sample_every == 0 || last)) {
+            sample_in_training(t);
+        }
         bool due = (args.save_every && step % args.save_every == 0) || last || run_stop_signal;
         if (!resumed && step > 0 && args.output && due) { save_checkpoint(t); }
         if (last || run_stop_signal) { break; }
@@ -1434,7 +1454,10 @@ static int sample(void) {
     TokenBuffer tokens = {0};
     if (args.prompt[0]) {
         if (!has_tokenizer) { die("no vocabulary beside %s: give one with --tokenizer", args.model); }
-        if (!tokenizer.can_encode) { die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with --tokenizer"); }
+        if (!tokenizer.can_encode) {
+            die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
+                "--tokenizer");
+        }
         tokenizer_encode(&tokenizer, args.prompt, strlen(args.prompt), &tokens);
     }
     int eot = has_tokenizer ? tokenizer.eot_id : -1, n = (int)tokens.count;
@@ -1453,7 +1476,8 @@ static int sample(void) {
     if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
     if (made < 0) { die("%s: its logits are not numbers", args.model); }
     double ms = time_ms() - start;
-    fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, n, made, ms, made / ms * 1e3);
+    fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, n, made, ms,
+            made / ms * 1e3);
     if (made < args.num_tokens && n + made > model.config.max_seq_len) {
         fprintf(stderr, "[stopped: all %d positions of the model are used]\n", model.config.max_seq_len);
     }
@@ -1473,62 +1497,84 @@ static int sample(void) {
 static const Option options[] = {
     {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 'e', NULL, "model", &args.model, "MODEL",
-     "a new model by descriptor (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights: a Hugging Face directory, a .safetensors "
-     "file, an llm.c .bin, the output directory of a run", 0, 0},
+     "a new model by descriptor (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights: a Hugging Face directory, a file "
+     "(.safetensors, llm.c's .bin), the output directory of a run",
+     0, 0},
     {OPT_STR, 0, NULL, "tokenizer", &args.tokenizer, "PATH",
      "vocabulary: a directory or file; default: the one beside the model, else beside the training data", 0, 0},
     {OPT_INT, 0, NULL, "layers", &args.layers, "L", "layers of a new model, 0: as the descriptor says", 0, 4096},
-    {OPT_INT, 0, NULL, "heads", &args.heads, "NH", "attention heads of a new model, 0: as the descriptor says", 0, 4096},
+    {OPT_INT, 0, NULL, "heads", &args.heads, "NH", "attention heads of a new model, 0: as the descriptor says", 0,
+     4096},
     {OPT_INT, 0, NULL, "channels", &args.channels, "C", "channels of a new model, 0: as the descriptor says", 0, 65536},
-    {OPT_INT, 0, NULL, "positions", &args.positions, "T", "positions of a new model, 0: as the descriptor says", 0, 1 << 20},
+    {OPT_INT, 0, NULL, "positions", &args.positions, "T", "positions of a new model, 0: as the descriptor says", 0,
+     1 << 20},
 
     {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 'i', NULL, "train-data", &args.train_data, "GLOB", "token shards to train on, made by dev/data/tokenize", 0, 0},
+    {OPT_STR, 'i', NULL, "train-data", &args.train_data, "GLOB", "token shards to train on, made by dev/data/tokenize",
+     0, 0},
     {OPT_STR, 'j', NULL, "val-data", &args.val_data, "GLOB", "token shards to validate on", 0, 0},
-    {OPT_STR, 'o', NULL, "output", &args.output, "DIR", "checkpoints and logs go here; without it nothing is written", 0, 0},
+    {OPT_STR, 'o', NULL, "output", &args.output, "DIR", "checkpoints and logs go here; without it nothing is written",
+     0, 0},
     {OPT_INT, 'b', NULL, "batch-size", &args.B, "sequences", "sequences in a micro-batch, B", 1, 65536},
-    {OPT_INT, 't', NULL, "seq-len", &args.T, "tokens", "length of a sequence, T; 0: the model's positions, at most 1024", 0, 1 << 20},
+    {OPT_INT, 't', NULL, "seq-len", &args.T, "tokens",
+     "length of a sequence, T; 0: the model's positions, at most 1024", 0, 1 << 20},
     {OPT_LONG, 'd', NULL, "total-batch", &args.total_batch, "tokens",
      "tokens in a step, a multiple of B * T: the rest is gradient accumulation; 0: B * T", 0, 1e12},
     {OPT_BOOL, 0, NULL, "shuffle", &args.shuffle, NULL, "permute shards and batches in each epoch, by the seed", 0, 0},
-    {OPT_BOOL, 'a', NULL, "overfit", &args.overfit, NULL, "train on the first batch again and again, a test of the set-up", 0, 0},
+    {OPT_BOOL, 'a', NULL, "overfit", &args.overfit, NULL,
+     "train on the first batch again and again, a test of the set-up", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Optimization", NULL, NULL, NULL, 0, 0},
     {OPT_LONG, 'x', NULL, "steps", &args.num_steps, "steps", "steps to train for, -1: one epoch", -1, 1e12},
     {OPT_FLOAT, 'l', NULL, "learning-rate", &args.learning_rate, NULL, "highest learning rate", 0, 100},
     {OPT_STR, 'k', NULL, "schedule", &args.schedule, "cosine|linear|constant|wsd", "how the learning rate falls", 0, 0},
     {OPT_LONG, 'u', NULL, "warmup", &args.warmup_steps, "steps", "steps of linear warm-up", 0, 1e12},
-    {OPT_FLOAT, 'q', NULL, "final-fraction", &args.final_fraction, NULL, "learning rate at the end, as a fraction of the highest", 0, 1},
-    {OPT_FLOAT, 'c', NULL, "weight-decay", &args.weight_decay, NULL, "decoupled decay of tensors of two or more dimensions", 0, 100},
+    {OPT_FLOAT, 'q', NULL, "final-fraction", &args.final_fraction, NULL,
+     "learning rate at the end, as a fraction of the highest", 0, 1},
+    {OPT_FLOAT, 'c', NULL, "weight-decay", &args.weight_decay, NULL,
+     "decoupled decay of tensors of two or more dimensions", 0, 100},
     {OPT_FLOAT, 0, NULL, "beta1", &args.beta1, NULL, "AdamW: decay of the first moment", 0, 0.999999},
     {OPT_FLOAT, 0, NULL, "beta2", &args.beta2, NULL, "AdamW: decay of the second moment", 0, 0.999999},
     {OPT_FLOAT, 0, NULL, "eps", &args.eps, NULL, "AdamW: added to the root of the second moment", 1e-20, 1},
     {OPT_FLOAT, 0, NULL, "clip", &args.clip, NULL, "longest gradient, by norm; 0: no clipping", 0, 1e9},
-    {OPT_FLOAT, 0, "sl", "skip-loss-z", &args.skip_loss_z, "sigmas", "skip an update whose loss is this far out; 0: never", 0, 1000},
-    {OPT_FLOAT, 0, "sg", "skip-norm-z", &args.skip_norm_z, "sigmas", "skip an update whose gradient norm is this far out; 0: never", 0, 1000},
-    {OPT_INT, 0, NULL, "max-nonfinite", &args.max_nonfinite, "steps", "stop after so many steps in a row whose loss or gradient is not finite", 1, 1000000},
-    {OPT_LONG, 0, NULL, "seed", &args.seed, NULL, "of the initial weights, of shuffling and of sampling", 0, 4294967295.0},
+    {OPT_FLOAT, 0, "sl", "skip-loss-z", &args.skip_loss_z, "sigmas",
+     "skip an update whose loss is this far out; 0: never", 0, 1000},
+    {OPT_FLOAT, 0, "sg", "skip-norm-z", &args.skip_norm_z, "sigmas",
+     "skip an update whose gradient norm is this far out; 0: never", 0, 1000},
+    {OPT_INT, 0, NULL, "max-nonfinite", &args.max_nonfinite, "steps",
+     "stop after so many steps in a row whose loss or gradient is not finite", 1, 1000000},
+    {OPT_LONG, 0, NULL, "seed", &args.seed, NULL, "of the initial weights, of shuffling and of sampling", 0,
+     4294967295.0},
 
     {OPT_SECTION, 0, NULL, "Evaluation and checkpoints", NULL, NULL, NULL, 0, 0},
-    {OPT_INT, 'v', NULL, "val-every", &args.val_every, "steps", "validation loss every so many steps, 0: never", 0, 1e9},
-    {OPT_INT, 'm', NULL, "val-steps", &args.val_steps, "batches", "batches of a validation, at most the whole data", 1, 1e9},
-    {OPT_INT, 's', NULL, "sample-every", &args.sample_every, "steps", "print a sample every so many steps, 0: never", 0, 1e9},
+    {OPT_INT, 'v', NULL, "val-every", &args.val_every, "steps", "validation loss every so many steps, 0: never", 0,
+     1e9},
+    {OPT_INT, 'm', NULL, "val-steps", &args.val_steps, "batches", "batches of a validation, at most the whole data", 1,
+     1e9},
+    {OPT_INT, 's', NULL, "sample-every", &args.sample_every, "steps", "print a sample every so many steps, 0: never", 0,
+     1e9},
     {OPT_INT, 'g', NULL, "sample-tokens", &args.sample_tokens, "tokens", "length of that sample", 1, 1e9},
-    {OPT_INT, 'n', NULL, "save-every", &args.save_every, "steps", "checkpoint every so many steps and at the end, 0: only at the end", 0, 1e9},
+    {OPT_INT, 'n', NULL, "save-every", &args.save_every, "steps",
+     "checkpoint every so many steps and at the end, 0: only at the end", 0, 1e9},
     {OPT_INT, 0, "nk", "keep", &args.keep, "checkpoints", "newest checkpoints to keep, 0: all", 0, 1e9},
-    {OPT_INT, 0, "nm", "major-every", &args.major_every, "steps", "checkpoints of these steps are never deleted, 0: none", 0, 1e9},
-    {OPT_BOOL, 'y', NULL, "resume", &args.resume, NULL, "go on from the newest good checkpoint in the output directory", 0, 0},
+    {OPT_INT, 0, "nm", "major-every", &args.major_every, "steps",
+     "checkpoints of these steps are never deleted, 0: none", 0, 1e9},
+    {OPT_BOOL, 'y', NULL, "resume", &args.resume, NULL, "go on from the newest good checkpoint in the output directory",
+     0, 0},
 
     {OPT_SECTION, 0, NULL, "Sampling", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 0, NULL, "prompt", &args.prompt, "TEXT", "continue this text and exit; \"\" begins a document", 0, 0},
     {OPT_INT, 0, NULL, "num-tokens", &args.num_tokens, "tokens", "tokens to add at most", 1, 1e9},
-    {OPT_FLOAT, 0, NULL, "temperature", &args.temperature, NULL, "divides the logits; 0: always the likeliest token", 0, 1000},
+    {OPT_FLOAT, 0, NULL, "temperature", &args.temperature, NULL, "divides the logits; 0: always the likeliest token", 0,
+     1000},
     {OPT_INT, 0, NULL, "top-k", &args.top_k, "tokens", "only the k likeliest tokens, 0: all", 0, 1e9},
-    {OPT_FLOAT, 0, NULL, "top-p", &args.top_p, NULL, "only the likeliest tokens of this total probability, 1: all", 1e-6, 1},
+    {OPT_FLOAT, 0, NULL, "top-p", &args.top_p, NULL, "only the likeliest tokens of this total probability, 1: all",
+     1e-6, 1},
     {OPT_BOOL, 0, NULL, "stop-at-eot", &args.stop_at_eot, NULL, "end at the end-of-text token", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
-    {OPT_BOOL, 0, NULL, "naive", &args.naive, NULL, "run matmul and attention as the plain loops of this file: slow, to compare with", 0, 0},
+    {OPT_BOOL, 0, NULL, "naive", &args.naive, NULL,
+     "run matmul and attention as the plain loops of this file: slow, to compare with", 0, 0},
 };
 
 #ifndef TESTING
@@ -1544,13 +1590,14 @@ static void spin_briefly(char** argv) {
 int main(int argc, char** argv) {
     spin_briefly(argv);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // each line at once, also into a file or a pipe
-    if (argc == 1) { // the demo, as `make demo` runs it
+    if (argc == 1) {                       // the demo, as `make demo` runs it
         execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
         die("cannot run scripts/demo.sh: %s", strerror(errno));
     }
-    cli_parse(argc, argv,
-              "GPT-2 on the CPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a minute.", options,
-              sizeof(options) / sizeof(options[0]));
+    cli_parse(
+        argc, argv,
+        "GPT-2 on the CPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a minute.",
+        options, sizeof(options) / sizeof(options[0]));
     use_naive = args.naive;
     if (args.prompt) { return sample(); }
     cli_print(stdout, options, sizeof(options) / sizeof(options[0]));

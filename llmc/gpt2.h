@@ -57,12 +57,18 @@ static const ParamInfo gpt2_params[NUM_PARAMS] = {
 static inline size_t param_dim(const GPT2Config* config, int dim) {
     size_t C = (size_t)config->channels;
     switch (dim) {
-    case DIM_1: return 1;
-    case DIM_C: return C;
-    case DIM_3C: return 3 * C;
-    case DIM_4C: return 4 * C;
-    case DIM_VP: return (size_t)config->padded_vocab_size;
-    default: return (size_t)config->max_seq_len;
+    case DIM_1:
+        return 1;
+    case DIM_C:
+        return C;
+    case DIM_3C:
+        return 3 * C;
+    case DIM_4C:
+        return 4 * C;
+    case DIM_VP:
+        return (size_t)config->padded_vocab_size;
+    default:
+        return (size_t)config->max_seq_len;
     }
 }
 
@@ -145,8 +151,9 @@ static inline bool config_from_descriptor(GPT2Config* config, const char* descri
                                         {6, 384, 6},    {12, 768, 12},  {24, 1024, 16}, {36, 1280, 20},
                                         {48, 1600, 25}, {60, 1920, 30}, {72, 2880, 30}, {84, 3456, 36}};
     static const int gpt3_sizes[][3] = {// channels, depth, head size
-                                        {384, 6, 64},   {768, 12, 64},   {1024, 24, 64},  {1536, 24, 96}, {2048, 24, 128},
-                                        {2560, 32, 80}, {4096, 32, 128}, {5140, 40, 128}, {12288, 96, 128}};
+                                        {384, 6, 64},    {768, 12, 64},   {1024, 24, 64},
+                                        {1536, 24, 96},  {2048, 24, 128}, {2560, 32, 80},
+                                        {4096, 32, 128}, {5140, 40, 128}, {12288, 96, 128}};
     bool gpt3 = strncmp(descriptor, "gpt3:", 5) == 0;
     const char* number = strchr(descriptor, ':') ? strchr(descriptor, ':') + 1 : descriptor;
     char kind = gpt3 ? 'c' : 'd', *end = NULL;
@@ -177,8 +184,9 @@ static inline bool config_from_descriptor(GPT2Config* config, const char* descri
         }
     }
     if (!found) {
-        return error_set(err, "model '%s' is not known; one of d6 d12 d24 d36 d48 d60 d72 d84 (also gpt2:dN) or "
-                              "gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c12288",
+        return error_set(err,
+                         "model '%s' is not known; one of d6 d12 d24 d36 d48 d60 d72 d84 (also gpt2:dN) or "
+                         "gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c12288",
                          descriptor);
     }
     return config_check(config, descriptor, err);

@@ -84,8 +84,8 @@ typedef struct {
 
 #ifdef MATMUL_X86
 // out[j * ldo + i] = tile[i * MATMUL_MAX_NR + j] for i < 8, j < 8, or +=
-__attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(float* out, size_t ldo, const float* tile,
-                                                                               bool accumulate) {
+__attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(float* out, size_t ldo,
+                                                                               const float* tile, bool accumulate) {
     __m256 r[8], t[8];
     for (int i = 0; i < 8; i++) { r[i] = _mm256_loadu_ps(tile + i * MATMUL_MAX_NR); }
     for (int i = 0; i < 8; i += 2) {
@@ -110,8 +110,8 @@ __attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(f
 #endif
 
 // Writes the finished tile (mr rows, n valid columns) where it belongs when that is not a plain full store.
-static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, const float* tile, size_t rows, size_t cols,
-                                     bool accumulate) {
+static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, const float* tile, size_t rows,
+                                     size_t cols, bool accumulate) {
     if (!g->out_transposed) {
         for (size_t i = 0; i < rows; i++) {
             float* o = g->out + (m + i) * g->ldo + n0;
@@ -139,9 +139,9 @@ static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, c
 
 // rows x (nv * 16) sums over the block's steps of a (rows at a_row, steps at a_col) and one packed panel b (kb, nv * 16).
 // mr and nv are constants where this is inlined, so that the sums live in registers. Rows past `rows` repeat the last one.
-MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int nv, const float* a,
-                               const size_t a_row, const size_t a_col, const float* b, size_t m, size_t rows, size_t n,
-                               size_t cols) {
+MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int nv,
+                               const float* a, const size_t a_row, const size_t a_col, const float* b, size_t m,
+                               size_t rows, size_t n, size_t cols) {
     const size_t K = block->kb, n0 = block->n0 + n;
     const bool accumulate = block->accumulate;
     Float16 sum[MATMUL_MAX_MR][3];
@@ -151,6 +151,12 @@ MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, co
         row[i] = a + (size_t)((size_t)i < rows ? (size_t)i : rows - 1) * a_row;
 #pragma GCC unroll 3
         for (int v = 0; v < nv; v++) { sum[i][v] = (Float16){0}; }
+    }
+    if (!g->out_transposed) { // the sums are written K steps from now: let their lines come meanwhile
+        for (size_t i = 0; i < rows; i++) {
+            const float* o = g->out + (m + i) * g->ldo + n0;
+            for (int v = 0; v < nv; v++) { __builtin_prefetch(o + v * MATMUL_VL, 1); }
+        }
     }
     if (block->with_bias && g->row_bias) {
 #pragma GCC unroll 8
@@ -204,17 +210,20 @@ MATMUL_INLINE size_t matmul_panel_vectors(size_t left, size_t max_nv) {
 }
 
 // mr rows of a, beginning with row m of the product, against all panels of a block
-MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int max_nv, const float* a,
-                                size_t a_row, size_t a_col, size_t m, size_t rows) {
+MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int max_nv,
+                                const float* a, size_t a_row, size_t a_col, size_t m, size_t rows) {
     const float* packed = block->packed;
     size_t left = (block->nb + MATMUL_VL - 1) / MATMUL_VL;
-    size_t ahead = m / (size_t)mr * ((left + (size_t)max_nv - 1) / (size_t)max_nv); // a row of the next block for each tile
-    for (size_t n = 0; left > 0; ahead++) {
+    const size_t num_tiles = (left + (size_t)max_nv - 1) / (size_t)max_nv;
+    size_t tile = 0;
+    for (size_t n = 0; left > 0; tile++) {
         size_t nv = matmul_panel_vectors(left, (size_t)max_nv), width = nv * MATMUL_VL;
         size_t cols = block->nb - n < width ? block->nb - n : width;
+        // while this tile is summed, a row of the next block of b is read ahead
+        size_t ahead = m / (size_t)mr * num_tiles + tile;
         if (ahead < block->ahead_rows) {
             const float* next = block->ahead + ahead * g->b_row;
-            for (size_t j = 0; j < block->nb; j += 64 / sizeof(float)) { __builtin_prefetch(next + j, 0, 2); }
+            for (size_t j = 0; j < block->nb; j += MATMUL_VL) { __builtin_prefetch(next + j, 0, 2); }
         }
 #define MATMUL_TILE(NV)                                                                                                \
     if (a_col == 1) {                                                                                                  \
@@ -237,8 +246,8 @@ MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, c
 }
 
 // a: the strip's first row at the block's first step; a_col is 1, or mr when the strip is packed (then a_row is 1)
-typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col, size_t m,
-                            size_t rows);
+typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col,
+                            size_t m, size_t rows);
 
 #define MATMUL_STRIP_FUNCTION(NAME, MR, MAX_NV)                                                                        \
     static inline void NAME(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col, \
@@ -246,15 +255,19 @@ typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const
         matmul_strip(g, block, MR, MAX_NV, a, a_row, a_col, m, rows);                                                  \
     }
 #ifdef MATMUL_X86
-__attribute__((target("avx512f"))) MATMUL_STRIP_FUNCTION(matmul_strip_avx512, 8, 3)   // 24 sums, 3 of b: 27 of 32 registers
-__attribute__((target("avx2,fma"))) MATMUL_STRIP_FUNCTION(matmul_strip_avx2, 6, 1)    // 12 sums, 2 of b: 15 of 16 registers
+__attribute__((target("avx512f")))
+MATMUL_STRIP_FUNCTION(matmul_strip_avx512, 8, 3) // 24 sums, 3 of b: 27 of 32 registers
+    __attribute__((target("avx2,fma")))
+    MATMUL_STRIP_FUNCTION(matmul_strip_avx2, 6, 1) // 12 sums, 2 of b: 15 of 16 registers
 #endif
-MATMUL_STRIP_FUNCTION(matmul_strip_portable, 3, 1) // 12 SSE or NEON sums
+    MATMUL_STRIP_FUNCTION(matmul_strip_portable, 3, 1) // 12 SSE or NEON sums
 
-// kb rows of `width` floats, 64 bytes or a multiple, at stride ld, to contiguous memory
-MATMUL_INLINE void matmul_copy_rows(float* dst, const float* src, size_t ld, size_t kb, size_t width) {
+    // kb rows of `width` floats, 64 bytes or a multiple, at stride ld, to contiguous memory
+    MATMUL_INLINE void matmul_copy_rows(float* dst, const float* src, size_t ld, size_t kb, size_t width) {
     for (size_t k = 0; k < kb; k++) {
-        for (size_t j = 0; j < width; j += MATMUL_VL) { memcpy(dst + k * width + j, src + k * ld + j, sizeof(Float16)); }
+        for (size_t j = 0; j < width; j += MATMUL_VL) {
+            memcpy(dst + k * width + j, src + k * ld + j, sizeof(Float16));
+        }
     }
 }
 
@@ -265,12 +278,12 @@ typedef void (*MatmulCopy)(float* dst, const float* src, size_t ld, size_t kb, s
         matmul_copy_rows(dst, src, ld, kb, width);                                                                     \
     }
 #ifdef MATMUL_X86
-__attribute__((target("avx512f"))) MATMUL_COPY_FUNCTION(matmul_copy_avx512)
-__attribute__((target("avx2,fma"))) MATMUL_COPY_FUNCTION(matmul_copy_avx2)
+__attribute__((target("avx512f"))) MATMUL_COPY_FUNCTION(matmul_copy_avx512) __attribute__((target("avx2,fma")))
+MATMUL_COPY_FUNCTION(matmul_copy_avx2)
 #endif
-MATMUL_COPY_FUNCTION(matmul_copy_portable)
+    MATMUL_COPY_FUNCTION(matmul_copy_portable)
 
-typedef struct {
+        typedef struct {
     MatmulStrip strip;
     MatmulCopy copy;
     size_t mr, max_nv;
@@ -298,7 +311,8 @@ static inline MatmulKernel matmul_kernel(void) {
 
 #ifdef MATMUL_X86
 // dst[j * width + i] = src[i * ld + j] for i < 8, j < 8
-__attribute__((target("avx2"))) static inline void matmul_transpose_8x8(float* dst, size_t width, const float* src, size_t ld) {
+__attribute__((target("avx2"))) static inline void matmul_transpose_8x8(float* dst, size_t width, const float* src,
+                                                                        size_t ld) {
     float tile[8 * MATMUL_MAX_NR];
     for (size_t i = 0; i < 8; i++) { memcpy(tile + i * MATMUL_MAX_NR, src + i * ld, 8 * sizeof(float)); }
     matmul_store_8x8_transposed(dst, width, tile, false);
@@ -340,7 +354,8 @@ static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, const Matm
 }
 
 // rows m..m+rows of a, steps k0..k0+kb, into (kb, mr)
-static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr, size_t m, size_t rows, size_t k0, size_t kb) {
+static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr, size_t m, size_t rows, size_t k0,
+                                     size_t kb) {
     const float* src = g->a + m * g->a_row + k0 * g->a_col;
     if (rows == 8 && mr == 8 && g->a_row == 1) {
         for (size_t k = 0; k < kb; k++) {
@@ -399,8 +414,8 @@ static inline float* matmul_buffer(int which, size_t floats) {
 }
 
 // Packs steps k..k+steps of the block (k0.., kb) x (n0.., nb); `packed` holds its panels one after the other.
-static inline void matmul_pack_steps(float* packed, const MatmulArgs* g, const MatmulKernel* kernel, size_t k0, size_t kb,
-                                     size_t n0, size_t nb, size_t k, size_t steps) {
+static inline void matmul_pack_steps(float* packed, const MatmulArgs* g, const MatmulKernel* kernel, size_t k0,
+                                     size_t kb, size_t n0, size_t nb, size_t k, size_t steps) {
     size_t left = (nb + MATMUL_VL - 1) / MATMUL_VL;
     for (size_t n = 0; left > 0;) {
         size_t nv = matmul_panel_vectors(left, kernel->max_nv), width = nv * MATMUL_VL;
@@ -483,7 +498,7 @@ static inline void matmul_run(const MatmulArgs* g) {
 // out[j] = weight[j,:] . x + bias[j] for one row x (K): bound by reading the weights once.
 #define MATMUL_VECTOR_FUNCTION(NAME)                                                                                   \
     static inline float NAME(const float* w, const float* x, size_t K) {                                               \
-        Float16 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, wv, xv;                                                         \
+        Float16 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, wv, xv;                                                        \
         size_t k = 0;                                                                                                  \
         for (; k + 64 <= K; k += 64) {                                                                                 \
             memcpy(&wv, w + k, 64), memcpy(&xv, x + k, 64), s0 += wv * xv;                                             \
@@ -498,13 +513,13 @@ static inline void matmul_run(const MatmulArgs* g) {
         return sum;                                                                                                    \
     }
 #ifdef MATMUL_X86
-__attribute__((target("avx512f"))) MATMUL_VECTOR_FUNCTION(matmul_dot_avx512)
-__attribute__((target("avx2,fma"))) MATMUL_VECTOR_FUNCTION(matmul_dot_avx2)
+__attribute__((target("avx512f"))) MATMUL_VECTOR_FUNCTION(matmul_dot_avx512) __attribute__((target("avx2,fma")))
+MATMUL_VECTOR_FUNCTION(matmul_dot_avx2)
 #endif
-MATMUL_VECTOR_FUNCTION(matmul_dot_portable)
+    MATMUL_VECTOR_FUNCTION(matmul_dot_portable)
 
-static inline void matmul_vector(float* out, const float* x, const float* weight, size_t ldw, const float* bias, size_t N,
-                                 size_t K) {
+        static inline void matmul_vector(float* out, const float* x, const float* weight, size_t ldw, const float* bias,
+                                         size_t N, size_t K) {
     float (*dot)(const float*, const float*, size_t) = matmul_dot_portable;
 #ifdef MATMUL_X86
     if (matmul_isa() == MATMUL_AVX512) { dot = matmul_dot_avx512; }

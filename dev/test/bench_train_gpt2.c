@@ -59,10 +59,11 @@ static void bench_train(GPT2* model, int B, int T) {
     const GPT2Config* c = &model->config;
     double flops = 6.0 * B * T * ((double)num_parameters(c) - (double)param_size(c, 1));
     double whole = median(ms, STEPS);
-    printf("training step B=%d T=%d: %.0f ms (fastest %.0f), %.0f tok/s, %.0f GFLOP/s in matmuls | forward %.0f, backward %.0f, "
+    printf("training step B=%d T=%d: %.0f ms (fastest %.0f), %.0f tok/s, %.0f GFLOP/s in matmuls | forward %.0f, "
+           "backward %.0f, "
            "norm %.0f, AdamW %.0f ms\n",
-           B, T, whole, ms[0], B * T / whole * 1e3, flops / whole / 1e6, median(parts[0], STEPS), median(parts[1], STEPS),
-           median(parts[2], STEPS), median(parts[3], STEPS));
+           B, T, whole, ms[0], B * T / whole * 1e3, flops / whole / 1e6, median(parts[0], STEPS),
+           median(parts[1], STEPS), median(parts[2], STEPS), median(parts[3], STEPS));
     free(tokens);
 }
 
@@ -78,8 +79,9 @@ static void bench_generate(const GPT2* model) {
     }
     double whole = median(ms, TOKENS);
     double bytes = ((double)num_parameters(&model->config) - (double)param_size(&model->config, 1)) * sizeof(float);
-    printf("generation, batch 1: %.1f ms a token, %.1f tok/s, %.1f GB/s = %.0f%% of the %.1f GB/s that a read loop gets\n", whole,
-           1e3 / whole, bytes / whole / 1e6, 100.0 * bytes / whole * 1e3 / bandwidth, bandwidth / 1e9);
+    printf(
+        "generation, batch 1: %.1f ms a token, %.1f tok/s, %.1f GB/s = %.0f%% of the %.1f GB/s that a read loop gets\n",
+        whole, 1e3 / whole, bytes / whole / 1e6, 100.0 * bytes / whole * 1e3 / bandwidth, bandwidth / 1e9);
     generator_free(&g);
 }
 

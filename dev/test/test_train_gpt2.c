@@ -11,7 +11,9 @@ static SafeTensors golden;
 
 static const SafeTensor* golden_tensor(const char* name) {
     Error err;
-    if (!golden.num_tensors && !safetensors_open(&golden, FIXTURES "tiny_gpt2_golden.safetensors", &err)) { die("%s", err.text); }
+    if (!golden.num_tensors && !safetensors_open(&golden, FIXTURES "tiny_gpt2_golden.safetensors", &err)) {
+        die("%s", err.text);
+    }
     const SafeTensor* t = safetensors_find(&golden, name);
     if (!t) { die("no '%s' in the reference values", name); }
     return t;
@@ -86,7 +88,8 @@ static void compare_logits(GPT2* model) {
     gpt2_head(model, model->acts.logits, model->acts.lnf, 4 * 64);
     double worst = 0.0;
     for (size_t n = 0; n < 4 * 64; n++) {
-        double d = largest_difference(model->acts.logits + n * c->padded_vocab_size, want + n * c->vocab_size, c->vocab_size);
+        double d =
+            largest_difference(model->acts.logits + n * c->padded_vocab_size, want + n * c->vocab_size, c->vocab_size);
         if (!(d <= worst)) { worst = d; }
     }
     check_msg(worst <= 2e-5, "logits are off by %g", worst);
@@ -173,7 +176,9 @@ static void fixture_steps(GPT2* model, int n, double* losses, double* norms) {
         losses[step] = gpt2_loss(model, targets, 1.0f / (4 * 64), 4, 64);
         gpt2_backward(model, inputs, 4, 64, true);
         norms[step] = gpt2_gradient_norm(model);
-        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1.0 - pow(0.9, step + 1)), (float)(1.0 - pow(0.95, step + 1)), 1.0f};
+        AdamW o = {
+            1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1.0 - pow(0.9, step + 1)), (float)(1.0 - pow(0.95, step + 1)),
+            1.0f};
         if (norms[step] > 1.0) { o.gradient_scale = (float)(1.0 / norms[step]); }
         gpt2_update(model, &o);
     }
@@ -302,8 +307,8 @@ static void test_finite_differences(void) {
             double want = (4.0 * slope[0] - slope[1]) / 3.0, got = model.grads_memory[i];
             double error = fabs(got - want) / (scale + 1e-3);
             if (!(error <= worst)) { worst = error; }
-            check_msg(error <= 5e-3, "d%s[%zu] is %g, finite differences give %g (largest entry %g)", gpt2_params[p].name,
-                      i - at, got, want, scale);
+            check_msg(error <= 5e-3, "d%s[%zu] is %g, finite differences give %g (largest entry %g)",
+                      gpt2_params[p].name, i - at, got, want, scale);
         }
     }
     printf("     largest difference, of the largest entry of its tensor: %.2g\n", worst);
@@ -472,7 +477,8 @@ static void test_d12_two_losses(void) {
     tokenizer_encode(&tokenizer, text.data, text.size, &tokens);
     check(tokens.count == 338025);
 
-    static const double want[2] = {10.963157653808594, 9.577528953552246}, want_norms[2] = {30.890413284301758, 10.142605781555176};
+    static const double want[2] = {10.963157653808594, 9.577528953552246},
+                        want_norms[2] = {30.890413284301758, 10.142605781555176};
     GPT2 model;
     GPT2Config config;
     check(config_from_descriptor(&config, "d12", &err));
@@ -488,9 +494,17 @@ static void test_d12_two_losses(void) {
         double loss = gpt2_loss(&model, inputs + 1, 1.0f / 4096, 4, 1024);
         gpt2_backward(&model, inputs, 4, 1024, true);
         double norm = gpt2_gradient_norm(&model);
-        AdamW o = {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1.0 - pow(0.9, step + 1)), (float)(1.0 - pow(0.95, step + 1)), (float)(1.0 / norm)};
+        AdamW o = {3e-4f,
+                   0.9f,
+                   0.95f,
+                   1e-8f,
+                   0.1f,
+                   (float)(1.0 - pow(0.9, step + 1)),
+                   (float)(1.0 - pow(0.95, step + 1)),
+                   (float)(1.0 / norm)};
         gpt2_update(&model, &o);
-        printf("     step %d: loss %.6f, reference %.6f; norm %.5f, reference %.5f\n", step + 1, loss, want[step], norm, want_norms[step]);
+        printf("     step %d: loss %.6f, reference %.6f; norm %.5f, reference %.5f\n", step + 1, loss, want[step], norm,
+               want_norms[step]);
         check_near(loss, want[step], 1e-4);
         check_near(norm, want_norms[step], 1e-3 * want_norms[step]);
     }
