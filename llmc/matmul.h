@@ -455,7 +455,7 @@ static inline void matmul_run_shared(const MatmulArgs* g) {
                     if (steps > MATMUL_PACK_STEPS) { steps = MATMUL_PACK_STEPS; }
                     matmul_pack_steps(packed, g, &kernel, k0, block.kb, n0, block.nb, k, steps);
                 }
-#pragma omp for schedule(guided)
+#pragma omp for schedule(static)
                 for (long s = 0; s < num_strips; s++) {
                     size_t m = (size_t)s * kernel.mr, rows = g->M - m < kernel.mr ? g->M - m : kernel.mr;
                     const float* a = g->a + m * g->a_row + k0 * g->a_col;

@@ -39,4 +39,4 @@ run "$program" -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'dem
     -j 'demo/data/code_val_*.bin' -o demo/log -b 8 -t 128 -x 1500 -l 4e-3 -u 30 -q 0.05 -c 0.1 -v 250 -m 8 -s 500 -g 110
 printf '\n'
 ls -l demo/log demo/log/step_*
-run "$program" -e demo/log --prompt 'static inline' --temperature 0.5
+run "$program" -e demo/log --prompt 'for (int i' --temperature 0.8
