@@ -73,7 +73,8 @@ typedef struct {
 
 // A packed block of b, and what to read ahead from memory while it is used.
 typedef struct {
-    const float* packed;        // panels, one after the other
+    const float* packed;        // panels, one after the other; NULL: b is read where it lies
+    const float* b;             // the block's first element
     size_t kb, n0, nb;          // its steps; its columns n0 .. n0 + nb of the product
     bool accumulate, with_bias; // add to what earlier blocks left; is the first block
     const float* ahead;         // the block of b that is packed next: rows of nb floats at stride b_row
@@ -140,8 +141,8 @@ static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, c
 // rows x (nv * 16) sums over the block's steps of a (rows at a_row, steps at a_col) and one packed panel b (kb, nv * 16).
 // mr and nv are constants where this is inlined, so that the sums live in registers. Rows past `rows` repeat the last one.
 MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int nv,
-                               const float* a, const size_t a_row, const size_t a_col, const float* b, size_t m,
-                               size_t rows, size_t n, size_t cols) {
+                               const float* a, const size_t a_row, const size_t a_col, const float* b, size_t b_step,
+                               size_t m, size_t rows, size_t n, size_t cols) {
     const size_t K = block->kb, n0 = block->n0 + n;
     const bool accumulate = block->accumulate;
     Float16 sum[MATMUL_MAX_MR][3];
@@ -176,7 +177,7 @@ MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, co
 #pragma GCC unroll 3
             for (int v = 0; v < nv; v++) { sum[i][v] += x[v] * y; }
         }
-        b += nv * MATMUL_VL;
+        b += b_step;
     }
     if (!g->out_transposed && rows == (size_t)mr && cols == (size_t)(nv * MATMUL_VL)) {
 #pragma GCC unroll 8
@@ -225,11 +226,13 @@ MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, c
             const float* next = block->ahead + ahead * g->b_row;
             for (size_t j = 0; j < block->nb; j += MATMUL_VL) { __builtin_prefetch(next + j, 0, 2); }
         }
+        const float* panel = block->packed ? packed : block->b + n;
+        const size_t step = block->packed ? width : g->b_row;
 #define MATMUL_TILE(NV)                                                                                                \
     if (a_col == 1) {                                                                                                  \
-        matmul_tile(g, block, mr, NV, a, a_row, 1, packed, m, rows, n, cols);                                          \
+        matmul_tile(g, block, mr, NV, a, a_row, 1, panel, step, m, rows, n, cols);                                     \
     } else {                                                                                                           \
-        matmul_tile(g, block, mr, NV, a, 1, (size_t)mr, packed, m, rows, n, cols);                                     \
+        matmul_tile(g, block, mr, NV, a, 1, (size_t)mr, panel, step, m, rows, n, cols);                                \
     }
         if (nv == 1) {
             MATMUL_TILE(1)
@@ -374,7 +377,8 @@ static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr,
 // Steps and columns of a packed block: 768 KB, most of a 1 MB L2. They depend on the product alone, never on the number of
 // threads, because they decide in which order an element is summed. A transposed store is dear, so there K is cut less often.
 enum { MATMUL_KC = 256, MATMUL_NC = 768, MATMUL_KC_TRANSPOSED = 768, MATMUL_NC_TRANSPOSED = 256 };
-enum { MATMUL_PACK_STEPS = 64 }; // steps of k that one thread packs at a time
+enum { MATMUL_DIRECT_ROWS = 512 }; // see matmul_run_shared
+enum { MATMUL_PACK_STEPS = 64 };   // steps of k that one thread packs at a time
 
 // Two buffers for each thread, kept from call to call and freed when the thread ends.
 typedef struct {
@@ -433,7 +437,9 @@ static inline void matmul_run_shared(const MatmulArgs* g) {
     const size_t max_kc = g->out_transposed ? MATMUL_KC_TRANSPOSED : MATMUL_KC;
     const size_t max_nc = g->out_transposed ? MATMUL_NC_TRANSPOSED : MATMUL_NC;
     const size_t nc = g->N < max_nc ? g->N : max_nc, kc = g->K < max_kc ? g->K : max_kc;
-    float* packed = matmul_buffer(0, kc * ((nc + MATMUL_VL - 1) / MATMUL_VL * MATMUL_VL));
+    // few strips of a do not pay for a copy of b, if its panels are whole
+    const bool direct = g->b_col == 1 && g->N % MATMUL_VL == 0 && g->M <= MATMUL_DIRECT_ROWS;
+    float* packed = direct ? NULL : matmul_buffer(0, kc * ((nc + MATMUL_VL - 1) / MATMUL_VL * MATMUL_VL));
     const long num_strips = (long)((g->M + kernel.mr - 1) / kernel.mr);
     const bool pack_a = g->a_col != 1;
 #pragma omp parallel
@@ -441,14 +447,18 @@ static inline void matmul_run_shared(const MatmulArgs* g) {
         float* strip = pack_a ? matmul_buffer(1, kc * MATMUL_MAX_MR) : NULL;
         for (size_t n0 = 0; n0 < g->N; n0 += nc) {
             for (size_t k0 = 0; k0 == 0 || k0 < g->K; k0 += kc) {
-                MatmulBlock block = {packed, g->K - k0, n0, g->N - n0, g->accumulate || k0 > 0, k0 == 0, NULL, 0};
+                MatmulBlock block = {packed,    g->b + k0 * g->b_row + n0 * g->b_col,
+                                     g->K - k0, n0,
+                                     g->N - n0, g->accumulate || k0 > 0,
+                                     k0 == 0,   NULL,
+                                     0};
                 if (block.kb > kc) { block.kb = kc; }
                 if (block.nb > nc) { block.nb = nc; }
                 if (g->b_col == 1 && k0 + kc < g->K) {
                     block.ahead = g->b + (k0 + kc) * g->b_row + n0;
                     block.ahead_rows = g->K - k0 - kc < kc ? g->K - k0 - kc : kc;
                 }
-                long num_chunks = (long)((block.kb + MATMUL_PACK_STEPS - 1) / MATMUL_PACK_STEPS);
+                long num_chunks = direct ? 0 : (long)((block.kb + MATMUL_PACK_STEPS - 1) / MATMUL_PACK_STEPS);
 #pragma omp for schedule(static)
                 for (long c = 0; c < num_chunks; c++) {
                     size_t k = (size_t)c * MATMUL_PACK_STEPS, steps = block.kb - k;

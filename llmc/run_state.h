@@ -457,7 +457,7 @@ static inline void run_write_outliers(FileWriter* w, const char* key, const Outl
 static inline bool run_read_outliers(OutlierDetector* d, const JsonValue* root, const char* key, const char* where,
                                      Error* err) {
     const JsonValue *v, *window;
-    int64_t index;
+    int64_t index = 0;
     outlier_init(d);
     if (!json_want(root, key, JSON_OBJECT, &v, where, err)) { return false; }
     if (!json_int(v, "index", 0, OUTLIER_WINDOW - 1, &index, where, err)) { return false; }
@@ -504,7 +504,7 @@ static inline bool run_read_files(SavedFile* files, int* num_files, const JsonVa
     *num_files = (int)list->count;
     for (int i = 0; i < *num_files; i++) {
         const char* name = "";
-        int64_t bytes;
+        int64_t bytes = 0;
         uint64_t crc;
         memset(&files[i], 0, sizeof(files[i]));
         if (!json_string(&list->items[i], "name", &name, where, err)) { return false; }
@@ -537,7 +537,7 @@ static inline bool run_check_files(const SavedFile* files, int num_files, const 
 static inline bool run_parse_state(const JsonValue* root, RunState* state, SavedFile* files, int* num_files,
                                    const char* where, Error* err) {
     const char* program = "";
-    int64_t version;
+    int64_t version = 0;
     if (!json_int(root, "version", 0, INT64_MAX, &version, where, err)) { return false; }
     if (version != RUN_VERSION) {
         return error_set(err, "%s: version %lld, this program reads version %d", where, (long long)version,

@@ -40,16 +40,19 @@ typedef struct {
     char text[1024]; // one line, no newline at the end
 } Error;
 
-// Fills err (may be NULL) and returns false, so that a reader can say: return error_set(err, "%s: ...", path);
-PRINTF_LIKE(2, 3) static inline bool error_set(Error* err, const char* fmt, ...) {
-    if (err) {
-        va_list args;
-        va_start(args, fmt);
-        vsnprintf(err->text, sizeof(err->text), fmt, args);
-        va_end(args);
-    }
-    return false;
+PRINTF_LIKE(2, 3) static inline void error_fill(Error* err, const char* fmt, ...) {
+    if (!err) { return; }
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(err->text, sizeof(err->text), fmt, args);
+    va_end(args);
 }
+
+__attribute__((always_inline)) static inline bool error_false(int ignored) { return (void)ignored, false; }
+
+// Fills err (may be NULL) and is false, so that a reader can say: return error_set(err, "%s: ...", path);
+// A macro, for then the compiler sees that it is false, and what is set only on success counts as set after it.
+#define error_set(...) error_false((error_fill(__VA_ARGS__), 0))
 
 // Prints one line to stderr and exits 1.
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
