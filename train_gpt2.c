@@ -905,13 +905,17 @@ typedef struct {
     Utf8Stream utf8;
     char* text; // all bytes so far, for the log
     size_t length;
+    bool terminal; // control characters are shown as '?'
 } TextOutput;
 
 static void text_bytes(TextOutput* out, const char* bytes, size_t n) {
     out->text = (char*)realloc_check(out->text, out->length + n + 1);
     memcpy(out->text + out->length, bytes, n);
     out->length += n;
-    fwrite(bytes, 1, n, out->file);
+    for (size_t i = 0; i < n; i++) { // what a model says must not command the terminal
+        bool control = ((uint8_t)bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7F;
+        fputc(out->terminal && control ? '?' : bytes[i], out->file);
+    }
     fflush(out->file);
 }
 
@@ -1176,7 +1180,7 @@ static void sample_in_training(Trainer* t) {
     int eot = t->has_tokenizer ? t->tokenizer.eot_id : t->model.config.vocab_size - 1;
     int prompt = eot >= 0 ? eot : 0;
     Sampler sampler = {1.0f, 0, 1.0f, t->run.sampler_rng};
-    TextOutput out = {t->has_tokenizer ? &t->tokenizer : NULL, stdout, {{0}, 0}, NULL, 0};
+    TextOutput out = {t->has_tokenizer ? &t->tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
     printf("generating:\n---\n");
     int n = generate(&t->model, &sampler, &prompt, 1, args.sample_tokens, -1, NULL, &out);
     text_end(&out);
@@ -1467,7 +1471,7 @@ static int sample(void) {
     if (n > model.config.max_seq_len) {
         die("--prompt has %d tokens, but the model only %d positions: shorten it", n, model.config.max_seq_len);
     }
-    TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0};
+    TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
     fputs(args.prompt, stdout);
     fflush(stdout);
     start = time_ms();

@@ -454,6 +454,20 @@ test_output_that_cannot_be_written() {
     contains "No space left on device" "$tmp/err"
 }
 
+# an untrained model says every byte; ESC and its like must not reach a terminal, but do reach a file
+test_terminal_is_not_commanded() {
+    setup
+    command -v script >/dev/null || skip "needs script (bsdutils)"
+    local flags="${small[*]} --tokenizer data --prompt abc --num-tokens 25 --seed 3"
+    cd "$world"
+    script -qec "$train $flags" /dev/null </dev/null >"$tmp/terminal" 2>&1
+    # shellcheck disable=SC2086
+    "$train" $flags >"$tmp/file" 2>"$tmp/err"
+    LC_ALL=C grep -qaP '[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]' "$tmp/file" || fail "this seed has no control character: take another"
+    ! LC_ALL=C grep -qaP '[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]' "$tmp/terminal" || fail "control characters reach the terminal"
+    contains "abc" "$tmp/terminal"
+}
+
 tests=(unknown_flag junk_number missing_value negative_size stray_argument out_of_range bad_schedule
     missing_shards no_data text_as_shard empty_shard truncated_shard model_as_shard id_past_the_vocabulary shard_too_short
     seq_len_past_positions total_batch_no_multiple heads_do_not_divide unknown_descriptor
@@ -462,5 +476,5 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     help step_lines nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output
-    progress_reaches_a_file output_that_cannot_be_written)
+    progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded)
 run_tests "$@"
