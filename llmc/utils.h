@@ -56,13 +56,13 @@ __attribute__((always_inline)) static inline bool error_false(int ignored) { ret
 
 // Prints one line to stderr and exits 1.
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
+    char line[2048];
     va_list args;
     va_start(args, fmt);
-    fflush(stdout);
-    fputs("error: ", stderr);
-    vfprintf(stderr, fmt, args);
-    fputc('\n', stderr);
+    vsnprintf(line, sizeof(line), fmt, args);
     va_end(args);
+    fflush(stdout);
+    fprintf(stderr, "error: %s\n", line); // in one piece: several threads and programs may share stderr
     exit(EXIT_FAILURE);
 }
 

@@ -219,7 +219,7 @@ test_error_while_waiting() {
     { printf 'x\n{"text": "a"}\n' && exec sleep 20; } >"$tmp/slow" &
     local feeder=$!
     tokenize -i - -d jsonl -n 3 --chunk-bytes 16 -o "$tmp/wait/x" <"$tmp/slow" 2>"$tmp/err" &
-    for _ in $(seq 100); do [ ! -s "$tmp/err" ] || break; sleep 0.05; done
+    for _ in $(seq 100); do ! grep -q "not valid JSON" "$tmp/err" || break; sleep 0.05; done
     kill $feeder
     contains "not valid JSON" "$tmp/err"
     [ ! -e "$tmp/wait" ] || fail "left: $(ls "$tmp/wait")"
