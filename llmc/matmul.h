@@ -6,10 +6,10 @@ chosen at run time. Three products are all that a linear layer needs; they share
     matmul_nn   out (M,N) = a (M,K) b (K,N)                  gradient of the input
     matmul_tn   out (M,N) = a (K,M)^T b (K,N)                gradient of the weight
 
-One operand stays: a block of K x N of it is packed into panels of NR columns that live in L2. The other one streams:
-MR rows of it at a time are broadcast against every panel, while MR x NR sums stay in registers. Each weight is
-touched once: matmul_nt streams it straight from its rows and writes the result transposed, matmul_nn packs it once,
-all threads together, and matmul_tn writes its gradient once.
+One operand stays: a block of K x N of it lies in L2, packed into panels of NR columns, or, when few rows use it, as it is.
+The other one streams: MR rows of it at a time are broadcast against every panel, while MR x NR sums stay in registers.
+matmul_nt streams the weights straight from their rows and writes the result transposed, matmul_nn keeps a block of them,
+and matmul_tn writes their gradient once.
 Each element is summed in the same order whatever the number of threads, so results do not depend on it.
 Source of the scheme: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3).
 */
