@@ -1,7 +1,8 @@
 # GPT-2 in C and CUDA. `make` shows the targets.
 #
-# One program is one .c file and the headers it includes; its binary lies beside it. With BIN_DIR=build/x the same
-# tree of binaries is built below build/x, which is how `make sanitize` and `make valgrind` keep theirs apart.
+# One program is one .c or .cu file and the headers it includes; its binary lies beside it, train_gpt2.cu's as
+# train_gpt2cu. With BIN_DIR=build/x the same tree of binaries is built below build/x, which is how `make sanitize` and
+# `make valgrind` keep theirs apart.
 
 MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
@@ -17,6 +18,7 @@ CFLAGS ?= -O3 -g
 WERROR ?= -Werror
 BIN_DIR ?= .
 FUZZ_SECONDS ?= 60
+include dev/cuda/nvcc.mk
 
 # -fopenmp if the compiler has it, else empty: one thread. Asked once, and only when something is built.
 OPENMP_TEST := \#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n
@@ -38,14 +40,18 @@ PROGRAMS := $(patsubst %.c,$(P)%,$(wildcard train_gpt2.c dev/data/*.c))
 TESTS := $(patsubst %.c,$(P)%,$(wildcard dev/test/test_*.c))
 BENCHES := $(patsubst %.c,$(P)%,$(wildcard dev/test/bench_*.c))
 BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES)
+CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
-.PHONY: help all tests demo test test-full sanitize valgrind fuzz bench check-style clean FORCE
+.PHONY: help all programs tests demo test test-full check promote sanitize valgrind fuzz bench check-style clean FORCE
 
 help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
-	@echo 'make all         the programs: $(PROGRAMS)'
+	@echo 'make train_gpt2cu    the program for the GPU: PRECISION=BF16, FP16 or FP32; GPU_COMPUTE_CAPABILITY="80 90" if not the GPU here'
+	@echo 'make test_gpt2cu     its tests, for a GPU: ./test_gpt2cu'
+	@echo 'make all         the programs: $(PROGRAMS), and train_gpt2cu where there is an nvcc'
 	@echo 'make test        every test that this machine can run; ends with "N passed, N failed, N skipped"'
 	@echo 'make test-full   the same with the tests that take minutes'
+	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make valgrind    the test programs under valgrind: VALGRIND_TESTS="test_a test_b" picks some'
 	@echo 'make fuzz        libFuzzer on every reader: FUZZ_SECONDS=60 or FUZZ_RUNS=1000000 for each (needs clang)'
@@ -53,11 +59,13 @@ help:
 	@echo 'make check-style clang-format on every source, changes nothing'
 	@echo 'make clean       removes what make built'
 	@echo
+	@echo 'Kernels, each on its own: cd dev/cuda && make help'
 	@echo 'One program or test: make train_gpt2, make dev/test/test_NAME. Settings: CC=$(CC) CFLAGS="$(CFLAGS)" WERROR=$(WERROR)'
 	@echo 'Model weights and datasets: scripts/download.sh --help'
 	@$(if $(OPENMP),,echo '$(NO_OPENMP_NOTE)')
 
-all: $(PROGRAMS)
+all: programs $(if $(shell command -v $(firstword $(NVCC))),$(filter %train_gpt2cu,$(CU_BINARIES)))
+programs: $(PROGRAMS)
 tests: $(TESTS)
 
 # a change of compiler or flags rebuilds: this file changes only when they do
@@ -75,15 +83,32 @@ $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
 	$(CC) $(ALL_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
 
--include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES)))
+# the same for CUDA; NVTX's header loads its library by dlopen
+CU_FLAGS = $(NVCC_FLAGS) $(if $(OPENMP),-Xcompiler $(OPENMP),-Xcompiler -Wno-unknown-pragmas)
+$(BUILD)/nvcc_flags: FORCE
+	@command -v $(firstword $(NVCC)) >/dev/null || { $(NVCC_MISSING); }
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(NVCC) $(CU_FLAGS)' "$$($(NVCC) --version 2>&1 | tail -n 1)" >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
+	@mkdir -p $(@D)
+	$(NVCC) $(CU_FLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*cu.d -o $@ $< -lcublasLt -ldl
+
+-include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CU_BINARIES)))
 
 # ---- what they are for ----
 
-demo: all
+demo: programs
 	@scripts/demo.sh $(or $(P),./)train_gpt2
 
-test: all tests
+test: programs tests
 	@BIN_DIR='$(BIN_DIR)' CC='$(CC)' dev/test/run.sh
+
+check:
+	@scripts/promote.sh --check
+promote:
+	@scripts/promote.sh
 
 test-full: export LLMC_TEST_FULL = 1
 test-full: test
@@ -102,13 +127,13 @@ sanitize:
 VALGRIND := valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite
 valgrind:
 	@command -v valgrind >/dev/null || { echo 'error: no valgrind: apt-get install valgrind' >&2; exit 1; }
-	@$(MAKE) --no-print-directory BIN_DIR=build/valgrind CFLAGS='-O1 -g' all tests
+	@$(MAKE) --no-print-directory BIN_DIR=build/valgrind CFLAGS='-O1 -g' programs tests
 	@BIN_DIR=build/valgrind TEST_WRAPPER='$(VALGRIND)' OMP_WAIT_POLICY=passive dev/test/run.sh $(VALGRIND_TESTS)
 
 fuzz:
 	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' dev/test/fuzz.sh $(FUZZ_TARGETS)
 
-bench: all $(BENCHES)
+bench: programs $(BENCHES)
 	@$(if $(BENCHES),set -e; $(foreach b,$(BENCHES),$(if $(P),,./)$(b);),echo 'error: no dev/test/bench_*.c here' >&2; exit 1)
 
 STYLED := $(wildcard *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.h dev/*/*.cu dev/test/fuzz/*.[ch])
@@ -118,4 +143,4 @@ check-style:
 
 clean:
 	rm -rf build
-	rm -f $(BINARIES)
+	rm -f $(BINARIES) $(CU_BINARIES)

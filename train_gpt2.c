@@ -5,8 +5,8 @@ train_gpt2.cu is the same program for the GPU.
     1. layers            encoder, layernorm, matmul, attention, gelu, residual, classifier: forward and backward
     2. the model         parameters, activations, forward, backward, AdamW
     3. generation        key/value cache, prefill, one token at a time
-    4. training          batches, evaluation, checkpoints, the loop
-    5. command line      flags, main
+    4. training          evaluation, one step, the loop
+    5. command line      main
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
 channels. Every tensor is row-major; a gradient is called d + name. In a backward function gradients of activations are
@@ -18,18 +18,10 @@ path on llmc/matmul.h. Every op is threaded with OpenMP in a way that gives the 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
 */
-#include "llmc/checkpoint.h"
-#include "llmc/cli.h"
-#include "llmc/dataloader.h"
 #include "llmc/gpt2.h"
-#include "llmc/logger.h"
 #include "llmc/matmul.h"
-#include "llmc/outlier_detector.h"
-#include "llmc/rand.h"
-#include "llmc/run_state.h"
 #include "llmc/sampler.h"
-#include "llmc/schedulers.h"
-#include "llmc/tokenizer.h"
+#include "llmc/training.h"
 #include "llmc/utils.h"
 #include <math.h>
 
@@ -898,46 +890,6 @@ static void generator_prefill(Generator* g, const GPT2* model, const int* tokens
     activations_free(&acts);
 }
 
-// Prints text as it comes, in whole characters; token ids when there is no vocabulary.
-typedef struct {
-    const Tokenizer* tokenizer; // or NULL
-    FILE* file;
-    Utf8Stream utf8;
-    char* text; // all bytes so far, for the log
-    size_t length;
-    bool terminal; // control characters are shown as '?'
-} TextOutput;
-
-static void text_bytes(TextOutput* out, const char* bytes, size_t n) {
-    out->text = (char*)realloc_check(out->text, out->length + n + 1);
-    memcpy(out->text + out->length, bytes, n);
-    out->length += n;
-    for (size_t i = 0; i < n; i++) { // what a model says must not command the terminal
-        bool control = ((uint8_t)bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7F;
-        fputc(out->terminal && control ? '?' : bytes[i], out->file);
-    }
-    fflush(out->file);
-}
-
-static void text_token(TextOutput* out, int token) {
-    size_t n = 0;
-    const char* bytes = out->tokenizer ? tokenizer_decode(out->tokenizer, token, &n) : NULL;
-    if (!bytes) { // no vocabulary, or an id that it does not know
-        char number[16];
-        text_bytes(out, number, (size_t)snprintf(number, sizeof(number), "%d ", token));
-        return;
-    }
-    char* whole = (char*)malloc_check(3 * (n + 3));
-    text_bytes(out, whole, utf8_stream_push(&out->utf8, bytes, n, whole));
-    free(whole);
-}
-
-static void text_end(TextOutput* out) {
-    char rest[3];
-    text_bytes(out, rest, utf8_stream_flush(&out->utf8, rest));
-    text_bytes(out, "\n", 1);
-}
-
 // Continues prompt (n tokens, n >= 1) by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to the last
 // position of the model. Every new token goes to new_tokens (num_tokens) when that is not NULL, and to `out` when that is
 // not NULL. Returns how many there are; -1 when the logits are not numbers.
@@ -971,111 +923,12 @@ static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int 
 // 4. training
 // ================================================================================================
 
-// Every flag of the program; the option table in section 5 fills and documents them.
-typedef struct {
-    const char *model, *tokenizer, *train_data, *val_data, *output;
-    int layers, heads, channels, positions;
-    int B, T, naive, shuffle, overfit, resume;
-    int64_t total_batch, num_steps, warmup_steps, seed;
-    float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
-    const char* schedule;
-    int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, keep, major_every;
-    const char* prompt;
-    int num_tokens, top_k, stop_at_eot;
-    float temperature, top_p;
-} Settings;
-
-static Settings args = {
-    .model = "d12",
-    .B = 4,
-    .shuffle = 1,
-    .num_steps = -1,
-    .seed = 42,
-    .learning_rate = 3e-4f,
-    .final_fraction = 1.0f,
-    .beta1 = 0.9f,
-    .beta2 = 0.95f,
-    .eps = 1e-8f,
-    .clip = 1.0f,
-    .schedule = "cosine",
-    .max_nonfinite = 10,
-    .val_every = 20,
-    .val_steps = 20,
-    .sample_every = 20,
-    .sample_tokens = 64,
-    .keep = 5,
-    .num_tokens = 256,
-    .stop_at_eot = 1,
-    .temperature = 1.0f,
-    .top_p = 1.0f,
-};
-
 typedef struct {
     GPT2 model;
-    RunState run; // step, position in the data, outlier windows: what a checkpoint holds beside the weights
-    DataLoader train, val;
-    bool has_val;
-    Tokenizer tokenizer;
-    bool has_tokenizer;
-    Logger logger;
-    LrSchedule schedule;
+    Training job;          // data, checkpoints, logs: llmc/training.h
     int *inputs, *targets; // (B,T)
-    int nonfinite_in_a_row;
-    double machine_flops; // rate of a large matmul on this machine
-    double step_ms;       // smoothed, for the estimate of the time left
+    double machine_flops;  // rate of a large matmul on this machine
 } Trainer;
-
-// A vocabulary at `path`, a file or a directory; false without an error text when there is none there.
-static bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
-    static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
-                                        "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
-    char candidate[4200];
-    err->text[0] = '\0';
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(candidate, sizeof(candidate), "%s/%s", path, names[i]);
-        if (file_exists(candidate)) { return tokenizer_load(tokenizer, path, err); }
-    }
-    return false;
-}
-
-// The directory that a file or a glob pattern stands in, into dir (4096).
-static const char* directory_of(const char* path, char* dir) {
-    snprintf(dir, 4096, "%s", path);
-    char* slash = strrchr(dir, '/');
-    if (!slash) { return "."; }
-    slash[slash == dir] = '\0';
-    return dir;
-}
-
-// The vocabulary: --tokenizer, else what stands with the model, else what stands with the training data. False: none.
-static bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
-    Error err;
-    char dir[4096];
-    if (args.tokenizer) {
-        if (!tokenizer_load(tokenizer, args.tokenizer, &err)) { die("--tokenizer %s", err.text); }
-        return true;
-    }
-    if (model_path) {
-        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory_of(model_path, dir), &err)) {
-            return true;
-        }
-        if (err.text[0]) { die("%s", err.text); }
-    }
-    if (args.train_data) {
-        if (find_tokenizer(tokenizer, directory_of(args.train_data, dir), &err)) { return true; }
-        if (err.text[0]) { die("%s", err.text); }
-    }
-    return false;
-}
-
-// The path that -e names: itself, or the newest good checkpoint when it is the output directory of a run.
-static const char* resolve_model_path(const char* path, char* resolved, size_t size) {
-    Error err;
-    if (!is_directory(path) || !run_has_checkpoints(path)) { return path; }
-    if (!run_find_newest(path, resolved, size, &err)) { die("-e %s", err.text); }
-    fprintf(stderr, "%s: newest checkpoint: %s\n", path, resolved);
-    return resolved;
-}
 
 // GB that this machine has
 static double machine_memory_gb(void) { return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 1e-9; }
@@ -1116,60 +969,19 @@ static double measure_matmul_flops(void) {
     return 2.0 * n * n * n / best_ms * 1e3;
 }
 
-// Opens the weights that -e names, or makes new ones. Nothing is written yet.
-static void load_model(GPT2* model, const char* path, bool* has_tokenizer, Tokenizer* tokenizer) {
-    Error err;
-    GPT2Config config;
-    bool fresh = is_descriptor(path);
-    *has_tokenizer = load_tokenizer(tokenizer, fresh ? NULL : path);
-    if (fresh) {
-        if (!config_from_descriptor(&config, path, &err)) { die("%s", err.text); }
-        if (args.layers) { config.num_layers = args.layers; }
-        if (args.heads) { config.num_heads = args.heads; }
-        if (args.channels) { config.channels = args.channels; }
-        if (args.positions) { config.max_seq_len = args.positions; }
-        if (*has_tokenizer) {
-            config.vocab_size = tokenizer->vocab_size;
-            config.padded_vocab_size = padded_vocab(config.vocab_size);
-        }
-        if (!config_check(&config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
-        check_memory(&config);
-        gpt2_allocate(model, &config);
-        gpt2_init_params(model->params_memory, &config, (uint32_t)args.seed);
-    } else {
-        ModelFile file;
-        if (!file_exists(path)) {
-            die("-e %s: %s; it wants a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
-                ".bin or the "
-                "-o of a run",
-                path, strerror(errno));
-        }
-        if (!model_open(&file, path, &err)) { die("-e %s", err.text); }
-        const GPT2Config* c = &file.config;
-        if ((args.layers && args.layers != c->num_layers) || (args.heads && args.heads != c->num_heads) ||
-            (args.channels && args.channels != c->channels) || (args.positions && args.positions != c->max_seq_len)) {
-            die("--layers, --heads, --channels and --positions are for new models; %s has L %d, NH %d, C %d, %d "
-                "positions",
-                path, c->num_layers, c->num_heads, c->channels, c->max_seq_len);
-        }
-        check_memory(c);
-        gpt2_allocate(model, c);
-        if (!model_read(&file, model->params_memory, &err)) { die("%s", err.text); }
-        model_close(&file);
-    }
-    if (*has_tokenizer && tokenizer->vocab_size > model->config.vocab_size) {
-        die("the vocabulary has %d tokens, the model %s only %d: they do not belong together", tokenizer->vocab_size,
-            path, model->config.vocab_size);
-    }
+static void load_model(GPT2* model, ModelSource* source) {
+    check_memory(&source->config);
+    gpt2_allocate(model, &source->config);
+    model_source_read(source, model->params_memory);
 }
 
 static double evaluate(Trainer* t) {
     Error err;
     double sum = 0.0;
-    int64_t epoch = t->val.batches_per_epoch, steps = args.val_steps < epoch ? args.val_steps : epoch;
-    dataloader_reset(&t->val);
+    int64_t epoch = t->job.val.batches_per_epoch, steps = args.val_steps < epoch ? args.val_steps : epoch;
+    dataloader_reset(&t->job.val);
     for (int64_t i = 0; i < steps; i++) {
-        if (!dataloader_next(&t->val, t->inputs, t->targets, &err)) { die("%s", err.text); }
+        if (!dataloader_next(&t->job.val, t->inputs, t->targets, &err)) { die("%s", err.text); }
         gpt2_forward(&t->model, &t->model.acts, t->inputs, args.B, args.T);
         sum += gpt2_loss(&t->model, t->targets, 0.0f, args.B, args.T);
     }
@@ -1177,30 +989,23 @@ static double evaluate(Trainer* t) {
 }
 
 static void sample_in_training(Trainer* t) {
-    int eot = t->has_tokenizer ? t->tokenizer.eot_id : t->model.config.vocab_size - 1;
+    int eot = t->job.has_tokenizer ? t->job.tokenizer.eot_id : t->model.config.vocab_size - 1;
     int prompt = eot >= 0 ? eot : 0;
-    Sampler sampler = {1.0f, 0, 1.0f, t->run.sampler_rng};
-    TextOutput out = {t->has_tokenizer ? &t->tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
+    Sampler sampler = {1.0f, 0, 1.0f, t->job.run.sampler_rng};
+    TextOutput out = {
+        t->job.has_tokenizer ? &t->job.tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
     printf("generating:\n---\n");
     int n = generate(&t->model, &sampler, &prompt, 1, args.sample_tokens, -1, NULL, &out);
     text_end(&out);
     printf("---\n");
     if (n < 0) { printf("the logits are not numbers: no sample\n"); }
-    t->run.sampler_rng = sampler.rng;
-    logger_text(&t->logger, t->run.step, out.text, out.length);
+    t->job.run.sampler_rng = sampler.rng;
+    logger_text(&t->job.logger, t->job.run.step, out.text, out.length);
     free(out.text);
 }
 
 static void save_checkpoint(Trainer* t) {
-    Error err;
-    double start = time_ms();
-    dataloader_state(&t->train, &t->run.loader);
-    if (!run_save(args.output, &t->run, t->model.params_memory, t->model.m_memory, t->model.v_memory,
-                  t->has_tokenizer ? &t->tokenizer : NULL, &err)) {
-        die("checkpoint of step %lld not saved, earlier ones are untouched: %s", (long long)t->run.step, err.text);
-    }
-    if (!run_prune(args.output, args.keep, args.major_every, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
-    printf("saved %s/step_%08lld (%.0f ms)\n", args.output, (long long)t->run.step, time_ms() - start);
+    training_save(&t->job, t->model.params_memory, t->model.m_memory, t->model.v_memory);
 }
 
 // Loss and gradients of one step: the mean over all micro-batches.
@@ -1208,9 +1013,9 @@ static double accumulate_gradients(Trainer* t) {
     Error err;
     int64_t micro_steps = args.total_batch / ((int64_t)args.B * args.T);
     double loss = 0.0;
-    if (args.overfit) { dataloader_reset(&t->train); }
+    if (args.overfit) { dataloader_reset(&t->job.train); }
     for (int64_t i = 0; i < micro_steps; i++) {
-        if (!dataloader_next(&t->train, t->inputs, t->targets, &err)) { die("%s", err.text); }
+        if (!dataloader_next(&t->job.train, t->inputs, t->targets, &err)) { die("%s", err.text); }
         gpt2_forward(&t->model, &t->model.acts, t->inputs, args.B, args.T);
         loss += gpt2_loss(&t->model, t->targets, 1.0f / (float)args.total_batch, args.B, args.T) / (double)micro_steps;
         gpt2_backward(&t->model, t->inputs, args.B, args.T, i == 0);
@@ -1218,193 +1023,64 @@ static double accumulate_gradients(Trainer* t) {
     return loss;
 }
 
-// Says whether this step may change the weights; counts and reports it when not.
-static bool step_is_sound(Trainer* t, double loss, double norm, double loss_z, double norm_z) {
-    bool finite = isfinite(loss) && isfinite(norm);
-    t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
-    if (!finite) {
-        printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n",
-               (long long)t->run.step + 1, loss, norm);
-    } else if (args.skip_loss_z > 0 && loss_z > args.skip_loss_z) {
-        printf("step %lld: loss z-score %.2f is over -sl %g: update skipped\n", (long long)t->run.step + 1, loss_z,
-               (double)args.skip_loss_z);
-    } else if (args.skip_norm_z > 0 && norm_z > args.skip_norm_z) {
-        printf("step %lld: gradient norm z-score %.2f is over -sg %g: update skipped\n", (long long)t->run.step + 1,
-               norm_z, (double)args.skip_norm_z);
-    } else {
-        return true;
-    }
-    t->run.skipped_steps++;
-    return false;
-}
-
 static void train_step(Trainer* t) {
     double start = time_ms();
     double loss = accumulate_gradients(t), norm = gpt2_gradient_norm(&t->model);
-    double loss_z = outlier_update(&t->run.loss_outliers, loss), norm_z = outlier_update(&t->run.norm_outliers, norm);
-    AdamW optimizer = {
-        lr_at(&t->schedule, t->run.step), args.beta1, args.beta2, args.eps, args.weight_decay, 1.0f, 1.0f, 1.0f};
-    if (step_is_sound(t, loss, norm, loss_z, norm_z)) {
-        int64_t updates = t->run.step + 1 - t->run.skipped_steps;
+    double loss_z = outlier_update(&t->job.run.loss_outliers, loss),
+           norm_z = outlier_update(&t->job.run.norm_outliers, norm);
+    AdamW optimizer = {lr_at(&t->job.schedule, t->job.run.step),
+                       args.beta1,
+                       args.beta2,
+                       args.eps,
+                       args.weight_decay,
+                       1.0f,
+                       1.0f,
+                       1.0f};
+    if (training_step_is_sound(&t->job, t->job.run.step + 1, loss, norm, loss_z, norm_z)) {
+        int64_t updates = t->job.run.step + 1 - t->job.run.skipped_steps;
         optimizer.bias1 = (float)(1.0 - pow(args.beta1, (double)updates));
         optimizer.bias2 = (float)(1.0 - pow(args.beta2, (double)updates));
         if (args.clip > 0 && norm > args.clip) { optimizer.gradient_scale = (float)(args.clip / norm); }
         gpt2_update(&t->model, &optimizer);
     }
-    t->run.step++;
-    t->run.num_tokens_seen += args.total_batch;
+    t->job.run.step++;
+    t->job.run.num_tokens_seen += args.total_batch;
 
     double ms = time_ms() - start, tokens_per_second = args.total_batch / ms * 1e3;
-    t->step_ms = t->step_ms > 0 ? 0.9 * t->step_ms + 0.1 * ms : ms;
+    t->job.step_ms = t->job.step_ms > 0 ? 0.9 * t->job.step_ms + 0.1 * ms : ms;
     const GPT2Config* c = &t->model.config;
-    double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1); // without wpe
-    double flops =
-        6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * args.T; // a token, attention causal
+    double flops = training_flops_per_token(c, args.T);
     char line[512], left[32];
-    format_step_line(line, sizeof(line), t->run.step, args.num_steps, loss, loss_z, norm, norm_z,
+    format_step_line(line, sizeof(line), t->job.run.step, args.num_steps, loss, loss_z, norm, norm_z,
                      optimizer.learning_rate, ms, 100.0 * flops * tokens_per_second / t->machine_flops, "fp32",
                      tokens_per_second);
-    format_duration(left, sizeof(left), (double)(args.num_steps - t->run.step) * t->step_ms * 1e-3);
+    format_duration(left, sizeof(left), (double)(args.num_steps - t->job.run.step) * t->job.step_ms * 1e-3);
     printf("%s | ETA %s\n", line, left);
-    logger_train(&t->logger, t->run.step, loss, optimizer.learning_rate, norm, ms, tokens_per_second);
-    if (t->nonfinite_in_a_row >= args.max_nonfinite) {
+    logger_train(&t->job.logger, t->job.run.step, loss, optimizer.learning_rate, norm, ms, tokens_per_second);
+    if (t->job.nonfinite_in_a_row >= args.max_nonfinite) {
         bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(c))); // those of the last sound step
         if (good && args.output) { save_checkpoint(t); }
-        die("loss or gradients were not finite %d steps in a row: stopped, %s", t->nonfinite_in_a_row,
-            !good         ? "and the weights themselves are not finite: begin from others"
-            : args.output ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
-                          : "nothing saved (no -o); a lower -l or a longer -u may help");
+        training_give_up(&t->job, good);
     }
-}
-
-// Checks the shape of the batch against the model and fills in the defaults that depend on it.
-static void settle_batch(const GPT2Config* config) {
-    int maxT = config->max_seq_len;
-    if (args.T == 0) { args.T = maxT < 1024 ? maxT : 1024; }
-    if (args.T > maxT) {
-        die("-t %d is past the %d positions of the model%s", args.T, maxT,
-            is_descriptor(args.model) ? "; --positions gives a new model more" : "");
-    }
-    int64_t tokens = (int64_t)args.B * args.T;
-    if (args.total_batch == 0) { args.total_batch = tokens; }
-    if (args.total_batch % tokens != 0) {
-        die("-d %lld is not a multiple of -b %d times -t %d = %lld tokens", (long long)args.total_batch, args.B, args.T,
-            (long long)tokens);
-    }
-}
-
-static void open_data(Trainer* t) {
-    Error err;
-    int V = t->model.config.vocab_size;
-    bool shuffle = args.shuffle && !args.overfit;
-    if (!dataloader_open(&t->train, args.train_data, args.B, args.T, 0, 1, V, shuffle, (uint64_t)args.seed, &err)) {
-        die("%s", err.text);
-    }
-    t->has_val = args.val_data != NULL;
-    if (t->has_val && !dataloader_open(&t->val, args.val_data, args.B, args.T, 0, 1, V, false, 0, &err)) {
-        die("%s", err.text);
-    }
-    if (args.num_steps < 0) {
-        args.num_steps = t->train.batches_per_epoch * args.B * args.T / args.total_batch;
-        if (args.num_steps == 0) { args.num_steps = 1; }
-    }
-    printf("data: %lld tokens in %lld shards for training%s", (long long)t->train.num_tokens,
-           (long long)t->train.num_shards, t->has_val ? "" : ", none for validation (-j)");
-    if (t->has_val) { printf(", %lld for validation", (long long)t->val.num_tokens); }
-    printf("; %lld steps of %lld tokens\n", (long long)args.num_steps, (long long)args.total_batch);
-}
-
-// The value that a user would have typed: 0.02, and not the float next to it, 0.0199999996.
-static double as_typed(float x) {
-    char text[64];
-    cli_format_float(text, sizeof(text), x);
-    return strtod(text, NULL);
-}
-
-// What must not change unnoticed between the parts of a run, as it stands in state.json.
-static void fill_run_settings(RunState* run) {
-    run->B = args.B;
-    run->T = args.T;
-    run->total_batch_tokens = args.total_batch;
-    run->seed = (uint64_t)args.seed;
-    run->learning_rate = as_typed(args.learning_rate);
-    snprintf(run->schedule, sizeof(run->schedule), "%s", args.schedule);
-    run->warmup_steps = args.warmup_steps;
-    run->num_steps = args.num_steps;
-    run->final_fraction = as_typed(args.final_fraction);
-    run->weight_decay = as_typed(args.weight_decay);
-    run->beta1 = as_typed(args.beta1);
-    run->beta2 = as_typed(args.beta2);
-    run->eps = as_typed(args.eps);
-    run->grad_clip = as_typed(args.clip);
-    run->skip_loss_z = as_typed(args.skip_loss_z);
-    run->skip_norm_z = as_typed(args.skip_norm_z);
-}
-
-// Continues the newest good checkpoint of the output directory.
-static void resume_run(Trainer* t, const char* path) {
-    Error err;
-    if (!run_load(path, &t->run, t->model.params_memory, t->model.m_memory, t->model.v_memory, &err) ||
-        !dataloader_restore(&t->train, &t->run.loader, &err)) {
-        die("%s", err.text);
-    }
-    RunState now = t->run;
-    fill_run_settings(&now);
-    run_print_changes(stdout, &t->run, &now);
-    t->run = now;
-    printf("resumed at step %lld from %s\n", (long long)t->run.step, path);
 }
 
 // Everything that a run needs, checked in an order that finds mistakes before anything is written.
 static void trainer_open(Trainer* t) {
-    Error err;
-    char checkpoint[4200] = "", resolved[4200];
-    memset(t, 0, sizeof(*t));
-    if (!args.train_data) { die("no training data: give shards with -i; dev/data/tokenize makes them from text"); }
-    if (args.output && file_exists(args.output) && !is_directory(args.output)) {
-        die("-o %s: exists and is not a directory", args.output);
-    }
-    // first of all: it may bring back a checkpoint that an interrupted save had set aside
-    if (args.output && is_directory(args.output) && !run_remove_leftovers(args.output, &err)) { die("%s", err.text); }
-    bool has_checkpoints = args.output && run_has_checkpoints(args.output);
-    if (has_checkpoints && !args.resume) {
-        die("%s holds checkpoints of an earlier run; go on from there with -y 1, or give another -o", args.output);
-    }
-    if (has_checkpoints && !run_find_newest(args.output, checkpoint, sizeof(checkpoint), &err)) { die("%s", err.text); }
-    if (args.resume && !args.output) { die("-y 1 resumes the run in -o, which is not given"); }
-    if (args.resume && !has_checkpoints) { printf("%s holds no checkpoint yet: a new run\n", args.output); }
-
-    load_model(&t->model, checkpoint[0] ? checkpoint : resolve_model_path(args.model, resolved, sizeof(resolved)),
-               &t->has_tokenizer, &t->tokenizer);
-    settle_batch(&t->model.config);
-    print_memory_need(&t->model.config, args.B, args.T);
-    open_data(t);
-    LrSchedule schedule = {args.schedule, args.learning_rate, args.final_fraction, args.warmup_steps, args.num_steps};
-    t->schedule = schedule;
-    if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
+    ModelSource source;
+    char resolved[4200];
+    training_find_checkpoint(&t->job);
+    training_open_model(&t->job, &source, resolved);
+    settle_batch(&source.config);
+    print_memory_need(&source.config, args.B, args.T);
+    load_model(&t->model, &source);
+    training_open_data(&t->job, &t->model.config);
     gpt2_allocate_training(&t->model);
     gpt2_allocate_batch(&t->model, args.B, args.T);
     t->inputs = (int*)malloc_check((size_t)args.B * args.T * sizeof(int));
     t->targets = (int*)malloc_check((size_t)args.B * args.T * sizeof(int));
     t->machine_flops = measure_matmul_flops();
-
-    t->run.config = t->model.config;
-    t->run.sampler_rng = splitmix64((uint64_t)args.seed);
-    fill_run_settings(&t->run);
-    if (checkpoint[0]) { resume_run(t, checkpoint); }
-    if (args.output && !make_directories(args.output, &err)) { die("-o %s", err.text); }
-    if (!logger_open(&t->logger, args.output, checkpoint[0] ? t->run.step : -1, &err)) { die("-o %s", err.text); }
-}
-
-static void trainer_close(Trainer* t) {
-    Error err;
-    if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
-    dataloader_close(&t->train);
-    if (t->has_val) { dataloader_close(&t->val); }
-    if (t->has_tokenizer) { tokenizer_free(&t->tokenizer); }
-    free(t->inputs);
-    free(t->targets);
-    gpt2_free(&t->model);
+    t->job.run.loss_scale = 1.0;
+    training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
 }
 
 // The training run. Returns the exit code.
@@ -1413,16 +1089,15 @@ static int train(void) {
     Trainer* t = &trainer;
     trainer_open(t);
     run_install_signal_handlers();
-    int code = EXIT_SUCCESS;
-    int64_t first = t->run.step;
+    int64_t first = t->job.run.step;
     for (;;) {
-        int64_t step = t->run.step;
+        int64_t step = t->job.run.step;
         bool last = step >= args.num_steps,
              resumed = step == first && first > 0; // a checkpoint comes after all of these
-        if (!resumed && t->has_val && args.val_every && (step % args.val_every == 0 || last)) {
+        if (!resumed && t->job.has_val && args.val_every && (step % args.val_every == 0 || last)) {
             double loss = evaluate(t);
             printf("val loss %.6f\n", loss);
-            logger_val(&t->logger, step, loss);
+            logger_val(&t->job.logger, step, loss);
         }
         if (!resumed && args.sample_every && step > 0 && (step % args.sample_every == 0 || last)) {
             sample_in_training(t);
@@ -1432,45 +1107,29 @@ static int train(void) {
         if (last || run_stop_signal) { break; }
         train_step(t);
     }
-    if (run_stop_signal) {
-        printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
-               args.output ? "go on with the same flags and -y 1" : "nothing saved, for there is no -o");
-        code = args.output ? EXIT_SUCCESS : 128 + run_stop_signal;
-    }
-    if (t->run.skipped_steps) { printf("%lld steps were skipped\n", (long long)t->run.skipped_steps); }
-    trainer_close(t);
-    return code;
+    free(t->inputs);
+    free(t->targets);
+    gpt2_free(&t->model);
+    return training_end(&t->job);
 }
 
 // --prompt: continues a text. Returns the exit code.
 static int sample(void) {
     Error err;
     GPT2 model;
+    ModelSource source;
     Tokenizer tokenizer;
     bool has_tokenizer;
     char resolved[4200];
     double start = time_ms();
-    load_model(&model, resolve_model_path(args.model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    model_source_open(&source, resolve_model_path(args.model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    load_model(&model, &source);
     double load_ms = time_ms() - start;
     Sampler sampler = {args.temperature, args.top_k, args.top_p, splitmix64((uint64_t)args.seed)};
     if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
 
-    TokenBuffer tokens = {0};
-    if (args.prompt[0]) {
-        if (!has_tokenizer) { die("no vocabulary beside %s: give one with --tokenizer", args.model); }
-        if (!tokenizer.can_encode) {
-            die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
-                "--tokenizer");
-        }
-        tokenizer_encode(&tokenizer, args.prompt, strlen(args.prompt), &tokens);
-    }
-    int eot = has_tokenizer ? tokenizer.eot_id : -1, n = (int)tokens.count;
-    int* prompt = (int*)malloc_check(((size_t)n + 1) * sizeof(int));
-    for (int i = 0; i < n; i++) { prompt[i] = (int)tokens.ids[i]; }
-    if (n == 0) { prompt[n++] = eot >= 0 ? eot : 0; } // an empty prompt: the beginning of a document
-    if (n > model.config.max_seq_len) {
-        die("--prompt has %d tokens, but the model only %d positions: shorten it", n, model.config.max_seq_len);
-    }
+    int *prompt, eot = has_tokenizer ? tokenizer.eot_id : -1;
+    int n = encode_prompt(&prompt, args.prompt, &tokenizer, has_tokenizer, model.config.max_seq_len);
     TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
     fputs(args.prompt, stdout);
     fflush(stdout);
@@ -1487,7 +1146,6 @@ static int sample(void) {
     }
     free(out.text);
     free(prompt);
-    token_buffer_free(&tokens);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     gpt2_free(&model);
     return EXIT_SUCCESS;
@@ -1496,90 +1154,6 @@ static int sample(void) {
 // ================================================================================================
 // 5. command line
 // ================================================================================================
-
-// choices of OPT_STR stand in its unit, separated by |
-static const Option options[] = {
-    {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 'e', NULL, "model", &args.model, "MODEL",
-     "a new model by descriptor (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights: a Hugging Face directory, a file "
-     "(.safetensors, llm.c's .bin), the output directory of a run",
-     0, 0},
-    {OPT_STR, 0, NULL, "tokenizer", &args.tokenizer, "PATH",
-     "vocabulary: a directory or file; default: the one beside the model, else beside the training data", 0, 0},
-    {OPT_INT, 0, NULL, "layers", &args.layers, "L", "layers of a new model, 0: as the descriptor says", 0, 4096},
-    {OPT_INT, 0, NULL, "heads", &args.heads, "NH", "attention heads of a new model, 0: as the descriptor says", 0,
-     4096},
-    {OPT_INT, 0, NULL, "channels", &args.channels, "C", "channels of a new model, 0: as the descriptor says", 0, 65536},
-    {OPT_INT, 0, NULL, "positions", &args.positions, "T", "positions of a new model, 0: as the descriptor says", 0,
-     1 << 20},
-
-    {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 'i', NULL, "train-data", &args.train_data, "GLOB", "token shards to train on, made by dev/data/tokenize",
-     0, 0},
-    {OPT_STR, 'j', NULL, "val-data", &args.val_data, "GLOB", "token shards to validate on", 0, 0},
-    {OPT_STR, 'o', NULL, "output", &args.output, "DIR", "checkpoints and logs go here; without it nothing is written",
-     0, 0},
-    {OPT_INT, 'b', NULL, "batch-size", &args.B, "sequences", "sequences in a micro-batch, B", 1, 65536},
-    {OPT_INT, 't', NULL, "seq-len", &args.T, "tokens",
-     "length of a sequence, T; 0: the model's positions, at most 1024", 0, 1 << 20},
-    {OPT_LONG, 'd', NULL, "total-batch", &args.total_batch, "tokens",
-     "tokens in a step, a multiple of B * T: the rest is gradient accumulation; 0: B * T", 0, 1e12},
-    {OPT_BOOL, 0, NULL, "shuffle", &args.shuffle, NULL, "permute shards and batches in each epoch, by the seed", 0, 0},
-    {OPT_BOOL, 'a', NULL, "overfit", &args.overfit, NULL,
-     "train on the first batch again and again, a test of the set-up", 0, 0},
-
-    {OPT_SECTION, 0, NULL, "Optimization", NULL, NULL, NULL, 0, 0},
-    {OPT_LONG, 'x', NULL, "steps", &args.num_steps, "steps", "steps to train for, -1: one epoch", -1, 1e12},
-    {OPT_FLOAT, 'l', NULL, "learning-rate", &args.learning_rate, NULL, "highest learning rate", 0, 100},
-    {OPT_STR, 'k', NULL, "schedule", &args.schedule, "cosine|linear|constant|wsd", "how the learning rate falls", 0, 0},
-    {OPT_LONG, 'u', NULL, "warmup", &args.warmup_steps, "steps", "steps of linear warm-up", 0, 1e12},
-    {OPT_FLOAT, 'q', NULL, "final-fraction", &args.final_fraction, NULL,
-     "learning rate at the end, as a fraction of the highest", 0, 1},
-    {OPT_FLOAT, 'c', NULL, "weight-decay", &args.weight_decay, NULL,
-     "decoupled decay of tensors of two or more dimensions", 0, 100},
-    {OPT_FLOAT, 0, NULL, "beta1", &args.beta1, NULL, "AdamW: decay of the first moment", 0, 0.999999},
-    {OPT_FLOAT, 0, NULL, "beta2", &args.beta2, NULL, "AdamW: decay of the second moment", 0, 0.999999},
-    {OPT_FLOAT, 0, NULL, "eps", &args.eps, NULL, "AdamW: added to the root of the second moment", 1e-20, 1},
-    {OPT_FLOAT, 0, NULL, "clip", &args.clip, NULL, "longest gradient, by norm; 0: no clipping", 0, 1e9},
-    {OPT_FLOAT, 0, "sl", "skip-loss-z", &args.skip_loss_z, "sigmas",
-     "skip an update whose loss is this far out; 0: never", 0, 1000},
-    {OPT_FLOAT, 0, "sg", "skip-norm-z", &args.skip_norm_z, "sigmas",
-     "skip an update whose gradient norm is this far out; 0: never", 0, 1000},
-    {OPT_INT, 0, NULL, "max-nonfinite", &args.max_nonfinite, "steps",
-     "stop after so many steps in a row whose loss or gradient is not finite", 1, 1000000},
-    {OPT_LONG, 0, NULL, "seed", &args.seed, NULL, "of the initial weights, of shuffling and of sampling", 0,
-     4294967295.0},
-
-    {OPT_SECTION, 0, NULL, "Evaluation and checkpoints", NULL, NULL, NULL, 0, 0},
-    {OPT_INT, 'v', NULL, "val-every", &args.val_every, "steps", "validation loss every so many steps, 0: never", 0,
-     1e9},
-    {OPT_INT, 'm', NULL, "val-steps", &args.val_steps, "batches", "batches of a validation, at most the whole data", 1,
-     1e9},
-    {OPT_INT, 's', NULL, "sample-every", &args.sample_every, "steps", "print a sample every so many steps, 0: never", 0,
-     1e9},
-    {OPT_INT, 'g', NULL, "sample-tokens", &args.sample_tokens, "tokens", "length of that sample", 1, 1e9},
-    {OPT_INT, 'n', NULL, "save-every", &args.save_every, "steps",
-     "checkpoint every so many steps and at the end, 0: only at the end", 0, 1e9},
-    {OPT_INT, 0, "nk", "keep", &args.keep, "checkpoints", "newest checkpoints to keep, 0: all", 0, 1e9},
-    {OPT_INT, 0, "nm", "major-every", &args.major_every, "steps",
-     "checkpoints of these steps are never deleted, 0: none", 0, 1e9},
-    {OPT_BOOL, 'y', NULL, "resume", &args.resume, NULL, "go on from the newest good checkpoint in the output directory",
-     0, 0},
-
-    {OPT_SECTION, 0, NULL, "Sampling", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 0, NULL, "prompt", &args.prompt, "TEXT", "continue this text and exit; \"\" begins a document", 0, 0},
-    {OPT_INT, 0, NULL, "num-tokens", &args.num_tokens, "tokens", "tokens to add at most", 1, 1e9},
-    {OPT_FLOAT, 0, NULL, "temperature", &args.temperature, NULL, "divides the logits; 0: always the likeliest token", 0,
-     1000},
-    {OPT_INT, 0, NULL, "top-k", &args.top_k, "tokens", "only the k likeliest tokens, 0: all", 0, 1e9},
-    {OPT_FLOAT, 0, NULL, "top-p", &args.top_p, NULL, "only the likeliest tokens of this total probability, 1: all",
-     1e-6, 1},
-    {OPT_BOOL, 0, NULL, "stop-at-eot", &args.stop_at_eot, NULL, "end at the end-of-text token", 0, 0},
-
-    {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
-    {OPT_BOOL, 0, NULL, "naive", &args.naive, NULL,
-     "run matmul and attention as the plain loops of this file: slow, to compare with", 0, 0},
-};
 
 #ifndef TESTING
 // Threads that wait for one another spin for milliseconds by libgomp's default, and on a machine with other work they hold

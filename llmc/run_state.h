@@ -282,9 +282,11 @@ enum { RUN_VERSION = 1, RUN_MAX_FILES = 32, RUN_TEXT = 16, RUN_MAX_STATE_BYTES =
 // All that a run is besides params, m and v. Plain data: zero it first, so that two of them can be compared by memcmp.
 typedef struct {
     GPT2Config config;
-    int64_t step;            // steps of the optimizer that were taken; names the directory
-    int64_t num_tokens_seen; // by training
-    int64_t skipped_steps;   // of these, updates left out for an outlier
+    int64_t step;                  // steps of the optimizer that were taken; names the directory
+    int64_t num_tokens_seen;       // by training
+    int64_t skipped_steps;         // of these, updates left out for an outlier
+    double loss_scale;             // fp16: gradients are so many times too large; elsewhere 1
+    int64_t loss_scale_good_steps; // steps since it was last changed
     uint64_t sampler_rng;
     int32_t eot_id; // id of <|endoftext|>, -1 if there is none; run_save() takes it from the tokenizer where it has one
     bool has_tokenizer; // vocab.json and merges.txt are there; set by run_save()
@@ -320,6 +322,8 @@ static const RunField run_fields[] = {
     RUN_FIELD("step", RUN_INT64, false, step),
     RUN_FIELD("num_tokens_seen", RUN_INT64, false, num_tokens_seen),
     RUN_FIELD("skipped_steps", RUN_INT64, false, skipped_steps),
+    RUN_FIELD("loss_scale", RUN_DOUBLE, false, loss_scale),
+    RUN_FIELD("loss_scale_good_steps", RUN_INT64, false, loss_scale_good_steps),
     RUN_FIELD("sampler_rng", RUN_UINT64, false, sampler_rng),
     RUN_FIELD("eot_id", RUN_INT32, false, eot_id),
     RUN_FIELD("has_tokenizer", RUN_BOOL, false, has_tokenizer),

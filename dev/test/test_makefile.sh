@@ -9,9 +9,10 @@ top=$PWD
 new_tree() {
     command -v make >/dev/null || skip "needs make"
     rm -rf "$tmp/tree"
-    mkdir -p "$tmp/tree/llmc" "$tmp/tree/dev/test" "$tmp/tree/dev/data"
+    mkdir -p "$tmp/tree/llmc" "$tmp/tree/dev/test" "$tmp/tree/dev/data" "$tmp/tree/dev/cuda"
     cd "$tmp/tree"
     cp "$top/Makefile" .
+    cp "$top/dev/cuda/nvcc.mk" dev/cuda/
     cp "$top/dev/test/run.sh" "$top/dev/test/fuzz.sh" dev/test/
     echo '#define NUMBER 1' >llmc/number.h
     cat >train_gpt2.c <<'C'
@@ -34,7 +35,7 @@ test_program() {
 test_help() {
     new_tree
     make >"$tmp/out" 2>&1
-    for target in all demo test test-full sanitize valgrind fuzz bench check-style clean; do
+    for target in train_gpt2cu all demo test test-full check sanitize valgrind fuzz bench check-style clean; do
         grep -q "^make $target " "$tmp/out" || fail "make does not explain $target"
     done
     [ ! -e build ] && [ ! -e train_gpt2 ] || fail "make alone builds something"

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/test.sh"
 
 export OMP_NUM_THREADS=1 # the models are tiny
-train=$BIN_DIR/train_gpt2
+train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu: the same for the GPU
 [[ $train == /* ]] || train=$PWD/$train
 tiny=$PWD/dev/test/fixtures/tiny_gpt2
 world=$tmp/world                                            # where the program runs; all that it could read or spoil
@@ -248,7 +248,8 @@ test_help() {
     setup
     good --help
     [ ! -s "$tmp/err" ] || fail "stderr: $(cat "$tmp/err")"
-    sed -nE "s/^    \{OPT_(INT|LONG|FLOAT|STR|BOOL), (0|'(.)'), (NULL|\"([^\"]*)\"), \"([^\"]*)\".*/-\3 -\5 --\6/p" train_gpt2.c >"$tmp/flags"
+    sed -nE "s/^    \{OPT_(INT|LONG|FLOAT|STR|BOOL), (0|'(.)'), (NULL|\"([^\"]*)\"), \"([^\"]*)\".*/-\3 -\5 --\6/p" \
+        <(sed '/^#ifdef __CUDACC__/,/^#e/d' llmc/training.h) >"$tmp/flags"
     [ "$(wc -l <"$tmp/flags")" -ge 40 ] || fail "only $(wc -l <"$tmp/flags") flags found in the table"
     local letter alias name
     while read -r letter alias name; do

@@ -6,7 +6,7 @@
 
 export OMP_NUM_THREADS=1 # the runs are tiny; the bits do not depend on it
 export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # failing_write.so comes before its runtime
-train=$BIN_DIR/train_gpt2
+train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu: the same for the GPU
 [[ $train == /* ]] || train=$PWD/$train
 shim=$tmp/failing_write.so
 kills=${LLMC_KILLS:-200}

@@ -1,39 +1,8 @@
 // The model of train_gpt2.c against PyTorch's values, finite differences, its own naive loops, and itself.
 #define TESTING
 #include "../../train_gpt2.c"
+#include "golden.h"
 #include "test.h"
-
-#define FIXTURES "dev/test/fixtures/"
-
-// ---- reference values ---------------------------------------------------------------------------
-
-static SafeTensors golden;
-
-static const SafeTensor* golden_tensor(const char* name) {
-    Error err;
-    if (!golden.num_tensors && !safetensors_open(&golden, FIXTURES "tiny_gpt2_golden.safetensors", &err)) {
-        die("%s", err.text);
-    }
-    const SafeTensor* t = safetensors_find(&golden, name);
-    if (!t) { die("no '%s' in the reference values", name); }
-    return t;
-}
-
-static size_t elements(const SafeTensor* t) { return t->bytes / 4; }
-
-static float* golden_floats(const char* name) {
-    const SafeTensor* t = golden_tensor(name);
-    float* values = (float*)malloc_check(t->bytes);
-    safetensors_to_float(values, t, 0, elements(t));
-    return values;
-}
-
-static int* golden_ints(const char* name) {
-    const SafeTensor* t = golden_tensor(name);
-    int* values = (int*)malloc_check(t->bytes);
-    memcpy(values, t->data, t->bytes);
-    return values;
-}
 
 static void load_weights(GPT2* model, const char* path) {
     Error err;
@@ -49,25 +18,6 @@ static void load_fixture(GPT2* model, const char* path) {
     load_weights(model, path);
     gpt2_allocate_training(model);
     gpt2_allocate_batch(model, 4, 64);
-}
-
-static double largest_difference(const float* a, const float* b, size_t n) {
-    double worst = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        double d = fabs((double)a[i] - b[i]);
-        if (!(d <= worst)) { worst = d; } // NaN is the worst of all, and stays
-    }
-    return worst;
-}
-
-// |a - b| / |b|, Euclidean
-static double relative_error(const float* a, const float* b, size_t n) {
-    double difference = 0.0, norm = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
-        norm += (double)b[i] * b[i];
-    }
-    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
 }
 
 static void compare_hidden(const GPT2* model) {

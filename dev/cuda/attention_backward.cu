@@ -1,0 +1,1175 @@
+/* attention_backward: the gradient of causal attention, out = softmax(q k^T / sqrt(HS)) v, with respect to q, k and v
+
+   dqkv (B,T,3,NH,HS) floatX out | scratch (B,NH,T) float | dout (B,T,NH,HS) floatX in | qkv (B,T,3,NH,HS) floatX in |
+   out (B,T,NH,HS) floatX in | lse (B,NH,T) float in, the logarithm of the sum of exp(scores)
+   Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. The promoted kernel does 7:
+   it computes the scores twice so that each gradient has one writer, which makes it deterministic.
+   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128.
+   Error: against the fp64 reference, which is not given the rounded out. bf16 and fp16: one ulp of the gradient and two
+   ulps of 1; P, dS and out are rounded to floatX, and the sums that follow are of terms of size 1 (emulated on a CPU:
+   1.1 ulps of 1). fp32: 8 ulps of the gradient and 96 of 1, for the argument of exp is rounded (emulated: 50).
+   Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; the swapped operands: Shah et al. 2024,
+   arXiv:2407.08608.
+
+   nvcc -O3 --use_fast_math attention_backward.cu -o attention_backward -lcublas -lcublasLt
+   (or: make attention_backward)
+   ./attention_backward 7      check kernel 7 against the CPU
+   ./attention_backward        every kernel, side by side                                         */
+#include "../../llmc/cublas_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include "bench.h"
+#include <cublas_v2.h>
+
+// ---- kernel 0: cuBLAS for the five products, the T x T matrices in memory ----
+
+static cublasHandle_t cublas_handle() {
+    static cublasHandle_t handle = NULL;
+    if (!handle) { cublasCheck(cublasCreate(&handle)); }
+    return handle;
+}
+
+// scores (B,NH,T,T) and dp (B,NH,T,T) to p and ds, both times the mask
+__global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const float* scores, const float* dp,
+                                                   const float* lse, const float* dsum, int T, size_t n, float scale) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) { return; }
+    size_t row = i / T;
+    bool seen = i % T <= row % T;
+    float x = seen ? expf(scale * scores[i] - lse[row]) : 0.0f;
+    p[i] = (floatX)x;
+    ds[i] = (floatX)(seen ? x * (dp[i] - dsum[row]) : 0.0f);
+}
+
+// (T,HS) = alpha * a^T x or alpha * a x for each head, a (T,T) in rows; x and out are rows of HS within packed tensors
+static void attention_backward_gemm0(floatX* out, const floatX* a, const floatX* x, int x_stride, bool transposed,
+                                     float alpha, int T, int C, int NH) {
+    cudaDataType type = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b' ? CUDA_R_16BF : CUDA_R_16F;
+    int HS = C / NH;
+    float zero = 0.0f;
+    cublasCheck(cublasGemmStridedBatchedEx(cublas_handle(), CUBLAS_OP_N, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, HS, T,
+                                           T, &alpha, x, type, x_stride, HS, a, type, T, (long long)T * T, &zero, out,
+                                           type, 3 * C, HS, NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+// scores, dp (B,NH,T,T) float and p, ds (B,NH,T,T) floatX are scratch; dsum (B,NH,T) is kernel 5's first step
+void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floatX* ds, const float* dsum,
+                         const floatX* dout, const floatX* qkv, const float* lse, int B, int T, int C, int NH,
+                         cudaStream_t stream, int block_size) {
+    cudaDataType type = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b' ? CUDA_R_16BF : CUDA_R_16F;
+    int HS = C / NH;
+    size_t matrix = (size_t)T * T, n = (size_t)B * NH * matrix;
+    float one = 1.0f, zero = 0.0f, scale = 1.0f / sqrtf((float)HS);
+    cublasHandle_t handle = cublas_handle();
+    cublasCheck(cublasSetStream(handle, stream));
+    for (int b = 0; b < B; b++) { // the library sees columns: (T,T) in rows is q k^T as (k q^T) in columns
+        const floatX *q = qkv + (size_t)b * T * 3 * C, *d = dout + (size_t)b * T * C;
+        size_t first = (size_t)b * NH * matrix;
+        cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
+                                               q, type, 3 * C, HS, &zero, scores + first, CUDA_R_32F, T, matrix, NH,
+                                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + 2 * C, type, 3 * C,
+                                               HS, d, type, C, HS, &zero, dp + first, CUDA_R_32F, T, matrix, NH,
+                                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    }
+    attention_backward_softmax_kernel0<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(
+        p, ds, scores, dp, lse, dsum, T, n, scale);
+    cudaCheck(cudaGetLastError());
+    for (int b = 0; b < B; b++) {
+        const floatX *q = qkv + (size_t)b * T * 3 * C, *d = dout + (size_t)b * T * C;
+        floatX* dq = dqkv + (size_t)b * T * 3 * C;
+        size_t first = (size_t)b * NH * matrix;
+        attention_backward_gemm0(dq, ds + first, q + C, 3 * C, false, scale, T, C, NH);
+        attention_backward_gemm0(dq + C, ds + first, q, 3 * C, true, scale, T, C, NH);
+        attention_backward_gemm0(dq + 2 * C, p + first, d, C, true, 1.0f, T, C, NH);
+    }
+}
+
+// ---- kernel 1: one thread per score, then one per gradient; P and dS in memory ----
+
+__global__ void attention_backward_scores_kernel1(float* p, float* ds, const float* lse, const float* dsum,
+                                                  const floatX* dout, const floatX* qkv, int T, int C, int NH, size_t n,
+                                                  float scale) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) { return; }
+    size_t row = i / T, t = row % T, key = i % T, b = row / T / NH, HS = C / NH, h = row / T % NH;
+    if (key > t) { return; }
+    const floatX *q = qkv + (b * T + t) * 3 * C + h * HS, *k = qkv + (b * T + key) * 3 * C + C + h * HS, *v = k + C;
+    const floatX* d = dout + (b * T + t) * C + h * HS;
+    float score = 0.0f, dp = 0.0f;
+    for (size_t j = 0; j < HS; j++) {
+        score += (float)q[j] * (float)k[j];
+        dp += (float)d[j] * (float)v[j];
+    }
+    p[i] = expf(scale * score - lse[row]);
+    ds[i] = p[i] * (dp - dsum[row]);
+}
+
+__global__ void attention_backward_gradients_kernel1(floatX* dqkv, const float* p, const float* ds, const floatX* dout,
+                                                     const floatX* qkv, int T, int C, int NH, size_t n, float scale) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) { return; }
+    size_t HS = C / NH, c = i % C, which = i / C % 3, t = i / C / 3 % T, b = i / C / 3 / T;
+    size_t matrix = (b * NH + c / HS) * T * T; // of this head
+    const floatX* x = which == 2 ? dout + b * T * C + c : qkv + b * T * 3 * C + c + (which == 0 ? C : 0);
+    size_t stride = which == 2 ? C : 3 * C;
+    float sum = 0.0f;
+    if (which == 0) {
+        for (size_t k = 0; k <= t; k++) { sum += ds[matrix + t * T + k] * (float)x[k * stride]; }
+    } else {
+        for (size_t q = t; q < (size_t)T; q++) {
+            sum += (which == 1 ? ds : p)[matrix + q * T + t] * (float)x[q * stride];
+        }
+    }
+    dqkv[i] = (floatX)(which == 2 ? sum : scale * sum);
+}
+
+// p, ds (B,NH,T,T) are scratch
+void attention_backward1(floatX* dqkv, float* p, float* ds, const float* lse, const float* dsum, const floatX* dout,
+                         const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream, int block_size) {
+    size_t scores = (size_t)B * NH * T * T, gradients = (size_t)B * T * 3 * C;
+    float scale = 1.0f / sqrtf((float)(C / NH));
+    attention_backward_scores_kernel1<<<(unsigned)ceil_div(scores, (size_t)block_size), block_size, 0, stream>>>(
+        p, ds, lse, dsum, dout, qkv, T, C, NH, scores, scale);
+    cudaCheck(cudaGetLastError());
+    attention_backward_gradients_kernel1<<<(unsigned)ceil_div(gradients, (size_t)block_size), block_size, 0, stream>>>(
+        dqkv, p, ds, dout, qkv, T, C, NH, gradients, scale);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: no matrix in memory; one warp per row of dq, or of dk and dv, recomputes the scores it needs ----
+
+template <bool keys> __global__ void attention_backward_kernel2(floatX* dqkv, const float* lse, const float* dsum,
+                                                                const floatX* dout, const floatX* qkv, int B, int T,
+                                                                int C, int NH, float scale) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, HS = C / NH;
+    if (i >= (size_t)B * NH * T) { return; }
+    size_t t = i % T, h = i / T % NH, b = i / T / NH, stride = 3 * (size_t)C;
+    const floatX *q = qkv + b * T * stride + h * HS, *k = q + C, *v = k + C, *d = dout + b * T * C + h * HS;
+    size_t stride_d = C;
+    const floatX *owned1 = (keys ? k : q) + t * stride, *owned2 = keys ? v + t * stride : d + t * stride_d;
+    float o1[8], o2[8], sum1[8] = {}, sum2[8] = {}; // lane, lane + 32 ... of a row: HS <= 256
+    for (int j = 0; j < 8; j++) {
+        bool valid = lane + 32 * j < HS;
+        o1[j] = valid ? (float)owned1[lane + 32 * j] : 0.0f;
+        o2[j] = valid ? (float)owned2[lane + 32 * j] : 0.0f;
+    }
+    for (size_t w = keys ? t : 0; w < (keys ? (size_t)T : t + 1); w++) {
+        const floatX *walked1 = (keys ? q : k) + w * stride, *walked2 = keys ? d + w * stride_d : v + w * stride;
+        float w1[8], w2[8], score = 0.0f, dp = 0.0f;
+        for (int j = 0; j < 8; j++) {
+            bool valid = lane + 32 * j < HS;
+            w1[j] = valid ? (float)walked1[lane + 32 * j] : 0.0f;
+            w2[j] = valid ? (float)walked2[lane + 32 * j] : 0.0f;
+            score += o1[j] * w1[j], dp += o2[j] * w2[j];
+        }
+        size_t query = (b * NH + h) * T + (keys ? w : t);
+        float p = expf(scale * warp_sum(score) - lse[query]), ds = p * (warp_sum(dp) - dsum[query]);
+        for (int j = 0; j < 8; j++) { sum1[j] += ds * w1[j], sum2[j] += p * w2[j]; }
+    }
+    floatX* out = dqkv + (b * T + t) * stride + h * HS + (keys ? C : 0);
+    for (int j = 0; j < 8; j++) {
+        if (lane + 32 * j < HS) {
+            out[lane + 32 * j] = (floatX)(scale * sum1[j]);
+            if (keys) { out[C + lane + 32 * j] = (floatX)sum2[j]; }
+        }
+    }
+}
+
+void attention_backward2(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                         int B, int T, int C, int NH, cudaStream_t stream, int block_size) {
+    unsigned grid = (unsigned)ceil_div((size_t)B * NH * T * 32, (size_t)block_size);
+    float scale = 1.0f / sqrtf((float)(C / NH));
+    attention_backward_kernel2<true><<<grid, block_size, 0, stream>>>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+    attention_backward_kernel2<false><<<grid, block_size, 0, stream>>>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernels 3 and 4: tensor cores, 64 x 64 tiles, 16 owned rows a warp; P and dS become operands by way of ----
+// ---- shared memory (3), or in registers: scores are computed as [owned][walked], as in the promoted kernel (4) ----
+
+struct TensorCoreSMem {
+    floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72], p[64][72]; // 72: 8 rows in 32 other banks
+};
+
+__device__ static void load_tile3(floatX (*tile)[72], const floatX* rows, size_t stride, int num_valid) {
+    for (int i = threadIdx.x; i < 64 * 8; i += 128) {
+        int row = i / 8, column = i % 8 * 8;
+        x128 zero = {};
+        store128(&tile[row][column], row < num_valid ? load128(rows + row * stride + column) : zero);
+    }
+}
+
+// sum (16,64) += x (16,64) times tile (64,64); p: room for x in the shared memory of this warp
+template <bool in_registers> __device__ inline void multiply3(float (&sum)[8][4], const float (&x)[8][4],
+                                                              const floatX (*tile)[72], floatX (*p)[72]) {
+    int lane = threadIdx.x % 32;
+    if (!in_registers) {
+        __syncwarp(); // no longer read
+        for (int n = 0; n < 8; n++) {
+            for (int i = 0; i < 4; i++) { p[i / 2 * 8 + lane / 4][8 * n + lane % 4 * 2 + i % 2] = (floatX)x[n][i]; }
+        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t a[4];
+        if (in_registers) {
+            for (int i = 0; i < 4; i++) {
+                const float* pair = &x[2 * k + i / 2][i % 2 * 2];
+                a[i] = pack_16x2(pair[0], pair[1], floatX());
+            }
+        } else {
+            ldmatrix_x4(a, &p[lane % 16][16 * k + lane / 16 * 8]);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, &tile[16 * k + lane % 16][8 * n + lane / 16 * 8]);
+            mma_16x8x16(sum[n], a, b[0], b[1], floatX());
+            mma_16x8x16(sum[n + 1], a, b[2], b[3], floatX());
+        }
+    }
+}
+
+template <bool keys, bool in_registers> __global__ void __launch_bounds__(128)
+    attention_backward_kernel3(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                               int T, int C, int NH, float scale) {
+    __shared__ TensorCoreSMem smem;
+    int h = blockIdx.y % NH, b = blockIdx.y / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x, owned = 64 * tile; // the longest walks first
+    size_t stride = 3 * (size_t)C, stride_d = C;
+    const floatX *q = qkv + b * T * stride + h * 64, *k = q + C, *v = k + C, *d = dout + b * T * stride_d + h * 64;
+    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
+    load_tile3(smem.owned1, (keys ? k : q) + owned * stride, stride, T - owned);
+    load_tile3(smem.owned2, keys ? v + owned * stride : d + owned * stride_d, keys ? stride : stride_d, T - owned);
+
+    float sum1[8][4] = {}, sum2[8][4] = {};
+    for (int walk = keys ? tile : 0; walk <= (keys ? ceil_div(T, 64) - 1 : tile); walk++) {
+        int walked = 64 * walk;
+        __syncthreads(); // the tiles are no longer read
+        load_tile3(smem.walked1, (keys ? q : k) + walked * stride, stride, T - walked);
+        load_tile3(smem.walked2, keys ? d + walked * stride_d : v + walked * stride, keys ? stride_d : stride,
+                   T - walked);
+        __syncthreads();
+        float s[8][4] = {}, dp[8][4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t a1[4], a2[4];
+            ldmatrix_x4(a1, &smem.owned1[16 * warp + lane % 16][16 * k + lane / 16 * 8]);
+            ldmatrix_x4(a2, &smem.owned2[16 * warp + lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+            for (int n = 0; n < 8; n += 2) {
+                uint32_t b1[4], b2[4];
+                int row = 8 * n + lane / 16 * 8 + lane % 8, column = 16 * k + lane / 8 % 2 * 8;
+                ldmatrix_x4(b1, &smem.walked1[row][column]);
+                ldmatrix_x4(b2, &smem.walked2[row][column]);
+                mma_16x8x16(s[n], a1, b1[0], b1[1], floatX());
+                mma_16x8x16(s[n + 1], a1, b1[2], b1[3], floatX());
+                mma_16x8x16(dp[n], a2, b2[0], b2[1], floatX());
+                mma_16x8x16(dp[n + 1], a2, b2[2], b2[3], floatX());
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int o = owned + 16 * warp + i / 2 * 8 + lane / 4, w = walked + 8 * n + lane % 4 * 2 + i % 2;
+                int query = keys ? w : o, key = keys ? o : w;
+                bool seen = key <= query && query < T;
+                s[n][i] = seen ? expf(scale * s[n][i] - lse[query]) : 0.0f;
+                dp[n][i] = seen ? s[n][i] * (dp[n][i] - dsum[query]) : 0.0f;
+            }
+        }
+        if (keys) { multiply3<in_registers>(sum2, s, smem.walked2, &smem.p[16 * warp]); }
+        multiply3<in_registers>(sum1, dp, smem.walked1, &smem.p[16 * warp]);
+    }
+
+    floatX* out = dqkv + b * T * stride + h * 64 + (keys ? C : 0);
+    for (int n = 0; n < 8; n++) {
+        for (int i = 0; i < 4; i++) {
+            int t = owned + 16 * warp + i / 2 * 8 + lane / 4, c = 8 * n + lane % 4 * 2 + i % 2;
+            if (t < T) {
+                out[t * stride + c] = (floatX)(scale * sum1[n][i]);
+                if (keys) { out[t * stride + C + c] = (floatX)sum2[n][i]; }
+            }
+        }
+    }
+}
+
+// HS = 64
+template <bool in_registers> void attention_backward3(floatX* dqkv, const float* lse, const float* dsum,
+                                                      const floatX* dout, const floatX* qkv, int B, int T, int C,
+                                                      int NH, cudaStream_t stream) {
+    require(C / NH == 64);
+    dim3 grid(ceil_div(T, 64), B * NH);
+    attention_backward_kernel3<true, in_registers>
+        <<<grid, 128, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, 0.125f);
+    cudaCheck(cudaGetLastError());
+    attention_backward_kernel3<false, in_registers>
+        <<<grid, 128, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, 0.125f);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+// ==== promoted: attention_backward ====
+// ---- kernel 5: fp32 tiles in registers, 4x4 a thread; for fp32 builds, older devices and other head sizes ----
+
+// What both gradient kernels need of every query row besides lse: dsum = rowsum(dout * out), for with
+// P = exp(scale * q.k - lse) and dS = P * (dout.v - dsum):  dv = P^T dout, dk = scale * dS^T q, dq = scale * dS k.
+// 8 threads for each row of HS.
+__global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
+                                                int HS, int num_rows) {
+    int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
+    float sum = 0.0f;
+    if (row < num_rows) {
+        for (int i = part * x128::size; i < HS; i += 8 * x128::size) {
+            x128 a = load128(dout + (size_t)row * HS + i), b = load128(out + (size_t)row * HS + i);
+            for (int j = 0; j < x128::size; j++) { sum += (float)a[j] * (float)b[j]; }
+        }
+    }
+    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (row < num_rows && part == 0) { // row = (b * T + t) * NH + h
+        int h = row % NH, t = row / NH % T, b = row / NH / T;
+        dsum[((size_t)b * NH + h) * T + t] = sum;
+    }
+}
+
+// 4 elements as floats
+__device__ inline f128 attention_backward_load4(const floatX* p) {
+#if defined(ENABLE_FP32)
+    return load128(p);
+#else
+    int2 bits = *reinterpret_cast<const int2*>(p);
+    floatX x[4];
+    memcpy(x, &bits, sizeof(bits));
+    return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
+#endif
+}
+
+// sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
+template <int K> __device__ inline void attention_backward_multiply4x4(float (&sum)[4][4], const float (*a)[64],
+                                                                       const float (*b)[64], int row, int col) {
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        f128 x = load128(&a[k][4 * row]), y = load128(&b[k][4 * col]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) { sum[i][j] += x[i] * y[j]; }
+        }
+    }
+}
+
+// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. keys: it owns keys, walks over
+// queries, and computes dk and dv; else it owns queries, walks over keys, and computes dq: the scores are computed
+// twice so that every gradient has one writer. Scores stand as [walked][owned], which is how the second product reads
+// them. 64 * D >= HS.
+template <bool keys, int D> __global__ void __launch_bounds__(256)
+    attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                     const floatX* qkv, int T, int C, int NH, float scale) {
+    struct SMem {
+        float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
+        float p[64][64], ds[64][64];
+    };
+    static_assert(sizeof(SMem) == 48 * 1024, "what every device allows");
+    __shared__ SMem smem;
+    int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks first
+    int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
+    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
+    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
+    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
+    size_t stride = 3 * (size_t)C, stride_d = C;
+
+    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // of dk and dv, or of dq
+    int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
+    for (int walk = first; walk <= last; walk++) {
+        int walked = 64 * walk;
+        float s[4][4] = {}, dp[4][4] = {};
+        for (int c = 0; c < HS; c += 16) {
+            int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
+            f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
+            if (c + cc < HS && walked + r < T) {
+                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
+                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
+            }
+            if (c + cc < HS && owned + r < T) {
+                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
+                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
+            }
+            __syncthreads(); // the tiles are no longer read
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                smem.walked1[cc + i][r] = w1[i], smem.walked2[cc + i][r] = w2[i];
+                smem.owned1[cc + i][r] = o1[i], smem.owned2[cc + i][r] = o2[i];
+            }
+            __syncthreads();
+            attention_backward_multiply4x4<16>(s, smem.walked1, smem.owned1, row, col);
+            attention_backward_multiply4x4<16>(dp, smem.walked2, smem.owned2, row, col);
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f128 p, ds;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int w = walked + 4 * row + i, o = owned + 4 * col + j;
+                int query = keys ? w : o, key = keys ? o : w;
+                bool seen = key <= query && query < T;
+                p[j] = seen ? expf(scale * s[i][j] - lse[query]) : 0.0f;
+                ds[j] = seen ? p[j] * (dp[i][j] - dsum[query]) : 0.0f;
+            }
+            if (keys) { store128(&smem.p[4 * row + i][4 * col], p); }
+            store128(&smem.ds[4 * row + i][4 * col], ds);
+        }
+
+        // 16 walked rows at a time, 64 columns of them
+#pragma unroll
+        for (int part = 0; part < D; part++) {
+            for (int w = 0; w < 64; w += 16) {
+                int t = walked + w + row, c = 64 * part + 4 * col;
+                f128 y1 = {}, y2 = {};
+                if (t < T && c < HS) {
+                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
+                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
+                }
+                __syncthreads(); // the tiles are no longer read; at first, p and ds are complete after the next barrier
+                store128(&smem.walked1[row][4 * col], y1);
+                if (keys) { store128(&smem.walked2[row][4 * col], y2); }
+                __syncthreads();
+                attention_backward_multiply4x4<16>(sum1[part], &smem.ds[w], smem.walked1, row, col);
+                if (keys) { attention_backward_multiply4x4<16>(sum2[part], &smem.p[w], smem.walked2, row, col); }
+            }
+        }
+    }
+
+    floatX* out1 = dqkv + (size_t)b * T * 3 * C + h * HS + (keys ? C : 0);
+#pragma unroll
+    for (int part = 0; part < D; part++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int t = owned + 4 * row + i, c = 64 * part + 4 * col + j;
+                if (t < T && c < HS) {
+                    out1[t * stride + c] = (floatX)(scale * sum1[part][i][j]);
+                    if (keys) { out1[t * stride + C + c] = (floatX)sum2[part][i][j]; }
+                }
+            }
+        }
+    }
+}
+
+template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
+                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
+                                                     cudaStream_t stream) {
+    dim3 grid(ceil_div(T, 64), B * NH);
+    float scale = 1.0f / sqrtf((float)(C / NH));
+    attention_backward_plain_kernel5<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+    attention_backward_plain_kernel5<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+}
+
+void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                              int B, int T, int C, int NH, cudaStream_t stream) {
+    int HS = C / NH;
+    require(HS % 8 == 0 && HS <= 256);
+    require(B * NH <= 65535);
+    if (HS <= 64) {
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS <= 128) {
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else {
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    }
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 7: tensor cores, 32 rows a warp, one owned operand in shared memory ----
+
+// Both kernels: 4 warps own 16 * M rows each of one head, k or q in registers, v or dout in shared memory, and walk
+// over tiles of 64 rows of the other side in shared memory, 8 * N rows at a time. Scores come out as [owned][walked],
+// so that P and dS turn from accumulators into operands of the second product without leaving the registers.
+template <int HS, int M> struct AttentionBackwardSMem {
+    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // q and dout, or k and v; two deep
+    floatX owned[64 * M * HS];                   // v, or dout
+    float lse[2][64], dsum[2][64];               // of the queries of a tile
+};
+static_assert(sizeof(AttentionBackwardSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
+
+// Where the 8 elements at 8 * chunk of a row stand. The chunks of a row are permuted so that one chunk of 8 rows in
+// succession, what ldmatrix reads at a time, lies in 32 different banks.
+template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
+    return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
+}
+// From the chunk at `offset`, 0 or 1 of its row, to the one that is an even number of chunks further.
+template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
+    constexpr int group = HS % 64 == 0 ? 8 : 4;
+    return memory + (offset ^ chunk % group * 8) + chunk / group * group * 8;
+}
+
+// This thread's part of the next tile of 64 rows: a pointer for each of two tensors.
+template <int HS> struct AttentionBackwardLoader {
+    static constexpr int lanes = HS % 64 == 0 ? 8 : 4, rows_at_a_time = 128 / lanes; // lanes to a row, 16 bytes each
+    const floatX *next1, *next2;
+    int num_valid; // rows left, from this thread's first row on; those past the end become 0
+
+    __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
+                                       int T) {
+        int row = t + threadIdx.x / lanes, column = threadIdx.x % lanes * 8;
+        next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
+        num_valid = T - row;
+    }
+    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2) {
+        int row = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+#pragma unroll
+        for (int i = 0; i < 64; i += rows_at_a_time) {
+#pragma unroll
+            for (int c = 0; c < HS / 8; c += lanes) {
+                int to = attention_backward_offset<HS>(0, row + i, c + lane);
+                cp_async_16(tile1 + to, next1 + c * 8, i < num_valid);
+                cp_async_16(tile2 + to, next2 + c * 8, i < num_valid);
+            }
+            next1 += rows_at_a_time * stride1, next2 += rows_at_a_time * stride2;
+        }
+        num_valid -= 64;
+    }
+};
+
+// 16 * M rows from `row` on, of T in all, as the operand a of mma
+template <int HS, int M> __device__ inline void
+attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half_m = 0; half_m < 2; half_m++) {
+            int r = row + 16 * m + 8 * half_m + lane / 4;
+            const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
+#pragma unroll
+            for (int k = 0; k < HS / 16; k++) {
+                a[m][k][half_m] = r < T ? p[8 * k] : 0;
+                a[m][k][half_m + 2] = r < T ? p[8 * k + 4] : 0;
+            }
+        }
+    }
+}
+
+// 16 * M rows, of which num_valid exist, to the shared memory of this warp; waiting is the caller's.
+template <int HS, int M>
+__device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
+                    row < num_valid);
+    }
+}
+
+// sum (16 M, 8 N) += a (16 M, HS) times 8 * N rows of a tile, transposed
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32;
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// The same with a in the shared memory of this warp.
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
+    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * HS);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// sum (16 M, HS) += x (16 M, 8 N) times 8 * N rows of a tile
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* pair = &x[m][2 * k + i / 2][i % 2 * 2];
+                a[m][i] = pack_16x2(pair[0], pair[1], floatX());
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < HS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, attention_backward_column<HS>(memory, offset, n) + 16 * k * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// rows[r] = factor * sum for r < num_valid, by way of `owned`, which is no longer needed, for 16-byte stores
+template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
+                                                                         const float (&sum)[M][HS / 8][4], float factor,
+                                                                         floatX* owned) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++) {
+#pragma unroll
+            for (int half_m = 0; half_m < 2; half_m++) {
+                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
+                const float* pair = &sum[m][n][2 * half_m];
+                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row < num_valid) {
+            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
+            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
+        }
+    }
+}
+
+// The head of this block and its rank, 0 for the tiles with the longest walks: these come first, for as many heads at a
+// time as the L2 cache holds.
+__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
+    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
+    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
+    return make_int2(first + i % heads, i / heads);
+}
+
+// P and dS of the owned keys from kv on and the 8 * N queries from q on, which stand at offset `tile`; what they add to
+// dk and dv.
+template <bool masked, int HS, int M, int N>
+__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
+                                                  const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
+                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
+                                                  int kv, int q, float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4];
+    lse += lane % 4 * 2, dsum += lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
+            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
+    attention_backward_multiply_owned<HS, M, N>(ds, v, d_tiles, tile);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float x[2] = {lse[8 * n] * 1.44269504f, lse[8 * n + 1] * 1.44269504f};
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
+                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p[m][n][i] = 0.0f; }
+                ds[m][n][i] *= p[m][n][i];
+            }
+        }
+    }
+    attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile);
+    attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
+}
+
+template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 is seen by all queries
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
+    int stride = 3 * C, stride_d = C;
+    const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
+    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
+    float scale2 = scale * 1.44269504f;
+
+    int first = M * work.y, num_walks = ceil_div(T, 64);
+    AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
+    auto load = [&](int stage, int t) {
+        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
+        // queries past the end: q, dout, lse and dsum are 0, and so is what they add
+        int i = threadIdx.x % 64;
+        cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
+                   t + i < T);
+        cp_async_commit();
+    };
+    floatX* v_owned = smem.owned + 16 * M * HS * warp;
+    attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
+    load(0, 64 * first);
+
+    uint32_t k_operand[M][HS / 16][4];
+    attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T);
+    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
+        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
+        if (walk < first + M) { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                int t = 64 * walk + row;
+                if (t + 8 * N <= kv) { continue; } // no query of these sees this warp's keys
+                attention_backward_step_kv<true, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                           (64 * stage + row) * HS, smem.lse[stage] + row,
+                                                           smem.dsum[stage] + row, kv, t, scale2);
+            }
+        } else {
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                attention_backward_step_kv<false, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                            (64 * stage + row) * HS, smem.lse[stage] + row,
+                                                            smem.dsum[stage] + row, kv, 0, scale2);
+            }
+        }
+    }
+
+    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * HS + C;
+    attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned);
+    attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
+}
+
+// As attention_backward_step_kv, for owned queries from q on and keys from kv on. lse2, in base 2, and dsum are those
+// of the lane's rows.
+template <bool masked, int HS, int M, int N>
+__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
+                                                 floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
+                                                 const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
+                                                 float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
+    attention_backward_multiply_owned<HS, M, N>(ds, d, v_tiles, tile);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
+                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p_i = 0.0f; }
+                ds[m][n][i] *= p_i;
+            }
+        }
+    }
+    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
+}
+
+template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                 const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    int num_tiles = ceil_div(T, 64 * M);
+    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
+    int tile = num_tiles - 1 - work.y; // the last one sees all keys
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C;
+    const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
+    float scale2 = scale * 1.44269504f;
+
+    AttentionBackwardLoader<HS> loader(k, k + C, stride, stride, 0, T);
+    floatX* d_owned = smem.owned + 16 * M * HS * warp;
+    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * HS, C, T - q);
+    loader.load(smem.tile1[0], smem.tile2[0], stride, stride);
+    cp_async_commit();
+
+    uint32_t q_operand[M][HS / 16][4];
+    attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T);
+    float lse2[M][2], d_sum[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
+            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * 1.44269504f : 0.0f;
+            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
+        }
+    }
+    float dq[M][HS / 8][4] = {};
+    int num_walks = min(M * (tile + 1), ceil_div(T, 64));
+    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        if (walk + 1 < num_walks) {
+            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
+            cp_async_commit();
+        }
+        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
+        if (walk < M * tile) {
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                           (64 * stage + row) * HS, lse2, d_sum, q, 0, scale2);
+            }
+        } else { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                int t = 64 * walk + row;
+                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
+                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                          (64 * stage + row) * HS, lse2, d_sum, q, t, scale2);
+            }
+        }
+    }
+
+    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * HS;
+    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
+}
+
+// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_: of the one for dq
+template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
+void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                            int B, int T, int C, int NH, cudaStream_t stream) {
+    auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
+    auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
+    int kv_bytes = sizeof(AttentionBackwardSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardSMem<HS, q_M>);
+    cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
+    cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
+    float scale = 1.0f / sqrtf((float)HS);
+    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v, dout
+    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of 40 to 50 in L2
+    int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
+    kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    cudaCheck(cudaGetLastError());
+    q_kernel<<<q_grid, 128, q_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
+                             cudaStream_t stream) {
+    int num_rows = B * T * NH, block_size = 256;
+    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+        dsum, dout, out, T, NH, C / NH, num_rows);
+    cudaCheck(cudaGetLastError());
+}
+
+// Floats of scratch: dsum (B,NH,T).
+size_t attention_backward_scratch(int B, int T, int /*C*/, int NH) { return (size_t)B * NH * T; }
+
+// dqkv (B,T,3,NH,HS) out | scratch | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
+// lse (B,NH,T), natural logarithm, in. HS a multiple of 8, at most 256; 32, 64, 96 and 128 run on tensor cores where
+// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691.
+void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    float* dsum = scratch;
+    attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) {
+        switch (C / NH) {
+        case 32:
+            return attention_backward_mma<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        case 64:
+            return attention_backward_mma<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        case 96:
+            return attention_backward_mma<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        case 128:
+            return attention_backward_mma<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        }
+    }
+#endif
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+// ==== end promoted: attention_backward ====
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 6: the promoted kernel with 16 rows a warp: 3 blocks fit an SM, tiles are read twice as often ----
+
+// HS = 64
+void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                         int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C / NH == 64);
+    attention_backward_mma<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+
+// ---- kernel 8: five products in one kernel: a block owns a head and sums dq in fp32, in the L2 cache ----
+
+struct SMem8 {
+    floatX tile1[2][64 * 64], tile2[2][64 * 64]; // q and dout, two deep
+    floatX v[128 * 64], k[128 * 64];             // owned
+    floatX ds[128 * 64];                         // owned keys, queries of the tile
+    float lse[2][64], dsum[2][64];
+};
+
+// dq_sums (B, NH, T/64, 64, 64): every thread reads again only what it wrote itself, so nothing is waited for.
+__global__ void __launch_bounds__(128, 2)
+    attention_backward_kernel8(floatX* dqkv, float4* dq_sums, const float* lse, const float* dsum, const floatX* dout,
+                               const floatX* qkv, int T, int C, int NH, float scale) {
+    constexpr int HS = 64, M = 2, N = 2;
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    SMem8& smem = *reinterpret_cast<SMem8*>(attention_backward_memory);
+    int h = blockIdx.x % NH, b = blockIdx.x / NH, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int stride = 3 * C, num_walks = ceil_div(T, 64);
+    const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * C + h * HS;
+    lse += (size_t)blockIdx.x * T, dsum += (size_t)blockIdx.x * T;
+    dq_sums += (size_t)blockIdx.x * num_walks * 1024;
+    float scale2 = scale * 1.44269504f;
+
+    for (int first = 0; first < num_walks; first += M) { // tiles of 64 * M keys
+        int kv = 64 * first + 16 * M * warp;
+        AttentionBackwardLoader<HS> loader(q, d, stride, C, 64 * first, T);
+        auto load = [&](int stage, int t) {
+            loader.load(smem.tile1[stage], smem.tile2[stage], stride, C);
+            int i = threadIdx.x % 64;
+            cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
+                       t + i < T);
+            cp_async_commit();
+        };
+        floatX *v_owned = smem.v + 16 * M * HS * warp, *k_owned = smem.k + 16 * M * HS * warp;
+        floatX* ds_owned = smem.ds + 16 * M * 64 * warp;
+        __syncthreads(); // the tiles and the keys are no longer read
+        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
+        attention_backward_load_owned<HS, M>(k_owned, q + C + (size_t)kv * stride, stride, T - kv);
+        load(0, 64 * first);
+        uint32_t k_operand[M][HS / 16][4];
+        attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T);
+        float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+        for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+            cp_async_wait<0>();
+            __syncthreads(); // this tile has landed for all, the one before and ds are no longer read
+            if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                float p[M][N][4] = {}, ds[M][N][4] = {};
+                int tile = (64 * stage + row) * HS, t = 64 * walk + row;
+                if (t + 8 * N > kv) { // else no query of these sees this warp's keys
+                    const float *x = smem.lse[stage] + row + lane % 4 * 2, *y = smem.dsum[stage] + row + lane % 4 * 2;
+#pragma unroll
+                    for (int n = 0; n < N; n++) {
+#pragma unroll
+                        for (int m = 0; m < M; m++) {
+                            ds[m][n][0] = ds[m][n][2] = -y[8 * n], ds[m][n][1] = ds[m][n][3] = -y[8 * n + 1];
+                        }
+                    }
+                    attention_backward_multiply_rows<HS, M, N>(p, k_operand, smem.tile1[0], tile);
+                    attention_backward_multiply_owned<HS, M, N>(ds, v_owned, smem.tile2[0], tile);
+#pragma unroll
+                    for (int n = 0; n < N; n++) {
+                        float lse2[2] = {x[8 * n] * 1.44269504f, x[8 * n + 1] * 1.44269504f};
+#pragma unroll
+                        for (int m = 0; m < M; m++) {
+#pragma unroll
+                            for (int i = 0; i < 4; i++) {
+                                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - lse2[i % 2]);
+                                int key = kv + 16 * m + i / 2 * 8 + lane / 4;
+                                if (key > t + 8 * n + lane % 4 * 2 + i % 2) { p[m][n][i] = 0.0f; }
+                                ds[m][n][i] *= p[m][n][i];
+                            }
+                        }
+                    }
+                    attention_backward_multiply_columns<HS, M, N>(dv, p, smem.tile2[0], tile);
+                    attention_backward_multiply_columns<HS, M, N>(dk, ds, smem.tile1[0], tile);
+                }
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+#pragma unroll
+                    for (int n = 0; n < N; n++) {
+#pragma unroll
+                        for (int i = 0; i < 4; i += 2) {
+                            int to = attention_backward_offset<64>(0, 16 * m + 4 * i + lane / 4, row / 8 + n);
+                            uint32_t* pair = reinterpret_cast<uint32_t*>(ds_owned + to + lane % 4 * 2);
+                            *pair = pack_16x2(ds[m][n][i], ds[m][n][i + 1], floatX());
+                        }
+                    }
+                }
+            }
+            __syncthreads(); // ds is complete
+
+            // 16 queries a warp, all keys of the tile
+            float dq[HS / 8][4] = {};
+            int offset_a = attention_backward_offset<64>(0, lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+            int offset_b = attention_backward_offset<HS>(0, lane % 16, lane / 16);
+#pragma unroll 2
+            for (int k = 0; k < 4 * M; k++) {
+                uint32_t a[4];
+                ldmatrix_x4_trans(a, smem.ds + offset_a + 16 * k * 64);
+#pragma unroll
+                for (int n = 0; n < HS / 8; n += 2) {
+                    uint32_t b4[4];
+                    ldmatrix_x4_trans(b4, attention_backward_column<HS>(smem.k, offset_b, n) + 16 * k * HS);
+                    mma_16x8x16(dq[n], a, b4[0], b4[1], floatX());
+                    mma_16x8x16(dq[n + 1], a, b4[2], b4[3], floatX());
+                }
+            }
+            float4* sums = dq_sums + ((size_t)walk * 4 + warp) * (HS / 8) * 32 + lane;
+            bool last = walk < first + M; // later keys are not seen
+            int t = 64 * walk + 16 * warp + lane / 4;
+            floatX* out = dqkv + ((size_t)b * T + t) * stride + h * HS + lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                float4 sum = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+                if (first > 0) {
+                    float4 before = sums[32 * n];
+                    sum.x += before.x, sum.y += before.y, sum.z += before.z, sum.w += before.w;
+                }
+                if (!last) {
+                    sums[32 * n] = sum;
+                } else {
+                    uint32_t low = pack_16x2(scale * sum.x, scale * sum.y, floatX());
+                    uint32_t high = pack_16x2(scale * sum.z, scale * sum.w, floatX());
+                    if (t < T) { *reinterpret_cast<uint32_t*>(out + 8 * n) = low; }
+                    if (t + 8 < T) { *reinterpret_cast<uint32_t*>(out + (size_t)8 * stride + 8 * n) = high; }
+                }
+            }
+        }
+        floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * HS + C;
+        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned);
+        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
+    }
+}
+
+// HS = 64; dq_sums: 4096 * B * NH * ceil(T / 64) floats, aligned to 16 bytes
+void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const float* dsum, const floatX* dout,
+                         const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C / NH == 64);
+    cudaCheck(cudaFuncSetAttribute(attention_backward_kernel8, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)sizeof(SMem8)));
+    attention_backward_kernel8<<<B * NH, 128, sizeof(SMem8), stream>>>(dqkv, reinterpret_cast<float4*>(dq_sums), lse,
+                                                                       dsum, dout, qkv, T, C, NH, 0.125f);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+static void declare(Bench& b) {
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
+    cudaStream_t stream = b.stream;
+    size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
+    Buffer<floatX> qkv = b.input<floatX>("qkv", 3 * n), dout = b.input<floatX>("dout", n);
+    std::vector<float> lse_host(b.dry ? 0 : num_rows);
+    Buffer<floatX> out = b.input_from<floatX>(
+        "out", n, [&](float* host) { attention_forward_cpu(host, lse_host.data(), qkv.host, B, T, C, NH); });
+    Buffer<float> lse = b.input_from<float>(
+        "lse", num_rows, [&](float* host) { memcpy(host, lse_host.data(), num_rows * sizeof(float)); });
+    float ulp = ulp_of<floatX>();
+    Tolerance tolerance = sizeof(floatX) == 2 ? Tolerance{2 * ulp, ulp} : Tolerance{96 * ulp, 8 * ulp};
+    Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
+    Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
+    b.reference([=] { attention_backward_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH); });
+    b.cost(8.0 * n * sizeof(floatX) + num_rows * sizeof(float), 5.0 * B * NH * T * (double)T * HS);
+
+    if ((double)num_rows * T <= 1 << 30) { // 12 GB of matrices
+        Buffer<float> scores = b.scratch<float>("scores", num_rows * T), dp = b.scratch<float>("dp", num_rows * T);
+        Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T), ds = b.scratch<floatX>("ds", num_rows * T);
+        if (!b.dry) { cublas_handle(); }
+        auto kernel0 = [=](int bs) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward0(dqkv, scores, dp, p, ds, scratch, dout, qkv, lse, B, T, C, NH, stream, bs);
+        };
+        b.kernel(0, "cuBLAS for the five products, the matrices in memory", kernel0, {256});
+        auto kernel1 = [=](int bs) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward1(dqkv, scores, dp, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
+        };
+        b.kernel(1, "one thread per score, then per gradient", kernel1, {128, 256, 512});
+    }
+    auto kernel2 = [=](int bs) {
+        attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+        attention_backward2(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
+    };
+    b.kernel(2, "no matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
+    auto kernel5 = [=](int) {
+        attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+        attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+    };
+    b.kernel(5, "fp32 arithmetic, tiles in shared memory and registers", kernel5, {0});
+#if !defined(ENABLE_FP32)
+    if (HS == 64) {
+        auto kernel3 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward3<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(3, "mma.sync, 16 rows a warp, P and dS by way of shared memory", kernel3, {0}, 80);
+        auto kernel4 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward3<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(4, "P and dS stay in registers", kernel4, {0}, 80);
+        auto kernel6 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward6(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(6, "cp.async, two stages, swizzled", kernel6, {0}, 80);
+        Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);
+        auto kernel8 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward8(dqkv, dq_sums, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(8, "five products, one block per head, dq summed in L2", kernel8, {0}, 80);
+    }
+#endif
+    b.kernel(7, "32 rows a warp; plain where there are no tensor cores",
+             [=](int) { attention_backward(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); }, {0});
+    b.promoted(7);
+}
+
+// C and NH: head sizes 64, 32, 96, 128 for the tensor cores, 40 and 200 for the plain kernel
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
+                      {{1, 1, 64, 1},
+                       {2, 17, 128, 2},
+                       {1, 64, 64, 2},
+                       {2, 127, 192, 3},
+                       {1, 128, 192, 2},
+                       {2, 200, 256, 4},
+                       {1, 200, 192, 2},
+                       {1, 200, 256, 2},
+                       {1, 300, 128, 4},
+                       {1, 70, 80, 2},
+                       {1, 130, 400, 2}});
+}

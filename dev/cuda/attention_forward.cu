@@ -1,0 +1,774 @@
+/* attention_forward: out = softmax(scale * q k^T, causal) v, for each head; scale = 1 / sqrt(HS)
+
+   out (B,T,NH,HS) floatX out | lse (B,NH,T) float out, or NULL: ln(sum over k of exp(scale * q.k))
+   qkv (B,T,3,NH,HS) floatX in | C = NH * HS
+   Bound: compute, 2*B*NH*T*T*HS FLOPs with the causal half counted once. Constraint: HS % 8 == 0, HS <= 256.
+   Error: against the fp64 reference, one ulp of out, and half an ulp of 1 (values of the size 1): P is rounded to
+   floatX before it meets V, which costs at most half an ulp of sum(p |v|), and random signs keep it well below that.
+   fp32: 32 ulps, from the sums over HS and the exponent. Scores of size s are off by some 4 s ulps of fp32.
+   Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Milakov and Gimelshein 2018, online softmax, arXiv:1805.02867.
+
+   nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
+   ./attention_forward 8      check kernel 8 against the CPU
+   ./attention_forward        every kernel, side by side                                                       */
+#include "bench.h"
+#include "../../llmc/cublas_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include <cublas_v2.h>
+
+static cublasHandle_t cublas_handle() {
+    static cublasHandle_t handle = NULL;
+    if (!handle) { cublasCheck(cublasCreate(&handle)); }
+    return handle;
+}
+
+// ---- kernel 0: cuBLAS for both products, a kernel for the softmax; the T x T matrix in memory ----
+// Heads lie HS apart in the packed layout, which strided batches of one b can follow: no permutes.
+
+// p[row] = softmax of the first row % T + 1 scores, then zeros; one block per row of (B*NH*T)
+__global__ void attention_forward_softmax_kernel(floatX* p, float* lse, const float* scores, int T, float scale) {
+    __shared__ float shared[32];
+    size_t row = blockIdx.x;
+    int num_keys = (int)(row % T) + 1;
+    scores += row * T, p += row * T;
+    float row_max = -INFINITY, sum = 0;
+    for (int k = threadIdx.x; k < num_keys; k += blockDim.x) { row_max = fmaxf(row_max, scores[k]); }
+    row_max = block_max(row_max, shared);
+    for (int k = threadIdx.x; k < num_keys; k += blockDim.x) { sum += expf((scores[k] - row_max) * scale); }
+    sum = block_sum(sum, shared);
+    for (int k = threadIdx.x; k < T; k += blockDim.x) {
+        p[k] = (floatX)(k < num_keys ? expf((scores[k] - row_max) * scale) / sum : 0.0f);
+    }
+    if (threadIdx.x == 0) { lse[row] = row_max * scale + logf(sum); }
+}
+
+static void attention_forward_softmax(floatX* p, float* lse, const float* scores, int B, int T, int NH, float scale,
+                                      cudaStream_t stream, int block_size) {
+    attention_forward_softmax_kernel<<<B * NH * T, block_size, 0, stream>>>(p, lse, scores, T, scale);
+    cudaCheck(cudaGetLastError());
+}
+
+// scores (B,NH,T,T) float scratch, p (B,NH,T,T) floatX scratch
+void attention_forward0(floatX* out, float* lse, float* scores, floatX* p, const floatX* qkv, int B, int T, int C,
+                        int NH, cublasHandle_t handle, cudaStream_t stream, int block_size) {
+#if defined(ENABLE_FP32)
+    const cudaDataType_t type = CUDA_R_32F;
+#elif defined(ENABLE_FP16)
+    const cudaDataType_t type = CUDA_R_16F;
+#else
+    const cudaDataType_t type = CUDA_R_16BF;
+#endif
+    const float one = 1.0f, zero = 0.0f;
+    int HS = C / NH;
+    long long matrix = (long long)T * T;
+    cublasCheck(cublasSetStream(handle, stream));
+    // in cuBLAS's columns: scores^T (T,T) = k q^T of each head, out^T (HS,T) = v^T p^T
+    for (int b = 0; b < B; b++) {
+        const floatX* q = qkv + (size_t)b * T * 3 * C;
+        cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
+                                               q, type, 3 * C, HS, &zero, scores + (size_t)b * NH * matrix, CUDA_R_32F,
+                                               T, matrix, NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    }
+    attention_forward_softmax(p, lse, scores, B, T, NH, 1.0f / sqrtf((float)HS), stream, block_size);
+    for (int b = 0; b < B; b++) {
+        const floatX* v = qkv + (size_t)b * T * 3 * C + 2 * C;
+        cublasCheck(cublasGemmStridedBatchedEx(
+            handle, CUBLAS_OP_N, CUBLAS_OP_N, HS, T, T, &one, v, type, 3 * C, HS, p + (size_t)b * NH * matrix, type, T,
+            matrix, &zero, out + (size_t)b * T * C, type, C, HS, NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    }
+}
+
+// ---- kernel 1: one thread per query, plain loops; scores are computed twice rather than stored ----
+
+__device__ inline float attention_forward_dot(const floatX* a, const floatX* b, int n) {
+    float sum = 0;
+    for (int i = 0; i < n; i++) { sum += (float)a[i] * (float)b[i]; }
+    return sum;
+}
+
+__global__ void attention_forward_kernel1(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH,
+                                          float scale) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)B * NH * T) { return; }
+    int t = i % T, h = i / T % NH, b = i / T / NH, HS = C / NH;
+    const floatX* first = qkv + (size_t)b * T * 3 * C + h * HS; // query 0; keys are C further, values 2 * C
+    const floatX* q = first + (size_t)t * 3 * C;
+    float m = -INFINITY, l = 0, o[256];
+    for (int k = 0; k <= t; k++) { m = fmaxf(m, attention_forward_dot(q, first + C + (size_t)k * 3 * C, HS) * scale); }
+    for (int d = 0; d < HS; d++) { o[d] = 0; }
+    for (int k = 0; k <= t; k++) {
+        float p = expf(attention_forward_dot(q, first + C + (size_t)k * 3 * C, HS) * scale - m);
+        const floatX* v = first + 2 * C + (size_t)k * 3 * C;
+        for (int d = 0; d < HS; d++) { o[d] += p * (float)v[d]; }
+        l += p;
+    }
+    for (int d = 0; d < HS; d++) { out[((size_t)b * T + t) * C + h * HS + d] = (floatX)(o[d] / l); }
+    lse[i] = m + logf(l);
+}
+
+void attention_forward1(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream,
+                        int block_size) {
+    require(C / NH <= 256);
+    attention_forward_kernel1<<<ceil_div(B * NH * T, block_size), block_size, 0, stream>>>(
+        out, lse, qkv, B, T, C, NH, 1.0f / sqrtf((float)(C / NH)));
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: the T x T matrix in memory: a thread per score, a block per row, a thread per output ----
+
+__global__ void attention_forward_kernel2_scores(float* scores, const floatX* qkv, int T, int C, int NH) {
+    int k = blockIdx.x * blockDim.x + threadIdx.x, q = blockIdx.y, b = blockIdx.z / NH, h = blockIdx.z % NH;
+    if (k > q) { return; }
+    const floatX* first = qkv + (size_t)b * T * 3 * C + h * (C / NH);
+    scores[((size_t)blockIdx.z * T + q) * T + k] =
+        attention_forward_dot(first + (size_t)q * 3 * C, first + C + (size_t)k * 3 * C, C / NH);
+}
+
+__global__ void attention_forward_kernel2_values(floatX* out, const floatX* p, const floatX* qkv, int B, int T, int C,
+                                                 int NH) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)B * T * C) { return; }
+    int c = i % C, t = i / C % T, b = i / C / T, h = c / (C / NH);
+    const floatX* v = qkv + (size_t)b * T * 3 * C + 2 * C + c;
+    p += (((size_t)b * NH + h) * T + t) * T;
+    float sum = 0;
+    for (int k = 0; k <= t; k++) { sum += (float)p[k] * (float)v[(size_t)k * 3 * C]; }
+    out[i] = (floatX)sum;
+}
+
+void attention_forward2(floatX* out, float* lse, float* scores, floatX* p, const floatX* qkv, int B, int T, int C,
+                        int NH, cudaStream_t stream, int block_size) {
+    require(T <= 65535 && B * NH <= 65535);
+    attention_forward_kernel2_scores<<<dim3(ceil_div(T, block_size), T, B * NH), block_size, 0, stream>>>(scores, qkv,
+                                                                                                          T, C, NH);
+    cudaCheck(cudaGetLastError());
+    attention_forward_softmax(p, lse, scores, B, T, NH, 1.0f / sqrtf((float)(C / NH)), stream, block_size);
+    attention_forward_kernel2_values<<<(unsigned)ceil_div((size_t)B * T * C, (size_t)block_size), block_size, 0,
+                                       stream>>>(out, p, qkv, B, T, C, NH);
+    cudaCheck(cudaGetLastError());
+}
+
+// ==== promoted: attention_forward ====
+// softmax(scale * q k^T, causal) v without the T x T matrix: tiles of queries stay, tiles of keys stream past, and what
+// has been summed is rescaled when a row's maximum grows. Kernel 8 runs on tensor cores, kernel 3 anywhere.
+// Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+
+struct AttentionForwardWork {
+    int head, tile; // of B*NH, and of the queries
+};
+
+// Blocks start in the order of their index. Within a group of heads, whose keys and values fit L2 together, the tiles
+// with the most keys come first, so that what runs last is short.
+__device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
+    int first = blockIdx.x / (group * num_tiles) * group;
+    int rest = blockIdx.x % (group * num_tiles);
+    int heads = min(group, num_heads - first);
+    return {first + rest % heads, num_tiles - 1 - rest / heads};
+}
+
+inline int attention_forward_group(int T, int HS, int num_heads) {
+    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of a head
+    size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
+    return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
+}
+
+// ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
+
+// + 4: rows that follow each other start 4 banks apart, so that 8 lanes' 16 bytes meet no bank twice
+template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
+    float q[rows][max_HS + 4];
+    float kv[keys][max_HS + 4]; // the keys of a tile, then its values
+    float p[rows][keys + 4];
+};
+
+// Rows first..first+rows-1 of src, whose rows lie `stride` apart, as floats; zeros past T. Columns past HS stay as they
+// are: what they lead to is not stored.
+template <int max_HS, int rows> __device__ inline void
+attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
+    constexpr int vectors = max_HS / x128::size;
+#pragma unroll
+    for (int i = 0; i < rows * vectors / 128; i++) {
+        int row = (i * 128 + threadIdx.x) / vectors, d = (i * 128 + threadIdx.x) % vectors * x128::size;
+        if (d >= HS) { continue; }
+        x128 x = {};
+        if (first + row < T) { x = load128(src + (first + row) * stride + d); }
+        for (int j = 0; j < x128::size; j += 4) {
+            store128(&tile[row][d + j], f128{(float)x[j], (float)x[j + 1], (float)x[j + 2], (float)x[j + 3]});
+        }
+    }
+}
+
+// A warp owns rows / 4 queries, half a warp every other of them; a thread has keys / 16 columns of the scores and
+// max_HS / 16 of the output.
+template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
+    attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
+                              int group, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = *reinterpret_cast<AttentionForwardPlainSMem<max_HS, rows, keys>*>(attention_forward_shared);
+    constexpr int R = rows / 8, K = keys / 16, D = max_HS / 64;
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
+    int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
+    size_t C = (size_t)NH * HS, stride = 3 * C;
+    const floatX* src = qkv + b * T * stride + (size_t)h * HS;
+    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2; // rows row0, row0+2, ...
+
+    float o[R][4 * D] = {}, m[R], l[R] = {}; // m: the maximum, times scale_log2; l: this thread's share of the sum
+    for (int i = 0; i < R; i++) { m[i] = -INFINITY; }
+    attention_forward_plain_load<max_HS, rows>(smem.q, src, q0, T, HS, stride);
+    int num_keys = min(q0 + rows, T);
+    for (int k0 = 0; k0 < num_keys; k0 += keys) {
+        __syncthreads(); // the last tile's values have been read
+        attention_forward_plain_load<max_HS, keys>(smem.kv, src + C, k0, T, HS, stride);
+        __syncthreads();
+        float s[R][K] = {};
+        for (int d = 0; d < HS; d += 4) {
+            f128 k[K];
+            for (int j = 0; j < K; j++) { k[j] = load128(&smem.kv[tx + 16 * j][d]); }
+            for (int i = 0; i < R; i++) {
+                f128 q = load128(&smem.q[row0 + 2 * i][d]);
+                for (int j = 0; j < K; j++) {
+                    for (int e = 0; e < 4; e++) { s[i][j] = fmaf(q[e], k[j][e], s[i][j]); }
+                }
+            }
+        }
+        for (int i = 0; i < R; i++) {
+            int row = row0 + 2 * i;
+            float row_max = -INFINITY;
+            for (int j = 0; j < K; j++) {
+                if (k0 + tx + 16 * j > q0 + row) { s[i][j] = -INFINITY; }
+                row_max = fmaxf(row_max, s[i][j]);
+            }
+            for (int offset = 8; offset > 0; offset /= 2) {
+                row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, offset));
+            }
+            // finite from the first tile on: every row has key 0
+            float new_m = fmaxf(m[i], row_max * scale_log2), rescale = exp2_approx(m[i] - new_m);
+            m[i] = new_m, l[i] *= rescale;
+            for (int j = 0; j < 4 * D; j++) { o[i][j] *= rescale; }
+            for (int j = 0; j < K; j++) {
+                float p = exp2_approx(fmaf(s[i][j], scale_log2, -new_m));
+                l[i] += p;
+                smem.p[row][tx + 16 * j] = p;
+            }
+        }
+        __syncthreads(); // the keys have been read
+        attention_forward_plain_load<max_HS, keys>(smem.kv, src + 2 * C, k0, T, HS, stride);
+        __syncthreads();
+        for (int key = 0; key < keys; key += 4) {
+            f128 p[R];
+            for (int i = 0; i < R; i++) { p[i] = load128(&smem.p[row0 + 2 * i][key]); }
+            for (int e = 0; e < 4; e++) {
+                for (int j = 0; j < D; j++) {
+                    f128 v = load128(&smem.kv[key + e][64 * j + 4 * tx]); // past HS: not stored below
+                    for (int i = 0; i < R; i++) {
+                        for (int c = 0; c < 4; c++) { o[i][4 * j + c] = fmaf(p[i][e], v[c], o[i][4 * j + c]); }
+                    }
+                }
+            }
+        }
+    }
+    struct alignas(4 * sizeof(floatX)) Vec4 {
+        floatX v[4];
+    };
+    for (int i = 0; i < R; i++) {
+        for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
+        int t = q0 + row0 + 2 * i;
+        if (t >= T) { continue; }
+        float inverse = 1.0f / l[i];
+        floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
+        for (int j = 0; j < D; j++) {
+            Vec4 x;
+            for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
+            if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
+        }
+        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * 0.69314718f; }
+    }
+}
+
+template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
+                                                                             int B, int T, int HS, int NH,
+                                                                             cudaStream_t stream) {
+    auto kernel = attention_forward_kernel3<max_HS, rows, keys>;
+    constexpr int shared = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
+    static_assert(shared <= 64 << 10, "all that compute capability 7.5 has");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    kernel<<<B * NH * ceil_div(T, rows), 128, shared, stream>>>(
+        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+    cudaCheck(cudaGetLastError());
+}
+
+void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+                             cudaStream_t stream) {
+    if (HS <= 64) {
+        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, stream);
+    } else if (HS <= 128) {
+        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, stream);
+    } else {
+        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, stream);
+    }
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 8: steps of 32 keys, so that registers suffice for 3 blocks of 4 warps ----
+// A warp has 16 * row_tiles queries. A row's sums are rescaled when its maximum has grown by more than 2^slack.
+
+// 64 * row_tiles queries, and two stages of 64 keys: while one is read, the other is filled
+template <int HS, int row_tiles> struct AttentionForwardSMem {
+    floatX q[64 * row_tiles * HS]; // at the end the output, each warp its own rows
+    floatX kv[2][2][64 * HS];      // of each stage the keys, then their values
+};
+
+// Where 16-byte chunk `chunk` of row `row` lies in a tile (rows, HS), in elements: chunks are permuted so that the same
+// one of 8 rows that follow each other, which ldmatrix reads at once, falls on all 32 banks.
+template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
+    int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return row * HS + permuted * 8;
+}
+
+// The shared-memory address 16 * d columns on in the same row, where the chunk was 0 or 1. Needs rows that start at a
+// multiple of their swizzled span, which the alignment of 256 bytes gives.
+template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
+    return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
+}
+
+// Starts the copy of rows first..first+rows-1 of src, which lie 3 * C apart; zeros past T. parts = 2: then also of what
+// lies C behind them, to a second tile. Not unrolled: it would keep all the addresses in registers.
+template <int HS, int rows, int parts>
+__device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
+    constexpr int chunks = HS / 8;
+    static_assert(rows * chunks % 128 == 0, "every thread copies as many");
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * chunks; i += 128) {
+        int row = i / chunks, chunk = i % chunks;
+        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            cp_async_16(tile + part * rows * HS + attention_forward_at<HS>(row, chunk), from + part * C,
+                        first + row < T);
+        }
+    }
+}
+
+// What a thread keeps of its warp's queries: rows g and g + 8 of each 16, where g = lane / 4.
+template <int HS, int row_tiles> struct AttentionForwardState {
+    uint32_t q[row_tiles][HS / 16][4];
+    float o[row_tiles][HS / 8][4]; // the output, before its division by the sum
+    float m[row_tiles][2];         // the maximum that o and l are relative to, times scale_log2
+    float l[row_tiles][2];         // this thread's share of the sum of P
+};
+
+// One step: keys `key..key+step-1`, counted from the warp's first query where masked; k and v are the shared-memory
+// addresses of this lane's rows of the first two of ldmatrix's operands.
+template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
+attention_forward_step(AttentionForwardState<HS, row_tiles>& x, uint32_t k, uint32_t v, int key, float scale_log2) {
+    int lane = threadIdx.x % 32;
+    constexpr int row_bytes = HS * sizeof(floatX);
+    float s[row_tiles][step / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < HS / 16; d++) {
+#pragma unroll
+        for (int n = 0; n < step / 16; n++) {
+            uint32_t b[4]; // keys 0-7 by 16 of HS, then keys 8-15
+            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * row_bytes);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(s[i][2 * n], x.q[i][d], b[0], b[1], floatX());
+                mma_16x8x16(s[i][2 * n + 1], x.q[i][d], b[2], b[3], floatX());
+            }
+        }
+    }
+    float new_m[row_tiles][2];
+    bool grew = false;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float row_max = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& score = s[i][n][2 * half_row + e];
+                    if (masked && key + 8 * n + lane % 4 * 2 + e > row) { score = -INFINITY; }
+                    row_max = fmaxf(row_max, score);
+                }
+            }
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
+            new_m[i][half_row] = row_max * scale_log2;
+            grew |= new_m[i][half_row] > x.m[i][half_row] + slack;
+        }
+    }
+    // P may exceed 1 by the slack: it is divided by its own sum in the end
+    if (__any_sync(0xFFFFFFFFu, grew)) {
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int half_row = 0; half_row < 2; half_row++) {
+                // finite from the first step on: every row has key 0
+                float m = fmaxf(x.m[i][half_row], new_m[i][half_row]), rescale = exp2_approx(x.m[i][half_row] - m);
+                x.m[i][half_row] = m, x.l[i][half_row] *= rescale;
+#pragma unroll
+                for (int n = 0; n < HS / 8; n++) {
+                    x.o[i][n][2 * half_row] *= rescale, x.o[i][n][2 * half_row + 1] *= rescale;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < step / 16; n++) {
+        uint32_t p[row_tiles][4]; // 16 keys of P: two accumulators side by side are one operand
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float* score = &s[i][2 * n + j / 2][j % 2 * 2];
+                float p0 = exp2_approx(fmaf(score[0], scale_log2, -x.m[i][j % 2]));
+                float p1 = exp2_approx(fmaf(score[1], scale_log2, -x.m[i][j % 2]));
+                x.l[i][j % 2] += p0 + p1;
+                p[i][j] = pack_16x2(p0, p1, floatX());
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            uint32_t b[4]; // 16 keys by columns 0-7 of 16, then 8-15
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * row_bytes);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(x.o[i][2 * d], p[i], b[0], b[1], floatX());
+                mma_16x8x16(x.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// Divides by the sum and stores a warp's rows by 16 bytes, by way of its part of smem.q.
+template <int HS, int row_tiles> __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
+                                                                                AttentionForwardState<HS, row_tiles>& x,
+                                                                                int row0, int T, size_t C) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float l = x.l[i][half_row];
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+            float inverse = 1.0f / l;
+            if (lse && lane % 4 == 0 && row0 + row < T) {
+                lse[row0 + row] = (x.m[i][half_row] + log2f(l)) * 0.69314718f;
+            }
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                uint32_t pair =
+                    pack_16x2(x.o[i][n][2 * half_row] * inverse, x.o[i][n][2 * half_row + 1] * inverse, floatX());
+                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row0 + row < T) {
+            // not load128 and store128: the compiler makes a copy by 4 bytes of the two
+            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
+                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
+        }
+    }
+}
+
+template <int HS, int row_tiles, int step, int slack, int blocks> __global__ void __launch_bounds__(128, blocks)
+    attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
+                              float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = *reinterpret_cast<AttentionForwardSMem<HS, row_tiles>*>(attention_forward_shared);
+    constexpr int rows = 64 * row_tiles;
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
+    int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
+    int lane = threadIdx.x % 32;
+    int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
+    size_t C = (size_t)NH * HS;
+    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
+    int num_tiles = ceil_div(min(q0 + rows, T), 64), num_unmasked = q0 / 64;
+
+    attention_forward_load<HS, rows, 1>(smem.q, src, q0, T, C);
+    attention_forward_load<HS, 64, 2>(smem.kv[0][0], src + C, 0, T, C);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+
+    AttentionForwardState<HS, row_tiles> x;
+    floatX* warp_q = smem.q + warp_row * HS;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            ldmatrix_x4(x.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+        }
+        for (int n = 0; n < HS / 8; n++) {
+            for (int e = 0; e < 4; e++) { x.o[i][n][e] = 0; }
+        }
+        for (int half_row = 0; half_row < 2; half_row++) { x.m[i][half_row] = -INFINITY, x.l[i][half_row] = 0; }
+    }
+    // ldmatrix reads keys 0-7 and 8-15, HS 0-7 and 8-15: as (HS, HS, keys) for S = Q K^T, and as (keys, HS) for P V
+    constexpr int row_bytes = HS * sizeof(floatX), stage_bytes = sizeof(smem.kv[0]);
+    uint32_t k_address =
+        shared_address(smem.kv[0][0] + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    uint32_t v_address = shared_address(smem.kv[0][1] + attention_forward_at<HS>(lane % 16, lane / 16));
+    for (int tile = 0; tile < num_tiles; tile++) {
+        if (tile > 0) {
+            cp_async_wait<0>();
+            __syncthreads(); // this tile has come, and all have read the last one, whose place the next one takes
+        }
+        if (tile + 1 < num_tiles) {
+            attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
+            cp_async_commit();
+        }
+        uint32_t k = k_address + tile % 2 * stage_bytes, v = v_address + tile % 2 * stage_bytes;
+        if (tile < num_unmasked) {
+#pragma unroll 1
+            for (int j = 0; j < 64; j += step) {
+                attention_forward_step<false, step, slack>(x, k + j * row_bytes, v + j * row_bytes, 0, scale_log2);
+            }
+        } else {
+            int key = tile * 64 - q0 - warp_row; // of the warp's 16 * row_tiles queries none sees keys past its last
+#pragma unroll 1
+            for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
+                attention_forward_step<true, step, slack>(x, k + j * row_bytes, v + j * row_bytes, key + j, scale_log2);
+            }
+        }
+    }
+    floatX* dst = out + ((size_t)b * T * NH + h) * HS;
+    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, x, q0 + warp_row, T, C);
+}
+
+template <int HS, int row_tiles, int step, int slack, int blocks>
+void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
+    constexpr int shared = sizeof(AttentionForwardSMem<HS, row_tiles>);
+    static_assert(shared <= 99 << 10, "all that compute capability 8.6 has");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, shared, stream>>>(
+        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+// out (B,T,NH,HS), lse (B,NH,T) or NULL, qkv (B,T,3,NH,HS), C = NH * HS. All pointers are aligned to 16 bytes.
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(NH > 0 && C % NH == 0);
+    int HS = C / NH;
+    require(HS % 8 == 0 && HS <= 256);
+    require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80) {
+        switch (HS) {
+        case 32:
+            return attention_forward_mma<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        case 64:
+            return attention_forward_mma<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        case 96:
+            return attention_forward_mma<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        case 128:
+            return attention_forward_mma<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+        }
+    }
+#endif
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
+}
+// ==== end promoted: attention_forward ====
+
+#if !defined(ENABLE_FP32)
+const int LADDER_HS = 64; // kernels 4 to 7 know this head size alone
+
+// ---- kernel 4: mma.sync, a warp for 16 queries, tiles in padded shared memory ----
+// + 8: rows 144 bytes apart, so that the 8 rows that ldmatrix reads meet no bank twice
+
+__global__ void __launch_bounds__(128)
+    attention_forward_kernel4(floatX* out, float* lse, const floatX* qkv, int T, int NH, float scale_log2) {
+    constexpr int HS = LADDER_HS;
+    __shared__ __align__(16) floatX q_tile[64][HS + 8], k_tile[64][HS + 8], v_tile[64][HS + 8];
+    int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
+    int b = blockIdx.x / NH, h = blockIdx.x % NH, q0 = (gridDim.y - 1 - blockIdx.y) * 64;
+    size_t C = (size_t)NH * HS;
+    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
+    auto load = [=](floatX(*tile)[HS + 8], const floatX* from, int first) {
+        for (int i = threadIdx.x; i < 64 * HS / 8; i += 128) {
+            int row = i / (HS / 8), d = i % (HS / 8) * 8;
+            x128 x = {};
+            if (first + row < T) { x = load128(from + (first + row) * 3 * C + d); }
+            store128(&tile[row][d], x);
+        }
+    };
+    load(q_tile, src, q0);
+    float o[HS / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {};
+    for (int k0 = 0; k0 < min(q0 + 64, T); k0 += 64) {
+        __syncthreads(); // the last tile has been read
+        load(k_tile, src + C, k0);
+        load(v_tile, src + 2 * C, k0);
+        __syncthreads();
+        float s[8][4] = {};
+#pragma unroll
+        for (int d = 0; d < HS; d += 16) {
+            uint32_t q[4];
+            ldmatrix_x4(q, &q_tile[warp_row + lane % 16][d + lane / 16 * 8]);
+#pragma unroll
+            for (int n = 0; n < 8; n += 2) {
+                uint32_t k[4];
+                ldmatrix_x4(k, &k_tile[8 * n + lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 8]);
+                mma_16x8x16(s[n], q, k[0], k[1], floatX());
+                mma_16x8x16(s[n + 1], q, k[2], k[3], floatX());
+            }
+        }
+        for (int r = 0; r < 2; r++) { // rows g and g + 8
+            float new_m = m[r];
+            for (int n = 0; n < 8; n++) {
+                for (int e = 2 * r; e < 2 * r + 2; e++) {
+                    bool masked = k0 + 8 * n + 2 * t + e % 2 > q0 + warp_row + 8 * r + g;
+                    s[n][e] = masked ? -INFINITY : s[n][e] * scale_log2;
+                    new_m = fmaxf(new_m, s[n][e]);
+                }
+            }
+            new_m = fmaxf(new_m, __shfl_xor_sync(0xFFFFFFFFu, new_m, 1));
+            new_m = fmaxf(new_m, __shfl_xor_sync(0xFFFFFFFFu, new_m, 2));
+            float rescale = exp2_approx(m[r] - new_m);
+            m[r] = new_m, l[r] *= rescale;
+            for (int n = 0; n < HS / 8; n++) { o[n][2 * r] *= rescale, o[n][2 * r + 1] *= rescale; }
+            for (int n = 0; n < 8; n++) {
+                for (int e = 2 * r; e < 2 * r + 2; e++) { l[r] += s[n][e] = exp2_approx(s[n][e] - new_m); }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            uint32_t p[4] = {pack_16x2(s[n][0], s[n][1], floatX()), pack_16x2(s[n][2], s[n][3], floatX()),
+                             pack_16x2(s[n + 1][0], s[n + 1][1], floatX()),
+                             pack_16x2(s[n + 1][2], s[n + 1][3], floatX())};
+#pragma unroll
+            for (int d = 0; d < HS / 8; d += 2) {
+                uint32_t v[4];
+                ldmatrix_x4_trans(v, &v_tile[8 * n + lane % 16][8 * d + lane / 16 * 8]);
+                mma_16x8x16(o[d], p, v[0], v[1], floatX());
+                mma_16x8x16(o[d + 1], p, v[2], v[3], floatX());
+            }
+        }
+    }
+    for (int r = 0; r < 2; r++) {
+        l[r] += __shfl_xor_sync(0xFFFFFFFFu, l[r], 1);
+        l[r] += __shfl_xor_sync(0xFFFFFFFFu, l[r], 2);
+        int row = q0 + warp_row + 8 * r + g;
+        if (row >= T) { continue; }
+        for (int n = 0; n < HS / 8; n++) {
+            uint32_t pair = pack_16x2(o[n][2 * r] / l[r], o[n][2 * r + 1] / l[r], floatX());
+            *reinterpret_cast<uint32_t*>(out + ((size_t)b * T + row) * C + h * HS + 8 * n + 2 * t) = pair;
+        }
+        if (t == 0) { lse[(size_t)blockIdx.x * T + row] = (m[r] + log2f(l[r])) * (float)M_LN2; }
+    }
+}
+
+void attention_forward4(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_kernel4<<<dim3(B * NH, ceil_div(T, 64)), 128, 0, stream>>>(
+        out, lse, qkv, T, NH, (float)M_LOG2E / sqrtf((float)LADDER_HS));
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: cp.async into two stages, swizzled instead of padded, Q in registers, heavy tiles first ----
+
+void attention_forward5(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_mma<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, stream);
+}
+
+// ---- kernel 6: a warp for 32 queries: what ldmatrix brings is used twice, half the reads of shared memory ----
+
+void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_mma<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, stream);
+}
+
+// ---- kernel 7: rescaled only where a maximum grew by more than 2^8: hardly ever after the first keys ----
+
+void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_mma<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+}
+#endif
+
+// Queries, keys and values (B,T,NH,HS): normal. Under `large` scores of the size of 10^4, and in every other head rows
+// that are all alike, so that the softmax is uniform.
+static void fill_qkv(float* qkv, int B, int T, int NH, int HS, bool large, std::mt19937& rng) {
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < (size_t)B * T * 3 * NH * HS; i++) {
+        size_t h = i / HS % NH, part = i / HS / NH % 3;
+        qkv[i] = normal(rng);
+        if (large && part < 2) { qkv[i] = h % 2 == 1 ? 30.0f : 30.0f * qkv[i]; }
+    }
+}
+
+static void declare(Bench& b) {
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
+    cudaStream_t stream = b.stream;
+    bool large = b.V == 1; // how the check shapes ask for it
+    size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
+    Buffer<floatX> qkv = b.input_from<floatX>(
+        "qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, large, rng); });
+    float score_error = large ? 4e-3f : 0; // 32 ulps of fp32 at a score of 1000
+    float scale = sizeof(floatX) == 2 ? 0.5f : 1.0f, num_ulps = sizeof(floatX) == 2 ? 1 : 32;
+    Tolerance tolerance = ulps<floatX>(num_ulps, scale);
+    Buffer<floatX> out = b.output<floatX>("out", n, {tolerance.atol + score_error, tolerance.rtol});
+    Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
+    b.reference([=] { attention_forward_cpu(out.host, lse.host, qkv.host, B, T, C, NH); });
+    b.cost(4.0 * n * sizeof(floatX) + num_rows * sizeof(float), 2.0 * B * NH * T * (double)T * HS);
+
+    if ((double)num_rows * T <= 1 << 30) { // 6 GB of matrices
+        Buffer<float> scores = b.scratch<float>("scores", num_rows * T);
+        Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T);
+        cublasHandle_t handle = b.dry ? NULL : cublas_handle();
+        b.kernel(0, "cuBLAS for both products, the matrix in memory",
+                 [=](int bs) { attention_forward0(out, lse, scores, p, qkv, B, T, C, NH, handle, stream, bs); }, {256});
+        b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, qkv, B, T, C, NH, stream, bs); },
+                 {64, 128, 256});
+        b.kernel(2, "one thread per score, the matrix in memory",
+                 [=](int bs) { attention_forward2(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); });
+    }
+    b.kernel(3, "fp32 arithmetic, no matrix: tiles in shared memory and registers",
+             [=](int) { attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream); }, {0});
+#if !defined(ENABLE_FP32)
+    if (HS == LADDER_HS) {
+        b.kernel(
+            4, "mma.sync, 16 queries a warp, padded shared memory",
+            [=](int) { attention_forward4(out, lse, qkv, B, T, NH, stream); }, {0}, 80);
+        b.kernel(
+            5, "cp.async, two stages, swizzled, Q in registers",
+            [=](int) { attention_forward5(out, lse, qkv, B, T, NH, stream); }, {0}, 80);
+        b.kernel(
+            6, "32 queries a warp", [=](int) { attention_forward6(out, lse, qkv, B, T, NH, stream); }, {0}, 80);
+        b.kernel(
+            7, "rescaled only where a maximum grew by 2^8",
+            [=](int) { attention_forward7(out, lse, qkv, B, T, NH, stream); }, {0}, 80);
+    }
+    b.kernel(8, "steps of 32 keys, 3 blocks an SM", [=](int) { attention_forward(out, lse, qkv, B, T, C, NH, stream); },
+             {0});
+    b.promoted(8);
+#else
+    b.promoted(3);
+#endif
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "attention_forward", declare, {8, 1024, 768, 12, 50257},
+                      {{1, 1, 64, 1},
+                       {2, 17, 64, 2},
+                       {1, 64, 192, 3},
+                       {1, 127, 128, 2},
+                       {2, 128, 64, 1},
+                       {2, 200, 128, 2},
+                       {1, 333, 128, 2},
+                       {1, 200, 64, 2},
+                       {2, 127, 192, 2},
+                       {1, 200, 256, 2},
+                       {1, 65, 8, 1},
+                       {1, 130, 240, 3},
+                       {1, 100, 512, 2},
+                       {1, 90, 416, 2},
+                       {1, 300, 256, 4, 1}});
+}

@@ -1,0 +1,991 @@
+/*
+The harness of every dev/cuda program: flags, inputs, correctness check, block-size sweep, timing, tables.
+
+An op file has a `declare` function that says, for one shape, what goes in, what comes out, what is right, and which
+kernels there are; main is one line:
+
+    static void declare(Bench& b) {
+        size_t n = (size_t)b.B * b.T * 4 * b.C;
+        cudaStream_t stream = b.stream;
+        Buffer<floatX> inp = b.input<floatX>("inp", n);                       // random normal
+        Buffer<floatX> out = b.output<floatX>("out", n, ulps<floatX>(1));     // NaN before every launch
+        b.reference([=] { gelu_forward_cpu(out.host, inp.host, n); });        // fills out.host with what is right
+        b.cost(2.0 * n * sizeof(floatX), 0);                                  // least bytes, FLOPs
+        b.kernel(1, "one thread per element", [=](int bs) { gelu_forward1(out, inp, n, stream, bs); });
+        b.kernel(2, "128-bit loads",                                          // 0: with its default argument
+                 [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
+                 {0, 128, 256, 512});
+        b.promoted(2);
+    }
+    int main(int argc, char** argv) {
+        return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257}, {{1, 1, 8}, {3, 17, 776}});
+    }
+
+Buffer<T> converts to T*. Its `host` (floats) holds what the device sees, for inputs, or what is right, for outputs.
+declare also runs without a GPU, for --list: b.dry is then true, buffers are NULL, and nothing may touch the device.
+
+What is checked after a launch: outputs against the reference, inputs unchanged, 256 bytes before and after each buffer
+untouched; for the promoted kernel also that a second launch gives the same bits. The bytes around a buffer are NaN in
+every floating-point type, so what is read there shows up too.
+
+What is timed: one pair of events around each launch, after the L2 cache was overwritten and in-place buffers restored.
+*/
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../../llmc/cli.h"
+#include "../../llmc/cuda_common.cuh"
+#include "reference.h"
+
+// |out - ref| <= atol + rtol * |ref|, written so that NaN fails
+struct Tolerance {
+    float atol, rtol;
+};
+template <class T> inline float ulp_of(); // spacing of T's numbers just above 1
+template <> inline float ulp_of<float>() { return 1.0f / (1 << 23); }
+template <> inline float ulp_of<half>() { return 1.0f / (1 << 10); }
+template <> inline float ulp_of<__nv_bfloat16>() { return 1.0f / (1 << 7); }
+// n ulps relative, and as much of `scale`, the size of the terms that the result is a sum of
+template <class T> inline Tolerance ulps(float n, float scale = 1e-3f) {
+    return {n * ulp_of<T>() * scale, n * ulp_of<T>()};
+}
+
+template <class T> struct Buffer {
+    T* dev;      // (n), NULL under --list
+    float* host; // (n), NULL for scratch and under --list
+    operator T*() const { return dev; }
+};
+
+struct Shape {
+    int B = 0, T = 0, C = 0, NH = 0, V = 0; // 0: as the op's default
+};
+
+// ---- buffers: memory, inputs, comparison ---------------------------------------------
+
+enum { BENCH_GUARD = 256 }; // bytes before and after each buffer; keeps cudaMalloc's alignment
+
+// Byte i of a guard: as 16-bit words, 0xFFC1, a NaN of bf16, fp16 and fp32 that no kernel computes.
+inline uint8_t bench_guard_byte(size_t i) { return i % 2 ? 0xFF : 0xC1; }
+
+enum class BenchKind { input, output, inout, scratch };
+
+struct BenchBuffer {
+    BenchKind kind;
+    const char* name;
+    uint8_t* dev;      // (bytes) between two guards
+    size_t bytes;      // without guards
+    float* host;       // one for each element, or NULL
+    const void* start; // inout: what it holds before each launch (bytes)
+    uint64_t checksum; // input: of what was uploaded
+    bool guarded;
+    std::function<void()> upload;                // input: host to dev
+    std::function<double(std::string*)> compare; // outputs: worst error over tolerance; says more where that is > 1
+};
+
+// n elements in pieces, on all cores: fn(begin, end)
+template <class F> inline void bench_pieces(size_t n, F fn) {
+    const size_t piece = 1 << 16;
+    parallel_for(ceil_div(n, piece), [&](size_t i) { fn(i * piece, std::min(n, (i + 1) * piece)); });
+}
+
+// Room for the harness's own copies: the pages of large ones are worth keeping. Valid until the next call.
+inline void* bench_staging(size_t bytes) {
+    static void* memory = NULL;
+    static size_t size = 0;
+    if (bytes > size) {
+        free(memory);
+        memory = malloc_check(bytes), size = bytes;
+    }
+    return memory;
+}
+
+template <class T> inline void bench_upload(T* dev, const float* host, size_t n) {
+    T* values = (T*)bench_staging(n * sizeof(T));
+    bench_pieces(n, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) { values[i] = (T)host[i]; }
+    });
+    cudaCheck(cudaMemcpy(dev, values, n * sizeof(T), cudaMemcpyHostToDevice));
+}
+
+// The largest error in units of what is allowed; NaN counts as infinitely wrong.
+template <class T> inline double bench_compare(const char* name, const T* dev, const float* ref, size_t n,
+                                               Tolerance tolerance, std::string* wrong) {
+    T* out = (T*)bench_staging(n * sizeof(T));
+    cudaCheck(cudaMemcpy(out, dev, n * sizeof(T), cudaMemcpyDeviceToHost));
+    const size_t piece = 1 << 16, pieces = ceil_div(n, piece);
+    struct Piece {
+        double worst;
+        size_t at, bad;
+    };
+    std::vector<Piece> found(pieces, Piece{-1, 0, 0});
+    parallel_for(pieces, [&](size_t p) {
+        Piece f = {-1, 0, 0};
+        for (size_t i = p * piece; i < std::min(n, (p + 1) * piece); i++) {
+            double got = (double)(float)out[i], want = (double)ref[i], err = fabs(got - want);
+            double allowed = (double)tolerance.atol + (double)tolerance.rtol * fabs(want);
+            bool right = got == want || err <= allowed; // the first for infinities
+            double ratio = got == want ? 0 : err / allowed;
+            if (!right && !(ratio > 1)) { ratio = INFINITY; }
+            f.bad += !right;
+            if (ratio > f.worst) { f.worst = ratio, f.at = i; }
+        }
+        found[p] = f;
+    });
+    Piece all = {0, 0, 0};
+    for (const Piece& f : found) {
+        all.bad += f.bad;
+        if (f.worst > all.worst) { all.worst = f.worst, all.at = f.at; }
+    }
+    if (all.bad) {
+        char text[512];
+        snprintf(text, sizeof(text), "%s: %zu of %zu wrong, worst at %zu: got %.9g, want %.9g", name, all.bad, n,
+                 all.at, (double)(float)out[all.at], (double)ref[all.at]);
+        *wrong += (wrong->empty() ? "" : "; ") + std::string(text);
+    }
+    return all.worst;
+}
+
+// 32 random bits; two rounds, for in one round two seeds give the same numbers in another order.
+inline uint32_t bench_random(size_t i, uint32_t seed) { return hash_bits(hash_bits((uint32_t)i, seed), seed + 1); }
+
+// Independent normal numbers by Box and Muller 1958; element i depends on (seed, i) alone.
+inline void bench_fill_normal(float* host, size_t n, uint32_t seed, float scale, float shift) {
+    bench_pieces(n, [=](size_t begin, size_t end) { // begin is even
+        for (size_t i = begin; i < end; i += 2) {
+            double u = (bench_random(i, seed) + 0.5) / 4294967296.0;
+            double angle = 2 * M_PI * bench_random(i + 1, seed) / 4294967296.0, radius = sqrt(-2 * log(u));
+            host[i] = shift + scale * (float)(radius * cos(angle));
+            if (i + 1 < end) { host[i + 1] = shift + scale * (float)(radius * sin(angle)); }
+        }
+    });
+}
+
+// ---- what an op file says ----------------------------------------------------------------
+
+struct BenchKernel {
+    int number;
+    const char* what;
+    std::function<void(int)> launch;
+    std::vector<int> block_sizes;
+    int min_arch;
+};
+
+// What declare said, for one shape.
+struct BenchState {
+    double bytes = 0, flops = 0;
+    int promoted = -1;
+    uint32_t seed = 0, num_inputs = 0;
+    bool guards = true;
+    std::mt19937 rng;
+    std::vector<BenchBuffer> buffers;
+    std::vector<BenchKernel> kernels;
+    std::vector<std::function<void()>> references;
+    std::function<double()> matrix_rate;
+};
+
+struct Bench {
+    int B, T, C, NH, V; // the shape to declare for
+    cudaStream_t stream;
+    bool dry;          // no device: --list and --help
+    BenchState& state; // the harness's; a copy of a Bench is another view of the same
+    std::mt19937& rng; // for input_from
+
+    // Random normal values times `scale` plus `shift`, rounded to T.
+    template <class T> Buffer<T> input(const char* name, size_t n, float scale = 1.0f, float shift = 0.0f) {
+        uint32_t seed = hash_bits(state.num_inputs, state.seed);
+        return input_from<T>(name, n, [=](float* host) { bench_fill_normal(host, n, seed, scale, shift); });
+    }
+    // Integers 0..limit-1, uniform.
+    Buffer<int> input_ids(const char* name, size_t n, int limit) {
+        uint32_t seed = hash_bits(state.num_inputs, state.seed);
+        return input_from<int>(name, n, [=](float* host) {
+            for (size_t i = 0; i < n; i++) { host[i] = (float)(bench_random(i, seed) % (unsigned)limit); }
+        });
+    }
+    // An input with values of the op's own: fill(host) is called at once with room for n floats; then rounded to T.
+    template <class T> Buffer<T> input_from(const char* name, size_t n, std::function<void(float*)> fill) {
+        Buffer<T> x = make<T>(BenchKind::input, name, n, true);
+        state.num_inputs++;
+        if (dry) { return x; }
+        fill(x.host);
+        bench_pieces(n, [=](size_t begin, size_t end) {
+            for (size_t i = begin; i < end; i++) { x.host[i] = (float)(T)x.host[i]; }
+        });
+        state.buffers.back().upload = [=] { bench_upload(x.dev, x.host, n); };
+        state.buffers.back().upload();
+        return x;
+    }
+    // Filled with NaN before every launch, compared with .host after it.
+    template <class T> Buffer<T> output(const char* name, size_t n, Tolerance tolerance) {
+        Buffer<T> x = make<T>(BenchKind::output, name, n, true);
+        compared(x, name, n, tolerance);
+        return x;
+    }
+    // In place, or added to: holds `start`'s values before every launch, is compared with .host after it.
+    template <class T> Buffer<T> inout(const char* name, size_t n, Buffer<T> start, Tolerance tolerance) {
+        Buffer<T> x = make<T>(BenchKind::inout, name, n, true);
+        compared(x, name, n, tolerance);
+        if (!dry) { state.buffers.back().start = start.dev; }
+        return x;
+    }
+    // Device memory of the kernels' own; NaN before every launch.
+    template <class T> Buffer<T> scratch(const char* name, size_t n) {
+        return make<T>(BenchKind::scratch, name, n, false);
+    }
+    // Computes what is right, from inputs' .host into outputs' .host; called once for each shape, not under --list.
+    void reference(std::function<void()> fn) { state.references.push_back(fn); }
+    // What a launch must move and compute at least.
+    void cost(double least_bytes, double least_flops) { state.bytes = least_bytes, state.flops = least_flops; }
+    // A variant; number 0 is the vendor's library. Its block sizes are swept; {0} where it has none to choose; 0 among
+    // others is for the launcher's default argument, and the run says when another is faster by more than 2%.
+    // min_arch: 80 for what needs compute capability 8.0 or more in the device and in the binary, -90 for what needs
+    // code compiled for sm_90a; where that is not so the kernel is skipped.
+    void kernel(int number, const char* what, std::function<void(int)> launch,
+                std::vector<int> block_sizes = {64, 128, 256, 512, 1024}, int min_arch = 0) {
+        for (const BenchKernel& k : state.kernels) { require(k.number != number); }
+        require(number >= 0 && !block_sizes.empty());
+        state.kernels.push_back({number, what, launch, block_sizes, min_arch});
+    }
+    // The kernel whose copy stands in train_gpt2.cu: the run says when another is faster by more than 2%.
+    void promoted(int number) { state.promoted = number; }
+    // TFLOP/s that the vendor's library reaches in this run; called once, before timing. For ops bound by FLOPs.
+    void matrix_rate(std::function<double()> measure) { state.matrix_rate = measure; }
+
+    // ---- what the harness itself uses ----
+    template <class T> Buffer<T> make(BenchKind kind, const char* name, size_t n, bool has_host) {
+        Buffer<T> x = {nullptr, nullptr};
+        if (dry) { return x; }
+        size_t guard = state.guards ? BENCH_GUARD : 0, bytes = n * sizeof(T);
+        uint8_t* memory;
+        cudaCheck(cudaMalloc(&memory, std::max<size_t>(bytes + 2 * guard, 1)));
+        x.dev = (T*)(memory + guard);
+        if (has_host) { x.host = (float*)malloc_check(n * sizeof(float)); }
+        state.buffers.push_back({kind, name, memory + guard, bytes, x.host, NULL, 0, guard > 0, nullptr, nullptr});
+        return x;
+    }
+    template <class T> void compared(Buffer<T> x, const char* name, size_t n, Tolerance tolerance) {
+        if (dry) { return; }
+        state.buffers.back().compare = [=](std::string* wrong) {
+            return bench_compare(name, x.dev, x.host, n, tolerance, wrong);
+        };
+    }
+};
+
+// ---- flags -------------------------------------------------------------------------------
+
+struct BenchFlags {
+    int kernel = -1; // -1: all
+    int list = 0, check = 0, full = 0, hot = 0, guards = 1;
+    int block_size = 0, seed = 1337, repeats = 100;
+    const char *flush = "write", *csv = NULL, *json = NULL;
+    bool shape_given = false;
+};
+inline BenchFlags& bench_flags() {
+    static BenchFlags flags;
+    return flags;
+}
+
+// argv to flags and *shape, which holds the op's own before. Exits on --help and on a usage error.
+inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
+    BenchFlags& f = bench_flags();
+    const Option opts[] = {
+        {OPT_SECTION, 0, NULL, "What to do", NULL, NULL, NULL, 0, 0},
+        {OPT_BOOL, 0, NULL, "list", &f.list, NULL, "list the kernels, needs no GPU", 0, 0},
+        {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
+         "only check: every kernel and block size, at odd shapes or at the one given", 0, 0},
+        {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: at the shape that is timed", 0, 0},
+        {OPT_INT, 0, NULL, "block-size", &f.block_size, NULL, "this block size only; 0: each kernel's own list", 0,
+         1024},
+        {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
+        {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
+        {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
+        {OPT_INT, 'C', NULL, "channels", &shape->C, NULL, "channels", 1, INT_MAX},
+        {OPT_INT, 0, "NH", "heads", &shape->NH, NULL, "attention heads", 1, INT_MAX},
+        {OPT_INT, 'V', NULL, "vocab", &shape->V, NULL, "tokens in the vocabulary", 1, INT_MAX},
+        {OPT_SECTION, 0, NULL, "Measurement", NULL, NULL, NULL, 0, 0},
+        {OPT_BOOL, 0, NULL, "hot", &f.hot, NULL, "leave the L2 cache as the launch before left it", 0, 0},
+        {OPT_STR, 0, NULL, "flush", &f.flush, "write|read",
+         "how the L2 cache is emptied: read leaves no lines that must still be written back", 0, 0},
+        {OPT_INT, 0, NULL, "repeats", &f.repeats, "launches", "timed for each block size, fewer beyond a second", 1,
+         10000},
+        {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "of the inputs", 0, INT_MAX},
+        {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
+         "watch the bytes around each buffer; off for compute-sanitizer, which then sees reads past the end", 0, 0},
+        {OPT_SECTION, 0, NULL, "Results", NULL, NULL, NULL, 0, 0},
+        {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "one row for each kernel and block size", 0, 0},
+        {OPT_STR, 0, NULL, "json", &f.json, "FILE", "the same in Google Benchmark's layout", 0, 0},
+    };
+    const int num_opts = (int)(sizeof(opts) / sizeof(opts[0]));
+    cli_program(argv[0]);
+    std::vector<char*> args(argv, argv + argc);
+    if (argc > 1 && argv[1][0] != '-') {
+        int64_t number;
+        bool fits;
+        if (!cli_read_integer(argv[1], &number, &fits) || !fits || number < 0 || number > INT_MAX) {
+            cli_fail("'%s' is not the number of a kernel, see %s --list", argv[1], argv[0]);
+        }
+        f.kernel = (int)number;
+        args.erase(args.begin() + 1);
+    }
+    args.push_back(NULL);
+    std::string about = std::string(name) +
+                        ": checks kernels against the CPU and times them. The first argument may be the number of a "
+                        "kernel: that one, all its block sizes. Without it: every kernel, side by side.";
+    cli_parse((int)args.size() - 1, args.data(), about.c_str(), opts, num_opts);
+    for (int i = 0; i < num_opts; i++) {
+        const void* v = opts[i].value;
+        bool is_shape = v == &shape->B || v == &shape->T || v == &shape->C || v == &shape->NH || v == &shape->V;
+        f.shape_given |= is_shape && cli_changed(opts, i);
+    }
+}
+
+// ---- the device ----------------------------------------------------------------------------
+
+__global__ void bench_probe_kernel(int* arch) {
+#ifdef __CUDA_ARCH__
+    arch[0] = __CUDA_ARCH__ / 10;
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    arch[1] = 90;
+#else
+    arch[1] = 0;
+#endif
+}
+
+// Adds to *sum a hash of data (n bytes): integers, so the order of the additions does not matter.
+__global__ void bench_checksum_kernel(unsigned long long* sum, const uint8_t* data, size_t n) {
+    unsigned long long mine = 0;
+    size_t words = n / 4, stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += stride) {
+        mine += hash_bits(reinterpret_cast<const uint32_t*>(data)[i], (uint32_t)i);
+    }
+    if (blockIdx.x == 0 && threadIdx.x < n % 4) {
+        mine += hash_bits(data[words * 4 + threadIdx.x], (uint32_t)(words * 4 + threadIdx.x));
+    }
+    for (int offset = 16; offset > 0; offset /= 2) { mine += __shfl_xor_sync(0xFFFFFFFFu, mine, offset); }
+    if (threadIdx.x % 32 == 0) { atomicAdd(sum, mine); }
+}
+
+// Reads n vectors; the sum is stored only if it is one that it is not.
+__global__ void bench_read_kernel(int4* data, size_t n) {
+    int sum = 0;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        int4 x = __ldcg(data + i);
+        sum |= x.x | x.y | x.z | x.w;
+    }
+    if (sum != 0) { data[0].x = sum; }
+}
+
+// Keeps the device busy while the host queues what is to be timed, so that no launch waits for the host.
+__global__ void bench_delay_kernel(unsigned long long ns) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
+}
+
+struct BenchDevice {
+    char name[256] = "";
+    int arch = 0;         // of the device, 90 for 9.0
+    int compiled[2] = {}; // what the binary's code for it was compiled for; 90 in [1]: for sm_90a
+    size_t l2_bytes = 0;
+    uint8_t* flush = NULL; // (flush_bytes) zeros
+    size_t flush_bytes = 0;
+    unsigned long long* checksum = NULL; // (1)
+    cudaStream_t stream = 0;
+    std::vector<cudaEvent_t> events;
+    double copy_gbs = 0;      // read + written, 0: not measured
+    double matrix_tflops = 0; // 0: not known
+};
+
+// True and filled if there is a GPU; else one line on stderr.
+inline bool bench_open(BenchDevice* d, const char* op) {
+    int count = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess || count == 0) {
+        fprintf(stderr,
+                "error: no GPU here (%s). On Modal: GPU_NAME=H200 modal run benchmark_on_modal.py --compile-command "
+                "\"make %s\" --run-command \"./%s\"\n",
+                e != cudaSuccess ? cudaGetErrorString(e) : "no device", op, op);
+        return false;
+    }
+    cudaDeviceProp properties;
+    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    snprintf(d->name, sizeof(d->name), "%s", properties.name);
+    d->arch = 10 * properties.major + properties.minor;
+    d->l2_bytes = (size_t)device_attribute(cudaDevAttrL2CacheSize);
+    cudaCheck(cudaStreamCreate(&d->stream)); // in order with the default stream, where the harness copies
+    int* probe;
+    cudaCheck(cudaMalloc(&probe, 2 * sizeof(int)));
+    bench_probe_kernel<<<1, 1>>>(probe);
+    cudaCheck(cudaGetLastError());
+    cudaCheck(cudaMemcpy(d->compiled, probe, 2 * sizeof(int), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaFree(probe));
+    cudaCheck(cudaMalloc(&d->checksum, sizeof(*d->checksum)));
+    return true;
+}
+
+// The driver's own version, "580.65.06", where Linux tells it.
+inline std::string bench_driver() {
+    char line[512] = "", version[64] = "";
+    FILE* f = fopen("/proc/driver/nvidia/version", "r");
+    if (f) {
+        if (!fgets(line, sizeof(line), f)) { line[0] = '\0'; }
+        fclose(f);
+    }
+    for (char* word = strtok(line, " \t\n"); word; word = strtok(NULL, " \t\n")) {
+        if (isdigit((unsigned char)word[0]) && strchr(word, '.')) {
+            snprintf(version, sizeof(version), "%s", word);
+            break;
+        }
+    }
+    int cuda = 0;
+    cudaCheck(cudaDriverGetVersion(&cuda));
+    char text[128];
+    snprintf(text, sizeof(text), "%s%sCUDA %d.%d", version, version[0] ? ", " : "", cuda / 1000, cuda % 1000 / 10);
+    return text;
+}
+
+inline void bench_print_header(const BenchDevice& d, const char* op, const Shape& s) {
+    const BenchFlags& f = bench_flags();
+    printf("%s, %s, B %d T %d C %d NH %d V %d\n", op, PRECISION_NAME, s.B, s.T, s.C, s.NH, s.V);
+    printf("%s, %d SMs, clocks up to %d MHz (memory %d MHz), L2 %.0f MB, driver %s\n", d.name, num_multiprocessors(),
+           device_attribute(cudaDevAttrClockRate) / 1000, device_attribute(cudaDevAttrMemoryClockRate) / 1000,
+           (double)d.l2_bytes / 1e6, bench_driver().c_str());
+    printf("code for compute capability %d.%d%s, L2 %s, seed %d\n", d.compiled[0] / 10, d.compiled[0] % 10,
+           d.compiled[1] ? "a" : "",
+           f.hot                          ? "hot"
+           : strcmp(f.flush, "read") == 0 ? "flushed by reads before each launch"
+                                          : "flushed by writes before each launch",
+           f.seed);
+}
+
+// Why this kernel cannot run here, or NULL.
+inline const char* bench_skip_reason(const BenchDevice& d, const BenchKernel& k) {
+    static char text[128];
+    if (k.min_arch == 0 || (k.min_arch > 0 && d.arch >= k.min_arch && d.compiled[0] >= k.min_arch) ||
+        (k.min_arch < 0 && d.compiled[1] == -k.min_arch)) {
+        return NULL;
+    }
+    snprintf(text, sizeof(text), "needs code for sm_%d%s, device %d, binary %d", abs(k.min_arch),
+             k.min_arch < 0 ? "a" : "", d.arch, d.compiled[0]);
+    return text;
+}
+
+// ---- one shape: declared, checked, freed -------------------------------------------------
+
+inline void bench_free(BenchState& s) {
+    cudaCheck(cudaDeviceSynchronize());
+    for (BenchBuffer& x : s.buffers) {
+        cudaCheck(cudaFree(x.dev - (x.guarded ? BENCH_GUARD : 0)));
+        free(x.host);
+    }
+    s.buffers.clear();
+}
+
+inline void bench_set_guards(const BenchBuffer& x) {
+    if (!x.guarded) { return; }
+    uint8_t guard[BENCH_GUARD + 1];
+    for (size_t i = 0; i < sizeof(guard); i++) { guard[i] = bench_guard_byte(i); }
+    cudaCheck(cudaMemcpy(x.dev - BENCH_GUARD, guard, BENCH_GUARD, cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpy(x.dev + x.bytes, guard + x.bytes % 2, BENCH_GUARD, cudaMemcpyHostToDevice));
+}
+
+// Names the side where a kernel wrote, or NULL.
+inline const char* bench_broken_guard(const BenchBuffer& x) {
+    if (!x.guarded) { return NULL; }
+    uint8_t before[BENCH_GUARD], after[BENCH_GUARD];
+    cudaCheck(cudaMemcpy(before, x.dev - BENCH_GUARD, BENCH_GUARD, cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(after, x.dev + x.bytes, BENCH_GUARD, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < BENCH_GUARD; i++) {
+        if (before[i] != bench_guard_byte(i)) { return "written before its begin"; }
+        if (after[i] != bench_guard_byte(x.bytes + i)) { return "written past its end"; }
+    }
+    return NULL;
+}
+
+inline uint64_t bench_checksum(const BenchDevice& d, const BenchBuffer& x) {
+    unsigned long long sum;
+    cudaCheck(cudaMemset(d.checksum, 0, sizeof(sum)));
+    bench_checksum_kernel<<<1024, 256>>>(d.checksum, x.dev, x.bytes);
+    cudaCheck(cudaGetLastError());
+    cudaCheck(cudaMemcpy(&sum, d.checksum, sizeof(sum), cudaMemcpyDeviceToHost));
+    return sum;
+}
+
+inline Bench bench_view(BenchState& s, const Shape& shape, cudaStream_t stream, bool dry) {
+    return {shape.B, shape.T, shape.C, shape.NH, shape.V, stream, dry, s, s.rng};
+}
+
+// Inputs on the device and references computed.
+inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape) {
+    s.seed = (uint32_t)bench_flags().seed;
+    s.rng.seed(s.seed);
+    s.guards = bench_flags().guards;
+    Bench b = bench_view(s, shape, d.stream, false);
+    declare(b);
+    for (BenchBuffer& x : s.buffers) {
+        bench_set_guards(x);
+        if (x.kind == BenchKind::input) { x.checksum = bench_checksum(d, x); }
+    }
+    for (auto& reference : s.references) { reference(); }
+}
+
+inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_size) {
+    for (BenchBuffer& x : s.buffers) {
+        if (x.kind == BenchKind::inout) {
+            cudaCheck(cudaMemcpy(x.dev, x.start, x.bytes, cudaMemcpyDeviceToDevice));
+        } else if (x.kind != BenchKind::input) {
+            cudaCheck(cudaMemset(x.dev, 0xFF, x.bytes)); // NaN in every type
+        }
+    }
+    k.launch(block_size);
+}
+
+inline bool bench_is_output(const BenchBuffer& x) { return x.kind == BenchKind::output || x.kind == BenchKind::inout; }
+
+// Launches once; what is wrong, or "". *worst: the largest error in units of the tolerance.
+inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size,
+                               double* worst) {
+    std::string wrong;
+    auto say = [&](const BenchBuffer& x, const char* what) {
+        wrong += (wrong.empty() ? "" : "; ") + std::string(x.name) + ": " + what;
+    };
+    *worst = 0;
+    bench_launch_fresh(s, k, block_size);
+    cudaError_t e = cudaDeviceSynchronize();
+    if (e != cudaSuccess) { // the context is lost: nothing after it could run
+        printf("FAIL kernel %d block_size %4d: %s\n", k.number, block_size, cudaGetErrorString(e));
+        die("kernel %d, block_size %d: %s", k.number, block_size, cudaGetErrorString(e));
+    }
+    for (BenchBuffer& x : s.buffers) {
+        const char* broken = bench_broken_guard(x);
+        if (broken) {
+            say(x, broken);
+            bench_set_guards(x);
+        }
+        if (x.kind == BenchKind::input && bench_checksum(d, x) != x.checksum) {
+            say(x, "an input, changed");
+            x.upload(); // the kernels after this one shall not suffer
+        }
+        if (x.compare) { *worst = std::max(*worst, x.compare(&wrong)); }
+    }
+    if (k.number != s.promoted || !wrong.empty()) { return wrong; }
+    std::vector<uint64_t> first;
+    for (BenchBuffer& x : s.buffers) {
+        if (bench_is_output(x)) { first.push_back(bench_checksum(d, x)); }
+    }
+    bench_launch_fresh(s, k, block_size);
+    size_t i = 0;
+    for (BenchBuffer& x : s.buffers) {
+        if (bench_is_output(x) && bench_checksum(d, x) != first[i++]) { say(x, "differs from launch to launch"); }
+    }
+    return wrong;
+}
+
+inline std::vector<int> bench_block_sizes(const BenchKernel& k) {
+    bool fixed = k.block_sizes.size() == 1 && k.block_sizes[0] == 0;
+    if (bench_flags().block_size == 0 || fixed) { return k.block_sizes; }
+    return {bench_flags().block_size};
+}
+inline bool bench_wanted(const BenchKernel& k) { return bench_flags().kernel < 0 || bench_flags().kernel == k.number; }
+
+struct BenchCounts {
+    int passed, failed, skipped;
+};
+
+// A line for each kernel and block size, or only where it fails. failed_kernels may be NULL.
+inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& shape, bool quiet, BenchCounts* counts,
+                              std::vector<int>* failed_kernels) {
+    for (const BenchKernel& k : s.kernels) {
+        if (!bench_wanted(k)) { continue; }
+        const char* reason = bench_skip_reason(d, k);
+        if (reason) {
+            printf("skip kernel %d (%s): %s\n", k.number, k.what, reason);
+            counts->skipped++;
+            continue;
+        }
+        for (int block_size : bench_block_sizes(k)) {
+            double worst;
+            std::string wrong = bench_check(d, s, k, block_size, &worst);
+            (wrong.empty() ? counts->passed : counts->failed)++;
+            if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
+            if (wrong.empty() && quiet) { continue; }
+            printf("%s kernel %d block_size %4d, B %d T %d C %d NH %d V %d: ", wrong.empty() ? "ok" : "FAIL", k.number,
+                   block_size, shape.B, shape.T, shape.C, shape.NH, shape.V);
+            if (wrong.empty()) {
+                printf("error %.2f of tolerance\n", worst);
+            } else {
+                printf("%s\n", wrong.c_str());
+            }
+            fflush(stdout);
+        }
+    }
+}
+
+inline int bench_run_check(const BenchDevice& d, void (*declare)(Bench&), const Shape& shape,
+                           const std::vector<Shape>& check_shapes) {
+    std::vector<Shape> shapes = check_shapes;
+    if (bench_flags().shape_given || bench_flags().full || shapes.empty()) { shapes = {shape}; }
+    BenchCounts counts = {0, 0, 0};
+    for (Shape s : shapes) {
+        s = {s.B ? s.B : shape.B, s.T ? s.T : shape.T, s.C ? s.C : shape.C, s.NH ? s.NH : shape.NH,
+             s.V ? s.V : shape.V};
+        BenchState state;
+        bench_declare(state, d, declare, s);
+        bench_check_shape(d, state, s, false, &counts, NULL);
+        bench_free(state);
+    }
+    printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
+    return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// ---- timing -----------------------------------------------------------------------------
+
+struct BenchTime {
+    double median_ms, p10_ms, p90_ms;
+    int launches;
+};
+
+inline BenchTime bench_percentiles(std::vector<float> times) {
+    std::sort(times.begin(), times.end());
+    auto at = [&](double part) { return (double)times[(size_t)(part * (double)(times.size() - 1) + 0.5)]; };
+    return {at(0.5), at(0.1), at(0.9), (int)times.size()};
+}
+
+// n launches, a pair of events around each; before(), not timed, in front of each.
+inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<void()>& before,
+                                     const std::function<void()>& launch) {
+    while (d.events.size() < 2 * (size_t)n) {
+        cudaEvent_t event;
+        cudaCheck(cudaEventCreate(&event));
+        d.events.push_back(event);
+    }
+    // 20 us is more than the host needs for one round
+    bench_delay_kernel<<<1, 1, 0, d.stream>>>(20000ull * (unsigned long long)n);
+    cudaCheck(cudaGetLastError());
+    for (int i = 0; i < n; i++) {
+        before();
+        cudaCheck(cudaEventRecord(d.events[2 * i], d.stream));
+        launch();
+        cudaCheck(cudaEventRecord(d.events[2 * i + 1], d.stream));
+    }
+    cudaCheck(cudaStreamSynchronize(d.stream));
+    std::vector<float> times(n);
+    for (int i = 0; i < n; i++) { cudaCheck(cudaEventElapsedTime(&times[i], d.events[2 * i], d.events[2 * i + 1])); }
+    return bench_percentiles(times);
+}
+
+inline void bench_flush_l2(BenchDevice& d) {
+    if (bench_flags().hot) { return; }
+    if (!d.flush) {
+        d.flush_bytes = std::max<size_t>(2 * d.l2_bytes, 64 << 20) / 16 * 16;
+        cudaCheck(cudaMalloc(&d.flush, d.flush_bytes));
+        cudaCheck(cudaMemset(d.flush, 0, d.flush_bytes));
+    }
+    if (strcmp(bench_flags().flush, "read") == 0) {
+        bench_read_kernel<<<1024, 256, 0, d.stream>>>((int4*)d.flush, d.flush_bytes / 16);
+        cudaCheck(cudaGetLastError());
+    } else {
+        cudaCheck(cudaMemsetAsync(d.flush, 0, d.flush_bytes, d.stream));
+    }
+}
+
+// `repeats` launches, fewer where they take longer than limit_ms, at least 3.
+inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, int repeats,
+                            double limit_ms) {
+    auto before = [&] {
+        for (BenchBuffer& x : s.buffers) {
+            if (x.kind != BenchKind::inout) { continue; }
+            cudaCheck(cudaMemcpyAsync(x.dev, x.start, x.bytes, cudaMemcpyDeviceToDevice, d.stream));
+        }
+        bench_flush_l2(d);
+    };
+    auto launch = [&] { k.launch(block_size); };
+    double estimate_ms = bench_time_launches(d, 3, before, launch).median_ms; // the warm-up too
+    if (repeats * estimate_ms > limit_ms) { repeats = std::max(3, (int)(limit_ms / estimate_ms)); }
+    return bench_time_launches(d, repeats, before, launch);
+}
+
+// GB/s of a copy on the device, bytes read plus bytes written: what a memory-bound kernel could reach.
+inline void bench_measure_copy(BenchDevice& d) {
+    size_t bytes = std::max<size_t>((size_t)1 << 30, 4 * d.l2_bytes), free_bytes, total_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
+    while (2 * bytes > free_bytes / 2 && bytes > ((size_t)1 << 20)) { bytes /= 2; }
+    uint8_t *from, *to;
+    cudaCheck(cudaMalloc(&from, bytes));
+    cudaCheck(cudaMalloc(&to, bytes));
+    cudaCheck(cudaMemset(from, 1, bytes));
+    auto copy = [&] { cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, d.stream)); };
+    bench_time_launches(
+        d, 3, [] {}, copy);
+    d.copy_gbs = 2.0 * (double)bytes /
+                 bench_time_launches(
+                     d, 20, [] {}, copy)
+                     .median_ms /
+                 1e6;
+    cudaCheck(cudaFree(from));
+    cudaCheck(cudaFree(to));
+    printf("copy on the device: %.1f GB/s read + written (%zu MB, median of 20)\n", d.copy_gbs, bytes >> 20);
+}
+
+// ---- results ----------------------------------------------------------------------------
+
+struct BenchResult {
+    const BenchKernel* kernel;
+    int block_size;
+    BenchTime time;
+};
+
+inline double bench_gbs(const BenchState& s, const BenchResult& r) { return s.bytes / r.time.median_ms / 1e6; }
+inline double bench_tflops(const BenchState& s, const BenchResult& r) { return s.flops / r.time.median_ms / 1e9; }
+
+// The fastest of one kernel (-1: of all), or NULL.
+inline const BenchResult* bench_best(const std::vector<BenchResult>& results, int number) {
+    const BenchResult* best = NULL;
+    for (const BenchResult& r : results) {
+        bool better = !best || r.time.median_ms < best->time.median_ms;
+        if ((number < 0 || r.kernel->number == number) && better) { best = &r; }
+    }
+    return best;
+}
+
+inline void bench_print_line(const BenchDevice& d, const BenchState& s, const std::vector<BenchResult>& results,
+                             const BenchResult& r) {
+    printf("block_size %4d | time %.4f ms", r.block_size, r.time.median_ms);
+    if (s.bytes > 0) { printf(" | bandwidth %.2f GB/s", bench_gbs(s, r)); }
+    printf(" | p10 %.4f p90 %.4f ms", r.time.p10_ms, r.time.p90_ms);
+    if (s.flops > 0) { printf(" | %.2f TFLOP/s", bench_tflops(s, r)); }
+    if (s.bytes > 0 && d.copy_gbs > 0) { printf(" | %.1f%% of copy", 100 * bench_gbs(s, r) / d.copy_gbs); }
+    if (s.flops > 0 && d.matrix_tflops > 0) {
+        printf(" | %.1f%% of matrix rate", 100 * bench_tflops(s, r) / d.matrix_tflops);
+    }
+    for (int number = 0; number <= 1; number++) {
+        const BenchResult* base = bench_best(results, number);
+        if (base && r.kernel->number != number) {
+            printf(" | %.2fx kernel %d", base->time.median_ms / r.time.median_ms, number);
+        }
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+inline void bench_print_table(const BenchDevice& d, const BenchState& s, const std::vector<BenchResult>& results) {
+    const BenchResult *vendor = bench_best(results, 0), *naive = bench_best(results, 1);
+    printf("\nkernel block_size   time ms       p10       p90      GB/s  %% copy   TFLOP/s  %% rate  x kernel 0  x "
+           "kernel 1"
+           "  what\n");
+    for (const BenchKernel& k : s.kernels) {
+        const BenchResult* r = bench_best(results, k.number);
+        if (!r) { continue; }
+        char cells[8][24];
+        for (auto& cell : cells) { snprintf(cell, sizeof(cell), "-"); }
+        if (r->block_size) { snprintf(cells[0], sizeof(cells[0]), "%d", r->block_size); }
+        if (!r->block_size && k.block_sizes.size() > 1) { snprintf(cells[0], sizeof(cells[0]), "default"); }
+        if (s.bytes > 0) {
+            snprintf(cells[1], sizeof(cells[1]), "%.1f", bench_gbs(s, *r));
+            snprintf(cells[2], sizeof(cells[2]), "%.1f", 100 * bench_gbs(s, *r) / d.copy_gbs);
+        }
+        if (s.flops > 0) { snprintf(cells[3], sizeof(cells[3]), "%.2f", bench_tflops(s, *r)); }
+        if (s.flops > 0 && d.matrix_tflops > 0) {
+            snprintf(cells[4], sizeof(cells[4]), "%.1f", 100 * bench_tflops(s, *r) / d.matrix_tflops);
+        }
+        if (vendor) { snprintf(cells[5], sizeof(cells[5]), "%.2f", vendor->time.median_ms / r->time.median_ms); }
+        if (naive) { snprintf(cells[6], sizeof(cells[6]), "%.2f", naive->time.median_ms / r->time.median_ms); }
+        printf("%6d %10s %9.4f %9.4f %9.4f %9s %7s %9s %7s %11s %11s  %s%s\n", k.number, cells[0], r->time.median_ms,
+               r->time.p10_ms, r->time.p90_ms, cells[1], cells[2], cells[3], cells[4], cells[5], cells[6], k.what,
+               k.number == s.promoted ? " (promoted)" : "");
+    }
+    const BenchResult* winner = bench_best(results, -1);
+    if (winner) {
+        printf("\nfastest: kernel %d (%s), block_size %d, %.4f ms\n", winner->kernel->number, winner->kernel->what,
+               winner->block_size, winner->time.median_ms);
+    }
+}
+
+// Says what is no longer the best by more than 2%: a default block size, the promoted kernel.
+inline void bench_print_notes(const BenchState& s, const std::vector<BenchResult>& results) {
+    for (const BenchResult& r : results) {
+        const BenchResult* best = bench_best(results, r.kernel->number);
+        double more = r.time.median_ms / best->time.median_ms - 1;
+        if (r.block_size == 0 && more > 0.02) {
+            printf("note: kernel %d takes %.1f%% longer with its default argument than with block_size %d\n",
+                   r.kernel->number, 100 * more, best->block_size);
+        }
+    }
+    const BenchResult *ours = s.promoted >= 0 ? bench_best(results, s.promoted) : NULL, *best = NULL;
+    for (const BenchResult& r : results) { // kernel 0 is not ours to promote
+        if (r.kernel->number > 0 && (!best || r.time.median_ms < best->time.median_ms)) { best = &r; }
+    }
+    if (ours && best && ours->time.median_ms > 1.02 * best->time.median_ms) {
+        printf("note: kernel %d, promoted, takes %.1f%% longer than kernel %d\n", s.promoted,
+               100 * (ours->time.median_ms / best->time.median_ms - 1), best->kernel->number);
+    }
+}
+
+// ---- files --------------------------------------------------------------------------------
+
+inline FILE* bench_create(const char* path) {
+    FILE* f = fopen(path, "w");
+    if (!f) { die("%s: %s", path, strerror(errno)); }
+    return f;
+}
+inline void bench_close(FILE* f, const char* path) {
+    bool failed = ferror(f) != 0;
+    if (fclose(f) != 0 || failed) { die("%s: cannot be written: %s", path, strerror(errno)); }
+}
+
+// `what` comes last, so that the fields before it can be told apart by their commas alone.
+inline void bench_write_csv(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
+                            const Shape& shape, const std::vector<BenchResult>& results) {
+    FILE* f = bench_create(path);
+    fprintf(f, "op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,"
+               "tflop_s,matrix_tflop_s,best,promoted,gpu,what\n");
+    for (const BenchResult& r : results) {
+        std::string what;
+        for (const char* p = r.kernel->what; *p; p++) { what += *p == '"' ? "\"\"" : std::string(1, *p); }
+        fprintf(f, "%s,%d,%d,%s,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f,%d,%s,%.0f,%.2f,%.2f,%.0f,%.3f,%.3f,%d,%d,%s,\"%s\"\n",
+                op, r.kernel->number, r.block_size, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH, shape.V,
+                r.time.median_ms, r.time.p10_ms, r.time.p90_ms, r.time.launches, bench_flags().hot ? "hot" : "cold",
+                s.bytes, bench_gbs(s, r), d.copy_gbs, s.flops, bench_tflops(s, r), d.matrix_tflops,
+                &r == bench_best(results, r.kernel->number), r.kernel->number == s.promoted, d.name, what.c_str());
+    }
+    bench_close(f, path);
+}
+
+inline std::string bench_json_string(const char* text) {
+    std::string quoted = "\"";
+    for (const char* p = text; *p; p++) {
+        if (*p == '"' || *p == '\\') { quoted += '\\'; }
+        quoted += (unsigned char)*p < 32 ? ' ' : *p;
+    }
+    return quoted + "\"";
+}
+
+// Google Benchmark's layout, which its compare.py reads; what it has no field for are user counters.
+inline void bench_write_json(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
+                             const Shape& shape, const std::vector<BenchResult>& results) {
+    FILE* f = bench_create(path);
+    char date[64];
+    time_t now = time(NULL);
+    strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S+00:00", gmtime(&now));
+    fprintf(f,
+            "{\n  \"context\": {\"date\": \"%s\", \"executable\": %s, \"num_cpus\": %u, \"mhz_per_cpu\": 0, "
+            "\"cpu_scaling_enabled\": false, \"caches\": [], \"library_build_type\": \"release\", \"gpu\": %s, "
+            "\"driver\": %s, \"dtype\": \"%s\", \"l2\": \"%s\", \"copy_gb_s\": %.2f, \"B\": %d, \"T\": %d, \"C\": %d, "
+            "\"NH\": %d, \"V\": %d},\n  \"benchmarks\": [",
+            date, bench_json_string(cli_program(NULL)).c_str(), std::thread::hardware_concurrency(),
+            bench_json_string(d.name).c_str(), bench_json_string(bench_driver().c_str()).c_str(), PRECISION_NAME,
+            bench_flags().hot ? "hot" : "cold", d.copy_gbs, shape.B, shape.T, shape.C, shape.NH, shape.V);
+    int family = -1, instance = 0;
+    for (size_t i = 0; i < results.size(); i++) {
+        const BenchResult& r = results[i];
+        bool same = i > 0 && results[i - 1].kernel == r.kernel;
+        instance = same ? instance + 1 : 0;
+        family += !same;
+        char name[256];
+        snprintf(name, sizeof(name), "%s/kernel:%d/block_size:%d", op, r.kernel->number, r.block_size);
+        fprintf(f,
+                "%s\n    {\"name\": \"%s\", \"family_index\": %d, \"per_family_instance_index\": %d, \"run_name\": "
+                "\"%s\", \"run_type\": \"iteration\", \"repetitions\": 1, \"repetition_index\": 0, \"threads\": 1, "
+                "\"iterations\": %d, \"real_time\": %.5f, \"cpu_time\": %.5f, \"time_unit\": \"ms\", "
+                "\"bytes_per_second\": %.6e, \"flops_per_second\": %.6e, \"p10_ms\": %.5f, \"p90_ms\": %.5f, "
+                "\"label\": %s}",
+                i ? "," : "", name, family, instance, name, r.time.launches, r.time.median_ms, r.time.median_ms,
+                1e9 * bench_gbs(s, r), 1e12 * bench_tflops(s, r), r.time.p10_ms, r.time.p90_ms,
+                bench_json_string(r.kernel->what).c_str());
+    }
+    fprintf(f, "\n  ]\n}\n");
+    bench_close(f, path);
+}
+
+// ---- main -----------------------------------------------------------------------------------
+
+// Checks at full size, then times; what fails is not timed.
+inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape) {
+    const BenchFlags& f = bench_flags();
+    BenchState s;
+    bench_print_header(d, op, shape);
+    bench_declare(s, d, declare, shape);
+    std::stable_sort(s.kernels.begin(), s.kernels.end(),
+                     [](const BenchKernel& a, const BenchKernel& b) { return a.number < b.number; });
+    if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
+    BenchCounts counts = {0, 0, 0};
+    std::vector<int> failed;
+    bench_check_shape(d, s, shape, true, &counts, &failed);
+    if (counts.failed) {
+        printf("%d of %d results do not match.\n", counts.failed, counts.failed + counts.passed);
+    } else if (counts.passed) {
+        printf("All results match. Starting benchmarks.\n");
+    }
+    bench_measure_copy(d);
+    if (s.matrix_rate && s.flops > 0) {
+        d.matrix_tflops = s.matrix_rate();
+        printf("matrix rate of the vendor's library: %.1f TFLOP/s\n", d.matrix_tflops);
+    }
+    std::vector<BenchResult> results, shown; // shown: without what is timed only to compare with
+    for (const BenchKernel& k : s.kernels) {
+        bool wanted = bench_wanted(k);
+        bool is_base = !wanted && k.number <= 1;
+        if ((!wanted && !is_base) || bench_skip_reason(d, k) ||
+            std::find(failed.begin(), failed.end(), k.number) != failed.end()) {
+            continue;
+        }
+        if (wanted) { printf("%skernel %d: %s\n", f.kernel < 0 ? "\n" : "", k.number, k.what); }
+        for (int block_size : wanted ? bench_block_sizes(k) : k.block_sizes) {
+            results.push_back(
+                {&k, block_size, bench_time(d, s, k, block_size, wanted ? f.repeats : 20, wanted ? 1000 : 100)});
+            if (wanted) {
+                shown.push_back(results.back());
+                bench_print_line(d, s, results, results.back());
+            }
+        }
+        if (is_base) {
+            const BenchResult* best = bench_best(results, k.number);
+            printf("to compare with, not checked: kernel %d, block_size %d, %.4f ms: %s\n", k.number, best->block_size,
+                   best->time.median_ms, k.what);
+        }
+    }
+    if (f.kernel < 0 && !results.empty()) { bench_print_table(d, s, results); }
+    bench_print_notes(s, shown);
+    for (const BenchBuffer& x : s.buffers) {
+        const char* broken = bench_broken_guard(x);
+        if (broken) { printf("FAIL %s: %s while timed\n", x.name, broken), counts.failed++; }
+    }
+    if (f.csv) { bench_write_csv(f.csv, d, s, op, shape, shown); }
+    if (f.json) { bench_write_json(f.json, d, s, op, shape, shown); }
+    bench_free(s);
+    return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// shape: what is timed; check_shapes: what --check looks at, 0 in them stands for `shape`'s value.
+inline int bench_main(int argc, char** argv, const char* name, void (*declare)(Bench&), Shape shape,
+                      std::vector<Shape> check_shapes) {
+    BenchFlags& f = bench_flags();
+    bench_parse(argc, argv, name, &shape);
+    BenchState names; // declared without a device, for the numbers
+    Bench dry = bench_view(names, shape, 0, true);
+    declare(dry);
+    std::string known;
+    bool found = f.kernel < 0;
+    for (const BenchKernel& k : names.kernels) {
+        known += (known.empty() ? "" : " ") + std::to_string(k.number);
+        found |= k.number == f.kernel;
+    }
+    if (!found) { cli_fail("no kernel %d, there are %s", f.kernel, known.c_str()); }
+    if (f.list) {
+        for (const BenchKernel& k : names.kernels) {
+            if (!bench_wanted(k)) { continue; }
+            printf("%d  %s%s\n", k.number, k.what, k.number == names.promoted ? " (promoted)" : "");
+        }
+        return EXIT_SUCCESS;
+    }
+    BenchDevice device;
+    if (!bench_open(&device, name)) { return EXIT_FAILURE; }
+    return f.check ? bench_run_check(device, declare, shape, check_shapes) : bench_run(device, name, declare, shape);
+}

@@ -1,0 +1,102 @@
+/* crossentropy_softmax_backward: dlogits = (probs - onehot(target)) * dloss, for each row
+
+   dlogits (N,Vp) floatX out, columns V..Vp become 0 | probs (N,Vp) floatX in, columns V..Vp are not read
+   targets (N) int in, 0..V-1 | dloss one float in; N = B*T
+   Bound: memory, 2*N*Vp*sizeof(floatX) bytes. Constraint: Vp % 8 == 0, 1 <= V <= Vp.
+   Error: one ulp of floatX.
+   A study: the trainer's gradient comes out of fused_classifier, which needs no probs.
+
+   nvcc -O3 --use_fast_math crossentropy_softmax_backward.cu -o crossentropy_softmax_backward
+   ./crossentropy_softmax_backward 3      check kernel 3 against the CPU and sweep its block sizes
+   ./crossentropy_softmax_backward        every kernel, side by side                                */
+#include "bench.h"
+
+// ---- kernel 1: one thread per element: each divides to find its row --------------------------------
+
+__global__ void crossentropy_softmax_backward_kernel1(floatX* dlogits, const floatX* probs, const int* targets,
+                                                      const float* dloss, int N, int V, int Vp) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)N * Vp) { return; }
+    int n = (int)(i / Vp), c = (int)(i % Vp);
+    float p = c < V ? (float)probs[i] : 0.0f;
+    dlogits[i] = (floatX)((p - (c == targets[n])) * *dloss);
+}
+
+void crossentropy_softmax_backward1(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss, int N,
+                                    int V, int Vp, cudaStream_t stream, int block_size) {
+    size_t num_blocks = ceil_div((size_t)N * Vp, (size_t)block_size);
+    crossentropy_softmax_backward_kernel1<<<num_blocks, block_size, 0, stream>>>(dlogits, probs, targets, dloss, N, V,
+                                                                                 Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one block per row: no division, the target is read once -----------------------------
+
+__global__ void __launch_bounds__(1024)
+    crossentropy_softmax_backward_kernel2(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss,
+                                          int V, int Vp) {
+    size_t row = (size_t)blockIdx.x * Vp;
+    int target = targets[blockIdx.x];
+    float scale = *dloss;
+    for (int c = threadIdx.x; c < Vp; c += blockDim.x) {
+        float p = c < V ? (float)probs[row + c] : 0.0f;
+        dlogits[row + c] = (floatX)((p - (c == target)) * scale);
+    }
+}
+
+void crossentropy_softmax_backward2(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss, int N,
+                                    int V, int Vp, cudaStream_t stream, int block_size) {
+    crossentropy_softmax_backward_kernel2<<<N, block_size, 0, stream>>>(dlogits, probs, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: one 128-bit vector a thread, rows in the grid's y: every load of a row at once ----
+
+__global__ void __launch_bounds__(1024)
+    crossentropy_softmax_backward_kernel3(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss,
+                                          int V, int Vp) {
+    int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (c >= Vp) { return; }
+    size_t i = (size_t)blockIdx.y * Vp + c;
+    int target = targets[blockIdx.y];
+    float scale = *dloss;
+    x128 p = load128cs(probs + i), gradient;
+    for (int k = 0; k < x128::size; k++) {
+        float x = c + k < V ? (float)p[k] : 0.0f;
+        gradient[k] = (floatX)((x - (c + k == target)) * scale);
+    }
+    store128cs(dlogits + i, gradient);
+}
+
+void crossentropy_softmax_backward3(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss, int N,
+                                    int V, int Vp, cudaStream_t stream, int block_size) {
+    require(Vp % 8 == 0 && N <= 65535); // the grid's y
+    dim3 grid(ceil_div(Vp / (int)x128::size, block_size), N);
+    crossentropy_softmax_backward_kernel3<<<grid, block_size, 0, stream>>>(dlogits, probs, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+static void declare(Bench& b) {
+    int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
+    float dloss_value = 1024.0f; // a loss scale, or 16 bits could not hold most gradients
+    // of the size of probabilities; the padding is noise of the same size, and must not matter
+    Buffer<floatX> probs = b.input<floatX>("probs", (size_t)N * Vp, 0.25f / V, 1.0f / V);
+    Buffer<int> targets = b.input_ids("targets", N, V);
+    Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { *x = dloss_value; });
+    Buffer<floatX> dlogits = b.output<floatX>("dlogits", (size_t)N * Vp, ulps<floatX>(1));
+    b.reference(
+        [=] { crossentropy_softmax_backward_cpu(dlogits.host, probs.host, targets.host, dloss_value, N, V, Vp); });
+    b.cost(2.0 * N * Vp * sizeof(floatX), 0);
+    cudaStream_t stream = b.stream;
+    b.kernel(1, "one thread per element",
+             [=](int bs) { crossentropy_softmax_backward1(dlogits, probs, targets, dloss, N, V, Vp, stream, bs); });
+    b.kernel(2, "one block per row",
+             [=](int bs) { crossentropy_softmax_backward2(dlogits, probs, targets, dloss, N, V, Vp, stream, bs); });
+    b.kernel(3, "128-bit vectors, one a thread",
+             [=](int bs) { crossentropy_softmax_backward3(dlogits, probs, targets, dloss, N, V, Vp, stream, bs); });
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "crossentropy_softmax_backward", declare, {8, 1024, 768, 12, 50257},
+                      {{1, 1, 0, 0, 1}, {1, 3, 0, 0, 11}, {2, 5, 0, 0, 1000}, {1, 7, 0, 0, 50257}});
+}

@@ -1,0 +1,472 @@
+/* decode_matvec: out = [gelu](layernorm?(x) weight^T + bias) + residual, for the B tokens of one decoding step
+
+   out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
+   weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out
+   Bound: memory, OC*K*sizeof(floatX) bytes. Constraint: K % 8 == 0, a normalised row of at most 40 KB.
+   Error: one ulp of floatX, 1e-5 of the terms' size for the sums; with a layernorm two ulps of the terms' size: its
+   result is rounded to floatX before the product, as in training, and many roundings add up.
+   Here too: decode_embed, the first kernel of a step, and decode_head, the last product; the small shapes check them.
+   Source: layernorm: Ba et al. 2016, arXiv:1607.06450; gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415;
+   overlap: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+
+   The shape's flags: K is T*C and OC is V. With T = 1 there is a layernorm before and a gelu after the product (the
+   first half of the feed-forward), else a residual (its second half is T = 4, V = C). V over 32,768 is the head.
+
+   nvcc -O3 --use_fast_math decode_matvec.cu -o decode_matvec      (or: make decode_matvec)
+   ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
+   ./decode_matvec        every kernel, side by side                                         */
+#include "bench.h"
+
+// ---- kernel 0: layernorm on its own, for the kernels that do not do it themselves: one warp per row -----------------
+
+__global__ void decode_matvec_norm_kernel0(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                           int K) {
+    x += (size_t)blockIdx.x * K, out += (size_t)blockIdx.x * K;
+    float sum = 0.0f, squares = 0.0f;
+    for (int k = threadIdx.x; k < K; k += 32) { sum += (float)x[k]; }
+    float mean = warp_sum(sum) / K;
+    for (int k = threadIdx.x; k < K; k += 32) { squares += ((float)x[k] - mean) * ((float)x[k] - mean); }
+    float rstd = rsqrtf(warp_sum(squares) / K + 1e-5f);
+    for (int k = threadIdx.x; k < K; k += 32) {
+        out[k] = (floatX)(((float)x[k] - mean) * rstd * (float)weight[k] + (float)bias[k]);
+    }
+}
+
+// what kernels 1 to 4 do with a sum
+__device__ inline void decode_matvec_store(floatX* out, float sum, const floatX* bias, const floatX* residual,
+                                           bool gelu, int row, int b, int OC) {
+    size_t i = (size_t)b * OC + row;
+    if (bias) { sum += (float)bias[row]; }
+    if (gelu) { sum = sum / (1.0f + expf(-1.5957691216f * (sum + 0.044715f * sum * sum * sum))); }
+    if (residual) { sum += (float)residual[i]; }
+    out[i] = (floatX)sum;
+}
+
+// ---- kernel 1: one thread per row -----------------------------------------------------------------------------------
+
+__global__ void decode_matvec_kernel1(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                      const floatX* residual, bool gelu, int K, int OC) {
+    int row = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
+    if (row >= OC) { return; }
+    float sum = 0.0f;
+    for (int k = 0; k < K; k++) { sum += (float)x[(size_t)b * K + k] * (float)weight[(size_t)row * K + k]; }
+    decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC);
+}
+
+// ---- kernel 2: one warp per row -------------------------------------------------------------------------------------
+
+__global__ void decode_matvec_kernel2(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                      const floatX* residual, bool gelu, int K, int OC) {
+    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, b = blockIdx.y, lane = threadIdx.x % 32;
+    if (row >= OC) { return; }
+    float sum = 0.0f;
+    for (int k = lane; k < K; k += 32) { sum += (float)x[(size_t)b * K + k] * (float)weight[(size_t)row * K + k]; }
+    sum = warp_sum(sum);
+    if (lane == 0) { decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC); }
+}
+
+// ---- kernel 3: one warp per row, 16 bytes a load --------------------------------------------------------------------
+
+__global__ void decode_matvec_kernel3(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                      const floatX* residual, bool gelu, int K, int OC) {
+    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, b = blockIdx.y, lane = threadIdx.x % 32;
+    if (row >= OC) { return; }
+    float sum = 0.0f;
+    for (int k = lane * x128::size; k < K; k += 32 * x128::size) {
+        x128 w = load128cs(weight + (size_t)row * K + k), v = load128(x + (size_t)b * K + k);
+        for (int e = 0; e < x128::size; e++) { sum += (float)v[e] * (float)w[e]; }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) { decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC); }
+}
+
+// ---- kernel 4: a row split over the whole block: every SM has work when there are few rows --------------------------
+
+__global__ void decode_matvec_kernel4(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
+                                      const floatX* residual, bool gelu, int K, int OC) {
+    __shared__ float shared[32];
+    int row = blockIdx.x, b = blockIdx.y;
+    float sum = 0.0f;
+    for (int k = threadIdx.x * x128::size; k < K; k += blockDim.x * x128::size) {
+        x128 w = load128cs(weight + (size_t)row * K + k), v = load128(x + (size_t)b * K + k);
+        for (int e = 0; e < x128::size; e++) { sum += (float)v[e] * (float)w[e]; }
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC); }
+}
+
+// kernel 1 to 4, after a layernorm of x into scratch (B,K)
+typedef void (*DecodeMatvecKernel)(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool, int, int);
+void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const floatX* x, const floatX* norm_weight,
+                       const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
+                       floatX* scratch, bool gelu, int B, int K, int OC, cudaStream_t stream, int block_size) {
+    if (norm_weight) {
+        decode_matvec_norm_kernel0<<<B, 32, 0, stream>>>(scratch, x, norm_weight, norm_bias, K);
+        cudaCheck(cudaGetLastError());
+        x = scratch;
+    }
+    kernel<<<dim3(blocks, B), block_size, 0, stream>>>(out, x, weight, bias, residual, gelu, K, OC);
+    cudaCheck(cudaGetLastError());
+}
+
+// ==== promoted: decode_embed ====
+
+// x (B,C) = wte[token] + wpe[position]. A token of -1, of a sequence whose logits were NaN, gives NaN again.
+__global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
+                                     const floatX* wpe, int C) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n"); // the next kernel may start to fetch its weights
+#endif
+    int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
+    if (c >= C) { return; }
+    int token = tokens[b];
+    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)positions[b] * C + c), sum;
+    for (int e = 0; e < x128::size; e++) { sum[e] = (floatX)(token < 0 ? NAN : (float)t[e] + (float)p[e]); }
+    store128(x + (size_t)b * C + c, sum);
+}
+
+// The first kernel of a step. It is launched without overlap: all of the step before has ended when it starts, which
+// the other kernels of a step rely on. x (B,C) out; tokens (B); positions (B); wte (Vp,C); wpe (T,C).
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream, int block_size = 128) {
+    require(B > 0 && B <= 65535 && C % x128::size == 0);
+    dim3 grid(ceil_div(C / x128::size, block_size), B);
+    decode_embed_kernel1<<<grid, block_size, 0, stream>>>(x, tokens, positions, wte, wpe, C);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: decode_embed ====
+
+// ---- kernel 5: layernorm in every block, several sequences at once; launched without overlap: kernel 6's text -------
+// ---- kernel 6: launched before the kernel before it has ended: the weights are on their way when x comes ------------
+
+// ==== promoted: decode_matvec ====
+
+constexpr int decode_matvec_ahead = 3; // vectors of a row that a lane asks for before it needs them: all, if K is 768
+
+// Rows of the weight for each warp: what x costs (loads, conversions) is shared among them.
+__host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
+// Blocks of 256 threads that fit an SM: 64 registers a thread, 128 for the larger batches.
+__host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
+
+// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
+__device__ inline void decode_matvec_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); // the next one may start to wait in its turn
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
+template <int n> __device__ inline float decode_matvec_sums(float* values) {
+    int lane = threadIdx.x % 32, offset = 16;
+#pragma unroll
+    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of the values
+        bool upper = lane & offset;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            float kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
+            values[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, offset);
+        }
+    }
+#pragma unroll
+    for (; offset > 0; offset /= 2) { values[0] += __shfl_xor_sync(0xFFFFFFFFu, values[0], offset); }
+    return values[0];
+}
+
+// x (batch,K), rows clamped to B, normalised into shared memory. g and s are this thread's first vectors of the
+// layernorm's weight and bias, fetched before the wait.
+template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
+                                                        const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
+                                                        int K) {
+    __shared__ float mean[batch], rstd[batch];
+    int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = K / x128::size;
+    for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
+        const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
+        float sum = 0.0f, squares = 0.0f;
+        for (int first = lane; first < num_vec; first += 32 * decode_matvec_ahead) {
+            int4 value[decode_matvec_ahead]; // loaded together
+#pragma unroll
+            for (int i = 0; i < decode_matvec_ahead; i++) {
+                value[i] = reinterpret_cast<const int4*>(from)[min(first + 32 * i, num_vec - 1)];
+            }
+#pragma unroll
+            for (int i = 0; i < decode_matvec_ahead; i++) {
+                if (first + 32 * i >= num_vec) { continue; }
+                x128 elements = vec128_from_bits<floatX>(value[i]);
+                for (int e = 0; e < x128::size; e++) { sum += (float)elements[e]; }
+                shared[b * num_vec + first + 32 * i] = elements;
+            }
+        }
+        float center = warp_sum(sum) / K;
+        for (int v = lane; v < num_vec; v += 32) { // each lane reads what it wrote
+            x128 value = shared[b * num_vec + v];
+            for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
+        }
+        squares = warp_sum(squares);
+        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + 1e-5f); }
+    }
+    __syncthreads();
+    for (int v = threadIdx.x; v < num_vec; v += blockDim.x) {
+        if (v != (int)threadIdx.x) {
+            g = reinterpret_cast<const int4*>(norm_weight)[v];
+            s = reinterpret_cast<const int4*>(norm_bias)[v];
+        }
+        x128 scale = vec128_from_bits<floatX>(g), shift = vec128_from_bits<floatX>(s);
+        for (int b = 0; b < batch; b++) {
+            x128 value = shared[b * num_vec + v];
+            for (int e = 0; e < x128::size; e++) {
+                value[e] = (floatX)(((float)value[e] - mean[b]) * rstd[b] * (float)scale[e] + (float)shift[e]);
+            }
+            shared[b * num_vec + v] = value;
+        }
+    }
+    __syncthreads();
+}
+
+// The first vectors of a warp's rows; zeros beyond the end.
+template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][decode_matvec_ahead], const floatX* weight,
+                                                               int row, int first, int step, int num_vec, int OC) {
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+#pragma unroll
+        for (int i = 0; i < decode_matvec_ahead; i++) {
+            int v = first + i * step;
+            bool there = row + r < OC && v < num_vec;
+            const int4* from = reinterpret_cast<const int4*>(weight) + (size_t)(row + r) * num_vec + v;
+            w[r][i] = there ? __ldcs(from) : make_int4(0, 0, 0, 0);
+        }
+    }
+}
+
+// A block is (warps / split) groups of `split` warps. A group has `rows` rows of the weight at a time and each of its
+// warps a share of the columns. blockIdx.x: which `batch` of the sequences; blockIdx.y: which rows.
+template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
+    decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                          int OC, int split) {
+    constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
+    extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
+    __shared__ float partial[8][num_sums];         // of each warp
+    x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
+    const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
+    int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
+    int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
+    int row = blockIdx.y * rows_per_block + warp / split * rows; // of the group's first row
+    // what this lane writes, if it does
+    int own_row = lane / lanes_per_sum / batch, own_b = first_b + lane / lanes_per_sum % batch;
+    bool writes = segment == 0 && lane % lanes_per_sum == 0 && own_b < B;
+
+    int4 w[rows][decode_matvec_ahead], g = {}, s = {}; // bits of x128: half the registers of their elements
+    decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
+    float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+    if (norm && (int)threadIdx.x < num_vec) {
+        g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
+        s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
+    }
+    decode_matvec_wait();
+    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
+
+    // the groups of a block take the same number of turns: there are barriers in the loop
+    for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
+        bool writes_now = writes && row + own_row < OC;
+        size_t at = (size_t)own_b * OC + row + own_row;
+        float bias_now = next_bias, residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
+        float sums[num_sums] = {};
+        for (int chunk = first; chunk < num_vec; chunk += decode_matvec_ahead * step) {
+            if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
+#pragma unroll
+            for (int i = 0; i < decode_matvec_ahead; i++) {
+                int v = min(chunk + i * step, num_vec - 1); // beyond the end the weights are 0; no branch, so that the
+                                                            // loads of x come together
+                float weights[rows][x128::size];
+#pragma unroll
+                for (int r = 0; r < rows; r++) {
+                    x128 elements = vec128_from_bits<floatX>(w[r][i]);
+#pragma unroll
+                    for (int e = 0; e < x128::size; e++) { weights[r][e] = (float)elements[e]; }
+                }
+#pragma unroll
+                for (int b = 0; b < batch; b++) {
+                    x128 value = norm ? normalised[b * num_vec + v]
+                                      : load128(own_x + (min(b, B - 1 - first_b) * num_vec + v) * x128::size);
+#pragma unroll
+                    for (int e = 0; e < x128::size; e++) {
+#pragma unroll
+                        for (int r = 0; r < rows; r++) { sums[r * batch + b] += (float)value[e] * weights[r][e]; }
+                    }
+                }
+            }
+        }
+        row += gridDim.y * rows_per_block;
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // the next rows come during the sums
+        next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+
+        float sum = decode_matvec_sums<num_sums>(sums);
+        if (split > 1) {
+            if (lane % lanes_per_sum == 0) { partial[warp][lane / lanes_per_sum] = sum; }
+            __syncthreads();
+            if (writes) {
+                for (int s = 1; s < split; s++) { sum += partial[warp + s][lane / lanes_per_sum]; }
+            }
+            __syncthreads(); // partial may be written again
+        }
+        sum += bias_now;
+        if (gelu) { // 0.5 * (1 + tanh(u)) = 1 / (1 + exp(-2u))
+            sum = sum / (1.0f + expf(-1.5957691216f * (sum + 0.044715f * sum * sum * sum)));
+        }
+        if (writes_now) { out[at] = (Out)(sum + residual_now); }
+    }
+}
+
+template <class Out, int batch, bool norm>
+void decode_matvec_launch(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                          int OC, cudaStream_t stream, int block_size, bool overlap) {
+    auto kernel = decode_matvec_kernel6<Out, batch, norm>;
+    constexpr int rows = decode_matvec_rows(batch);
+    int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
+    // a row is split over warps until a lane has all of its share in flight and every SM has two blocks
+    while (split < num_warps && (num_vec > 32 * decode_matvec_ahead * split ||
+                                 (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
+        split *= 2;
+    }
+    int blocks =
+        min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(ceil_div(B, batch), blocks);
+    config.blockDim = dim3(block_size);
+    config.dynamicSmemBytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    // code for older devices has no wait
+    config.numAttrs =
+        overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K,
+                                 OC, split));
+}
+
+template <class Out> void decode_matvec_any(Out* out, const floatX* x, const floatX* norm_weight,
+                                            const floatX* norm_bias, const floatX* weight, const floatX* bias,
+                                            const floatX* residual, bool gelu, int B, int K, int OC,
+                                            cudaStream_t stream, int block_size, bool overlap) {
+    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no permission
+    bool norm = norm_weight != NULL;
+    require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
+    require(!norm || (norm_bias != NULL && K * sizeof(floatX) <= shared_limit));
+    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 warps share sums
+    int batch = 1; // sequences that a block takes at once
+    while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
+    auto launch = norm ? decode_matvec_launch<Out, 8, true> : decode_matvec_launch<Out, 8, false>;
+    if (batch == 1) { launch = norm ? decode_matvec_launch<Out, 1, true> : decode_matvec_launch<Out, 1, false>; }
+    if (batch == 2) { launch = norm ? decode_matvec_launch<Out, 2, true> : decode_matvec_launch<Out, 2, false>; }
+    if (batch == 4) { launch = norm ? decode_matvec_launch<Out, 4, true> : decode_matvec_launch<Out, 4, false>; }
+    launch(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, overlap);
+}
+
+// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual: x (B,K); norm_weight, norm_bias (K) or NULL; weight
+// (OC,K); bias (OC) or NULL; residual (B,OC) or NULL, may be out. Before the kernel ahead of it in the stream has ended
+// it reads weight, bias, norm_weight and norm_bias: no kernel of the step may write them.
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream, int block_size = 256) {
+    decode_matvec_any(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, true);
+}
+
+// logits (B,Vp) float = layernorm(x) wte^T: x (B,C); norm_weight, norm_bias (C); wte (Vp,C)
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
+                 int B, int C, int Vp, cudaStream_t stream, int block_size = 256) {
+    decode_matvec_any<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size,
+                             true);
+}
+// ==== end promoted: decode_matvec ====
+
+// decode_embed has no table of its own: the small shapes check it before each launch of what is measured.
+static std::function<void()> declare_embed(Bench& b) {
+    if (b.C > 128) {
+        return [] {};
+    }
+    int B = b.B, C = b.C, V = 1000, T = 16;
+    cudaStream_t stream = b.stream;
+    Buffer<int> tokens = b.input_ids("tokens", B, V), positions = b.input_ids("positions", B, T);
+    Buffer<floatX> wte = b.input<floatX>("wte", (size_t)V * C), wpe = b.input<floatX>("wpe", (size_t)T * C);
+    Buffer<floatX> embedded = b.output<floatX>("embedded", (size_t)B * C, ulps<floatX>(1));
+    b.reference([=] { decode_embed_cpu(embedded.host, tokens.host, positions.host, wte.host, wpe.host, B, C); });
+    return [=] { decode_embed(embedded, tokens, positions, wte, wpe, B, C, stream); };
+}
+
+static void declare(Bench& b) {
+    int B = b.B, K = b.T * b.C, OC = b.V;
+    bool head = OC > 32768, first = b.T == 1, gelu = first && !head;
+    cudaStream_t stream = b.stream;
+    Buffer<floatX> x = b.input<floatX>("x", (size_t)B * K, 1.0f, 0.1f);
+    Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
+    Buffer<floatX> norm_weight = {nullptr, nullptr}, norm_bias = norm_weight, bias = norm_weight,
+                   residual = norm_weight;
+    if (first) {
+        norm_weight = b.input<floatX>("norm_weight", K, 0.1f, 1.0f);
+        norm_bias = b.input<floatX>("norm_bias", K, 0.1f);
+    }
+    if (!head) { bias = b.input<floatX>("bias", OC); }
+    if (!first && !head) { residual = b.input<floatX>("residual", (size_t)B * OC); }
+    b.cost(((double)OC * K + (double)B * (K + OC)) * sizeof(floatX), 2.0 * B * OC * K);
+
+    float ulp = ulp_of<floatX>(), of_terms = (first ? 2.0f * ulp : 0.0f) + 1e-5f;
+    if (head) {
+        Buffer<float> logits = b.output<float>("logits", (size_t)B * OC, {of_terms, 1e-5f});
+        b.reference([=] {
+            decode_matvec_cpu(logits.host, x.host, norm_weight.host, norm_bias.host, weight.host, NULL, NULL, false, B,
+                              K, OC);
+        });
+        auto launch = [=](int block_size, bool overlap) {
+            decode_matvec_any<float>(logits, x, norm_weight, norm_bias, weight, NULL, NULL, false, B, K, OC, stream,
+                                     block_size, overlap);
+        };
+        b.kernel(5, "layernorm in the product's blocks, float out", [=](int bs) { launch(bs, false); }, {64, 128, 256});
+        b.kernel(6, "weights fetched before the kernel ahead has ended", [=](int bs) { launch(bs, true); },
+                 {64, 128, 256});
+        b.promoted(6);
+        return;
+    }
+    std::function<void()> embed = declare_embed(b);
+    Buffer<floatX> scratch = b.scratch<floatX>("scratch", (size_t)B * K);
+    Buffer<floatX> out = b.output<floatX>("out", (size_t)B * OC, {of_terms, ulp + 1e-5f});
+    b.reference([=] {
+        decode_matvec_cpu(out.host, x.host, norm_weight.host, norm_bias.host, weight.host, bias.host, residual.host,
+                          gelu, B, K, OC);
+    });
+    auto launch1234 = [=](DecodeMatvecKernel kernel, int rows_per_block, int bs) {
+        embed();
+        decode_matvec1234(kernel, ceil_div(OC, rows_per_block), out, x, norm_weight, norm_bias, weight, bias, residual,
+                          scratch, gelu, B, K, OC, stream, bs);
+    };
+    auto launch = [=](int bs, bool overlap) {
+        embed();
+        decode_matvec_any<floatX>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, bs,
+                                  overlap);
+    };
+    b.kernel(1, "one thread per row", [=](int bs) { launch1234(decode_matvec_kernel1, bs, bs); });
+    b.kernel(2, "one warp per row", [=](int bs) { launch1234(decode_matvec_kernel2, bs / 32, bs); });
+    b.kernel(3, "one warp per row, 16 bytes a load", [=](int bs) { launch1234(decode_matvec_kernel3, bs / 32, bs); });
+    b.kernel(4, "a row split over the block", [=](int bs) { launch1234(decode_matvec_kernel4, 1, bs); },
+             {32, 64, 128, 256});
+    b.kernel(5, "layernorm in the product's blocks", [=](int bs) { launch(bs, false); }, {64, 128, 256});
+    b.kernel(6, "weights fetched before the kernel ahead has ended", [=](int bs) { launch(bs, true); }, {64, 128, 256});
+    b.promoted(6);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "decode_matvec", declare, {1, 1, 768, 12, 3072},
+                      {{1, 1, 8, 1, 1},
+                       {2, 1, 128, 1, 77},
+                       {5, 1, 776, 1, 33},
+                       {13, 3, 64, 1, 129},
+                       {1, 4, 768, 1, 768},
+                       {3, 1, 1600, 1, 65},
+                       {9, 4, 1600, 1, 50},
+                       {1, 1, 64, 1, 32769},
+                       {7, 1, 64, 1, 50257}});
+}

@@ -1,0 +1,397 @@
+/* decode_sample: from logits to the next token: the largest, or drawn after temperature, top-k and top-p
+
+   tokens (B) int out | positions (B) int inout, += 1 | scratch, see decode_sample_scratch() | logits (B,Vp) float in
+   rng_state (B) uint64_t inout, of xorshift64*, moves on with every token drawn
+   Bound: memory, B*V*sizeof(float) bytes, from the L2 cache; latency. Constraint: Vp % 4 == 0, V <= 2^18.
+   Error: none for the largest (the lowest id among equals). Drawn: shares of the probability in steps of 2^-44, each
+   within 1e-5 of its value; the same rule and the same random numbers as sample_token() of llmc/sampler.h, which
+   draws the same token but for these roundings when top-k and top-p are off, else in another order.
+   Source: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
+   Vigna 2016, arXiv:1402.6246 (xorshift64*).
+
+   The shape's flags: T = 1 is the largest; 2 temperature 0.8; 3 and top-k 50; 4 and top-p 0.9; 5 all three.
+
+   nvcc -O3 --use_fast_math decode_sample.cu -o decode_sample      (or: make decode_sample)
+   ./decode_sample 3      check kernel 3 against the CPU and sweep its block sizes
+   ./decode_sample        every kernel, side by side                                         */
+#include "bench.h"
+
+// ---- kernel 1: one block per sequence, a tree in shared memory ------------------------------------------------------
+
+__global__ void decode_sample_kernel1(int* tokens, int* positions, const float* logits, int V, int Vp) {
+    __shared__ float max[1024];
+    __shared__ int best[1024];
+    int i = threadIdx.x, b = blockIdx.x;
+    max[i] = -INFINITY, best[i] = -1;
+    for (int v = i; v < V; v += blockDim.x) {
+        float logit = logits[(size_t)b * Vp + v];
+        if (logit > max[i]) { max[i] = logit, best[i] = v; }
+    }
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (i >= half || best[i + half] < 0) { continue; }
+        if (max[i + half] > max[i] || (max[i + half] == max[i] && best[i + half] < best[i])) {
+            max[i] = max[i + half], best[i] = best[i + half];
+        }
+    }
+    if (i == 0) {
+        tokens[b] = best[0];
+        positions[b] += 1;
+    }
+}
+
+void decode_sample1(int* tokens, int* positions, const float* logits, int B, int V, int Vp, cudaStream_t stream,
+                    int block_size) {
+    decode_sample_kernel1<<<B, block_size, 0, stream>>>(tokens, positions, logits, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one block per sequence, 16 bytes a load, logit and id as one 64-bit key: kernel 3 with one block -----
+// ---- kernel 3: many blocks per sequence, the last to arrive writes the token ----------------------------------------
+// ---- kernel 4: one block per sequence draws; every bound is found by bisection over the keys ------------------------
+
+// ==== promoted: decode_sample ====
+
+constexpr int decode_sample_room = 4096;   // candidates whose keys shared memory holds: 32 KB
+constexpr int decode_sample_chunks = 1024; // of the vocabulary, one for each thread
+
+// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
+__device__ inline void decode_sample_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// Larger for a larger logit, among equals for the lower id, so no two are the same; 0 for what is never drawn.
+__device__ inline uint64_t decode_sample_key(float logit, int id) {
+    if (!(logit > -INFINITY)) { return 0; } // NaN, too
+    uint32_t bits = __float_as_uint(logit);
+    if (bits == 0x80000000u) { bits = 0; } // -0 equals 0
+    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (uint64_t)bits << 32 | (uint32_t)~id;
+}
+__device__ inline int decode_sample_id(uint64_t key) { return key ? (int)~(uint32_t)key : -1; }
+__device__ inline float decode_sample_logit(uint64_t key) {
+    uint32_t bits = key >> 32;
+    return __uint_as_float(bits & 0x80000000u ? bits & 0x7FFFFFFFu : ~bits);
+}
+
+__device__ inline uint64_t decode_sample_warp_max(uint64_t x) {
+    for (int offset = 16; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
+    return x;
+}
+__device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
+    for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+// of this lane's x and those of the lanes below it
+__device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
+    for (int offset = 1; offset < 32; offset *= 2) {
+        uint64_t below = __shfl_up_sync(0xFFFFFFFFu, x, offset);
+        if ((int)threadIdx.x % 32 >= offset) { x += below; }
+    }
+    return x;
+}
+// Over the block; `shared` (32) is scratch, free again after the call. Every thread gets the result.
+template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sample_reduce(uint64_t x, uint64_t* shared) {
+    x = warp_op(x);
+    if (threadIdx.x % 32 == 0) { shared[threadIdx.x / 32] = x; }
+    __syncthreads();
+    x = warp_op(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0); // 0 is neutral for max and sum
+    __syncthreads();
+    return x;
+}
+
+// tokens: of the largest logits. best (B), arrived (B): zero, and zero again at the end.
+__global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
+                                             const float* logits, int V, int Vp) {
+    __shared__ uint64_t shared[32];
+    int b = blockIdx.y, step = gridDim.x * blockDim.x;
+    const float4* row = reinterpret_cast<const float4*>(logits + (size_t)b * Vp);
+    decode_sample_wait();
+    uint64_t key = 0;
+#pragma unroll 2
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i * 4 < V; i += step) {
+        float4 x = row[i];
+        key = max(key, decode_sample_key(x.x, 4 * i));
+        if (4 * i + 1 < V) { key = max(key, decode_sample_key(x.y, 4 * i + 1)); }
+        if (4 * i + 2 < V) { key = max(key, decode_sample_key(x.z, 4 * i + 2)); }
+        if (4 * i + 3 < V) { key = max(key, decode_sample_key(x.w, 4 * i + 3)); }
+    }
+    key = decode_sample_reduce<decode_sample_warp_max>(key, shared);
+    if (threadIdx.x != 0) { return; }
+    unsigned long long* top = reinterpret_cast<unsigned long long*>(best + b);
+    atomicMax(top, (unsigned long long)key); // the same in any order
+    __threadfence();
+    if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
+    tokens[b] = decode_sample_id(atomicExch(top, 0ull));
+    arrived[b] = 0;
+    positions[b] += 1;
+}
+
+struct DecodeSampleShared {
+    uint64_t list[decode_sample_room]; // keys of the candidates, in no order
+    uint64_t chunk[decode_sample_chunks];
+    uint64_t reduce[32];
+    uint64_t rest;
+    int list_size, found, token;
+};
+
+// The candidates of a sequence: `count` keys from `floor` on. They are found among n logits, or in the list.
+struct DecodeSampleRow {
+    const float* logits;
+    int n;
+    bool listed;
+    uint64_t best, floor, count; // best: the largest key
+    float scale;                 // log2(e) / temperature
+};
+
+// What a token weighs in the draw, the best 2^44: a sum of integers is the same in any order.
+__device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
+    float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
+    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // inf - inf is NaN
+    return (uint64_t)(exp2f(distance) * 17592186044416.0f);
+}
+
+__device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& shared, const DecodeSampleRow& row,
+                                                   int i) {
+    return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
+}
+
+// Of the candidates from `floor` on: how many, and their weight: their shares, or one each.
+__device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
+                                         bool shares, uint64_t* count) {
+    uint64_t weight = 0, number = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
+        uint64_t key = decode_sample_candidate(shared, row, i);
+        if (key < floor) { continue; }
+        number++;
+        if (shares) { weight += decode_sample_share(row, key); }
+    }
+    *count = decode_sample_reduce<decode_sample_warp_sum>(number, shared.reduce);
+    return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
+}
+
+// Copies the candidates, at most decode_sample_room, to the list.
+__device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
+    if (threadIdx.x == 0) { shared.list_size = 0; }
+    __syncthreads();
+    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
+        uint64_t key = decode_sample_key(row.logits[i], i);
+        if (key >= row.floor) { shared.list[atomicAdd(&shared.list_size, 1)] = key; }
+    }
+    __syncthreads();
+    row.listed = true, row.n = (int)row.count;
+}
+
+// Raises row.floor until it leaves the fewest of the best candidates that weigh `target` together; all of them do.
+__device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
+    uint64_t end = row.best + 1, end_count = 0; // those from `end` on weigh less than the target
+    while (row.count - end_count > 1 && end - row.floor > 1) {
+        if (!row.listed && row.count <= decode_sample_room) { decode_sample_make_list(shared, row); }
+        uint64_t middle = row.floor + (end - row.floor) / 2, count;
+        if (decode_sample_weight(shared, row, middle, shares, &count) >= target) {
+            row.floor = middle, row.count = count;
+        } else {
+            end = middle, end_count = count;
+        }
+    }
+}
+
+// The first token, in the order of ids, with which the shares of the candidates come to more than `random` (0 to 1) of
+// their sum.
+__device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int size = ceil_div(ceil_div(V, decode_sample_chunks), 32) * 32; // of a chunk
+    for (int c = warp; c < decode_sample_chunks; c += blockDim.x / 32) {
+        uint64_t sum = 0;
+        for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
+            uint64_t key = decode_sample_key(row.logits[i], i);
+            if (key >= row.floor) { sum += decode_sample_share(row, key); }
+        }
+        sum = decode_sample_warp_sum(sum);
+        if (lane == 0) { shared.chunk[c] = sum; }
+    }
+    __syncthreads();
+    uint64_t own = shared.chunk[threadIdx.x], upto = decode_sample_warp_scan(own);
+    if (lane == 31) { shared.reduce[warp] = upto; }
+    __syncthreads();
+    uint64_t warps_upto = decode_sample_warp_scan(shared.reduce[lane]);
+    uint64_t sum = __shfl_sync(0xFFFFFFFFu, warps_upto, 31);
+    uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
+    upto += warp > 0 ? warps_before : 0;
+    uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
+    if (upto - own <= point && point < upto) { // one thread
+        shared.found = threadIdx.x;
+        shared.rest = point - (upto - own);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        uint64_t rest = shared.rest, before = 0;
+        for (int begin = shared.found * size;; begin += 32) { // ends within the chunk
+            uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
+            uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
+            uint64_t reached = before + decode_sample_warp_scan(share);
+            unsigned past = __ballot_sync(0xFFFFFFFFu, reached > rest);
+            if (past) {
+                if (lane == 0) { shared.token = begin + __ffs(past) - 1; }
+                break;
+            }
+            before = __shfl_sync(0xFFFFFFFFu, reached, 31);
+        }
+    }
+    __syncthreads();
+    return shared.token;
+}
+
+__global__ void __launch_bounds__(decode_sample_chunks, 1)
+    decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
+                          int top_k, float top_p, int V, int Vp) {
+    __shared__ DecodeSampleShared shared;
+    int b = blockIdx.x;
+    decode_sample_wait();
+    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, 1.4426950409f / temperature};
+    uint64_t key = 0, lowest = ~0ull, count = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < V; i += blockDim.x) {
+        uint64_t x = decode_sample_key(row.logits[i], i);
+        key = max(key, x);
+        if (x) { lowest = min(lowest, x), count++; }
+    }
+    row.best = decode_sample_reduce<decode_sample_warp_max>(key, shared.reduce);
+    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
+    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+
+    int token = -1; // nothing can be drawn
+    if (row.count > 0) {
+        if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
+        if (top_p < 1.0f) {
+            double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
+            decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
+        }
+        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
+        token = decode_sample_draw(shared, row, V, random);
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all have read it: there are barriers in the draw
+    }
+    if (threadIdx.x == 0) {
+        tokens[b] = token;
+        positions[b] += 1;
+    }
+}
+
+// Launches a kernel that begins with decode_sample_wait().
+template <class... Params, class... Args>
+void decode_sample_launch(void (*kernel)(Params...), dim3 grid, int block_size, cudaStream_t stream, Args... args) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(block_size);
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    // code for older devices has no wait
+    config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+                                 int blocks, cudaStream_t stream, int block_size) {
+    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
+    decode_sample_launch(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, stream, tokens, positions, best,
+                         reinterpret_cast<int*>(best + B), logits, V, Vp);
+}
+
+// Floats of scratch, aligned to 8 bytes. They are zeroed once, before the first launch; decode_sample leaves zeros.
+inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
+
+// tokens (B), and positions (B) += 1, for logits (B,Vp), of which V count. temperature 0: the largest, rng_state may be
+// NULL. Else drawn with rng_state (B), among the top_k largest (0: all), among the fewest that hold the share top_p of
+// the probability (1: all). A NaN or -inf logit is never drawn; -1 when there is no other. tokens and positions must not
+// be read before this kernel has ended: decode_embed is launched without overlap.
+void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
+                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
+                   int block_size = 256) {
+    require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
+    require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
+    if (temperature == 0.0f) {
+        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors a thread
+        decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, blocks, stream, block_size);
+        return;
+    }
+    require(rng_state != NULL);
+    decode_sample_launch(decode_sample_kernel4, dim3(B), decode_sample_chunks, stream, tokens, positions, logits,
+                         rng_state, temperature, top_k, top_p, V, Vp);
+}
+// ==== end promoted: decode_sample ====
+
+static void declare(Bench& b) {
+    int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128, mode = b.T;
+    cudaStream_t stream = b.stream;
+    float temperature = mode == 1 ? 0.0f : 0.8f, top_p = mode >= 4 ? 0.9f : 1.0f;
+    int top_k = mode == 3 || mode == 5 ? 50 : 0;
+    // small: with ties, a sequence of NaN and -inf, and NaN where nothing may be read
+    Buffer<float> logits = b.input_from<float>("logits", (size_t)B * Vp, [=](float* x) {
+        std::mt19937 rng(V + mode);
+        std::normal_distribution<float> normal;
+        for (size_t i = 0; i < (size_t)B * Vp; i++) {
+            float value = 3.0f * normal(rng) - 30.0f;
+            x[i] = V > 20000 ? value : roundf(4.0f * value) / 4.0f;
+            if ((int)(i % Vp) >= V) { x[i] = NAN; }
+            if (V <= 20000 && (i / Vp == 1 || i % 13 == 7)) { x[i] = i % 2 ? NAN : -INFINITY; }
+        }
+    });
+    Buffer<uint64_t> rng_before = b.input_from<uint64_t>("rng_before", B, [=](float* x) {
+        for (int i = 0; i < B; i++) { x[i] = (float)(i * 54321 + V + mode); }
+    });
+    Buffer<int> positions_before = b.input_ids("positions_before", B, 1000);
+    Buffer<float> zeros = b.input_from<float>("zeros", decode_sample_scratch(B),
+                                              [=](float* x) { std::fill(x, x + decode_sample_scratch(B), 0.0f); });
+    Buffer<int> tokens = b.output<int>("tokens", B, {0.0f, 0.0f});
+    Buffer<int> positions = b.inout<int>("positions", B, positions_before, {0.0f, 0.0f});
+    Buffer<uint64_t> rng_state = b.inout<uint64_t>("rng_state", B, rng_before, {0.0f, 1e-6f}); // rounded to float
+    Buffer<float> scratch = b.inout<float>("scratch", decode_sample_scratch(B), zeros, {0.0f, 0.0f});
+    b.reference([=] {
+        for (int i = 0; i < B; i++) { positions.host[i] = positions_before.host[i] + 1.0f; }
+        std::fill(scratch.host, scratch.host + decode_sample_scratch(B), 0.0f);
+        decode_sample_cpu(tokens.host, rng_state.host, logits.host, rng_before.host, temperature, top_k, top_p, B, V,
+                          Vp);
+    });
+    b.cost((double)B * V * sizeof(float), 0);
+
+    auto promoted = [=](int bs) {
+        decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream, bs);
+    };
+    if (mode == 1) {
+        b.kernel(1, "largest: one block, a tree in shared memory",
+                 [=](int bs) { decode_sample1(tokens, positions, logits, B, V, Vp, stream, bs); });
+        b.kernel(2, "largest: one block, 16 bytes a load, 64-bit keys",
+                 [=](int bs) { decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, 1, stream, bs); });
+        b.kernel(3, "largest: many blocks", promoted, {128, 256, 512, 1024});
+        b.promoted(3);
+    } else {
+        b.kernel(4, "drawn: one block, bisection", [=](int) { promoted(256); }, {0});
+        b.promoted(4);
+    }
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "decode_sample", declare, {1, 1, 768, 12, 50257},
+                      {{1, 1, 0, 0, 1},
+                       {3, 1, 0, 0, 77},
+                       {5, 1, 0, 0, 9000},
+                       {1, 2, 0, 0, 1},
+                       {3, 2, 0, 0, 77},
+                       {3, 3, 0, 0, 1234},
+                       {3, 4, 0, 0, 6001},
+                       {4, 5, 0, 0, 9000},
+                       {4, 2, 0, 0, 50257},
+                       {4, 3, 0, 0, 50257},
+                       {4, 4, 0, 0, 50257},
+                       {4, 5, 0, 0, 50257}});
+}

@@ -1,0 +1,497 @@
+/* encoder_backward: dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]
+
+   dwte (Vp,C), dwpe (maxT,C) float inout | dout (B,T,C) floatX in | inp (B,T) int in, each in [0,V), V <= Vp
+   Bound: memory; dout is read once, the rows of dwte that occur and T rows of dwpe are read and written. A fixed order
+   of the sums costs a second read of dout.
+   Constraint: C % x128::size == 0 from kernel 2 on, B*T <= 2^30. Kernels 1 and 2 are not deterministic.
+   Error: against the fp64 reference; the rounding of an fp32 sum of n terms of size 1, n * 2^-23, with n the number of
+   times the most frequent token occurs (dwte) or B (dwpe).
+   Source: radix sort with ranks from ballots: Merrill and Grimshaw 2011, "High performance and scalable radix sorting".
+
+   nvcc -O3 --use_fast_math encoder_backward.cu -o encoder_backward      (or: make encoder_backward)
+   ./encoder_backward 5      check kernel 5 against the CPU and sweep its block sizes
+   ./encoder_backward        every kernel, side by side                                         */
+#include "bench.h"
+
+// ---- kernel 1: one thread per element, atomics on both gradients -----------------------------
+
+__global__ void encoder_backward_kernel1(float* dwte, float* dwpe, const floatX* dout, const int* inp, int B, int T,
+                                         int C) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)B * T * C) { return; }
+    size_t row = i / C, c = i % C;
+    float d = (float)dout[i];
+    atomicAdd(dwte + (size_t)inp[row] * C + c, d);
+    atomicAdd(dwpe + row % T * C + c, d);
+}
+
+void encoder_backward1(float* dwte, float* dwpe, const floatX* dout, const int* inp, int B, int T, int C,
+                       cudaStream_t stream, int block_size) {
+    unsigned num_blocks = (unsigned)ceil_div((size_t)B * T * C, (size_t)block_size);
+    encoder_backward_kernel1<<<num_blocks, block_size, 0, stream>>>(dwte, dwpe, dout, inp, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: dout read once: dwpe summed over B in registers, dwte by 128-bit atomics ---------
+
+__device__ inline void atomic_add_f128(float* p, f128 x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    atomicAdd(reinterpret_cast<float4*>(p), make_float4(x[0], x[1], x[2], x[3]));
+#else
+    for (int k = 0; k < 4; k++) { atomicAdd(p + k, x[k]); }
+#endif
+}
+
+__global__ void encoder_backward_kernel2(float* dwte, float* dwpe, const floatX* dout, const int* inp, int B, int T,
+                                         int C) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
+    if (i >= stride) { return; }
+    size_t t = i / C, c = i % C;
+    float sum[x128::size] = {};
+    for (int b = 0; b < B; b++) {
+        x128 d = load128cs(dout + b * stride + i);
+        float* row = dwte + (size_t)inp[(size_t)b * T + t] * C + c;
+        for (int k = 0; k < x128::size; k += 4) {
+            f128 x;
+            for (int j = 0; j < 4; j++) { sum[k + j] += x[j] = (float)d[k + j]; }
+            atomic_add_f128(row + k, x);
+        }
+    }
+    for (int k = 0; k < x128::size; k++) { dwpe[i + k] += sum[k]; }
+}
+
+void encoder_backward2(float* dwte, float* dwpe, const floatX* dout, const int* inp, int B, int T, int C,
+                       cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
+    encoder_backward_kernel2<<<num_blocks, block_size, 0, stream>>>(dwte, dwpe, dout, inp, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: deterministic: a block owns tokens, scans all ids for them, adds rows in order -----
+
+static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
+                                       int block_size);
+
+// A block owns the tokens that are blockIdx.x modulo gridDim.x: neighbours are about equally frequent.
+__global__ void encoder_backward_kernel3(float* dwte, const floatX* dout, const int* inp, int N, int C) {
+    __shared__ int found[1024], counts[32]; // positions of this round, of each warp
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    for (int start = 0; start < N; start += blockDim.x) {
+        int i = start + threadIdx.x;
+        bool mine = i < N && inp[i] % gridDim.x == blockIdx.x;
+        unsigned mask = __ballot_sync(0xFFFFFFFFu, mine);
+        if (lane == 0) { counts[warp] = __popc(mask); }
+        __syncthreads();
+        int before = 0, total = 0;
+        for (int w = 0; w < num_warps; w++) {
+            before += w < warp ? counts[w] : 0;
+            total += counts[w];
+        }
+        if (mine) { found[before + __popc(mask & ((1u << lane) - 1))] = i; }
+        __syncthreads();
+        for (int j = 0; j < total; j++) {
+            const floatX* row = dout + (size_t)found[j] * C;
+            float* sum = dwte + (size_t)inp[found[j]] * C;
+            for (int c = threadIdx.x; c < C; c += blockDim.x) { sum[c] += (float)row[c]; }
+        }
+        __syncthreads(); // counts and found are written again
+    }
+}
+
+void encoder_backward3(float* dwte, float* dwpe, const floatX* dout, const int* inp, int B, int T, int C,
+                       cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
+    encoder_backward_kernel3<<<512, block_size, 0, stream>>>(dwte, dout, inp, B * T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: positions sorted by token, one warp per run of a token --------------------------
+
+struct EncoderScratch;
+static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream);
+
+// A warp for every sorted index, and every 32 vectors of columns; it works if a run begins there.
+__global__ void encoder_backward_kernel4(float* dwte, const floatX* dout, const int* positions, const int* tokens,
+                                         int N, int C) {
+    int lane = threadIdx.x % 32;
+    int i = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    int c = (blockIdx.y * 32 + lane) * x128::size;
+    if (i >= N || c >= C) { return; }
+    int token = tokens[i];
+    if (i > 0 && tokens[i - 1] == token) { return; }
+    float sum[x128::size] = {};
+    for (; i < N && tokens[i] == token; i++) {
+        x128 d = load128cs(dout + (size_t)positions[i] * C + c);
+        for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[k]; }
+    }
+    float* row = dwte + (size_t)token * C + c;
+    for (int k = 0; k < x128::size; k++) { row[k] += sum[k]; }
+}
+
+void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                       int V, cudaStream_t stream, int block_size);
+
+// ---- kernel 5: the sorted list in equal tiles, one warp each; runs across tiles are joined after ----
+
+// ==== promoted: encoder_backward ====
+// dwpe: a thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token. The sorted
+// list is cut into tiles of 32, however long the runs of equal tokens are, and a warp sums the runs of its tile in
+// order. A run inside one tile is added to its row of dwte; one that crosses a cut leaves a partial sum in each of its
+// tiles, and the next kernel adds these up in order. So every sum has one order, and a frequent token many warps.
+
+constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits a pass
+constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 for each digit
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // every block reads the counts of all
+constexpr int ENCODER_TILE = 32;            // sorted indices, one for each lane
+constexpr int ENCODER_COLUMNS = 768;        // for which there is room for partial sums; more columns are more launches
+constexpr int ENCODER_WARP_COLUMNS = 128;   // a warp's: four a lane, so that rows of dwte are read and written whole
+static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
+
+struct alignas(4 * sizeof(floatX)) EncoderVec4 {
+    floatX v[4];
+};
+
+// Where things lie in the launcher's scratch.
+struct EncoderScratch {
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): of a run from an earlier tile, of a run into a later one
+    int* positions[2]; // (N) each; [0] is the sorted one in the end
+    int* tokens;       // (N) inp[positions[0][i]], ascending
+    int* counts;       // (sort_blocks, ENCODER_DIGITS) of the digits in each block's part of the list
+    size_t num_ints;
+};
+static EncoderScratch encoder_backward_layout(int* scratch, int N) {
+    size_t num_partial = (size_t)ceil_div(N, ENCODER_TILE) * 2 * ENCODER_COLUMNS;
+    EncoderScratch s;
+    s.partial = (float*)scratch;
+    s.positions[0] = scratch + num_partial;
+    s.positions[1] = s.positions[0] + N;
+    s.tokens = s.positions[1] + N;
+    s.counts = s.tokens + N;
+    s.num_ints = num_partial + 3 * (size_t)N + (size_t)ENCODER_SORT_MAX_BLOCKS * ENCODER_DIGITS;
+    return s;
+}
+
+// Counts the digits of a block's `num` indices. positions NULL: not sorted yet, index i is position i.
+__global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
+                                               int shift) {
+    __shared__ int count[ENCODER_DIGITS];
+    if (threadIdx.x < ENCODER_DIGITS) { count[threadIdx.x] = 0; }
+    __syncthreads();
+    int first = blockIdx.x * num, end = min(N, first + num);
+    for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
+        int token = inp[positions ? positions[i] : i];
+        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: any order gives the same
+    }
+    __syncthreads();
+    if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
+}
+
+// One stable pass: index i goes behind all smaller digits, and behind the same digit at smaller indices.
+__global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
+    encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
+                                     int N, int num, int shift) {
+    constexpr int W = ENCODER_SORT_BLOCK / 32, P = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
+    __shared__ int offset[W][ENCODER_DIGITS]; // where a warp's next index of a digit goes
+    __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
+
+    int before = 0, total = 0; // of this digit: in earlier blocks, in all
+#pragma unroll 8
+    for (int b = part; b < gridDim.x; b += P) {
+        int n = counts[b * ENCODER_DIGITS + digit];
+        before += b < blockIdx.x ? n : 0;
+        total += n;
+    }
+    offset[part][digit] = before, offset[P + part][digit] = total; // offset lent: the parts' sums
+    __syncthreads();
+    if (part == 0) {
+        for (int p = 1; p < P; p++) { before += offset[p][digit], total += offset[P + p][digit]; }
+        scan[digit] = total, next[digit] = before - total;
+    }
+    __syncthreads();
+    for (int distance = 1; distance < ENCODER_DIGITS; distance *= 2) { // inclusive scan over digits
+        int lower = part == 0 && digit >= distance ? scan[digit - distance] : 0;
+        __syncthreads();
+        if (part == 0) { scan[digit] += lower; }
+        __syncthreads();
+    }
+    if (part == 0) { next[digit] += scan[digit]; }
+
+    int first = blockIdx.x * num, end = min(N, first + num);
+    for (int start = first; start < end; start += ENCODER_SORT_BLOCK) {
+        for (int w = part; w < W; w += P) { offset[w][digit] = 0; }
+        __syncthreads();
+        int i = start + threadIdx.x;
+        bool valid = i < end;
+        int position = valid ? (positions ? positions[i] : i) : 0;
+        int token = valid ? inp[position] : 0;
+        int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
+        unsigned same = __match_any_sync(0xFFFFFFFFu, d);
+        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's same digits
+        if (valid && rank == 0) { offset[warp][d] = __popc(same); }
+        __syncthreads();
+        if (part == 0) { // counts to offsets, over the warps in order
+            int at = next[digit];
+#pragma unroll 8
+            for (int w = 0; w < W; w++) {
+                int n = offset[w][digit];
+                offset[w][digit] = at;
+                at += n;
+            }
+            next[digit] = at;
+        }
+        __syncthreads();
+        if (valid) {
+            sorted[offset[warp][d] + rank] = position;
+            tokens[offset[warp][d] + rank] = token;
+        }
+        __syncthreads(); // offset is cleared for the next round
+    }
+}
+
+// Fills positions[0] and tokens of the layout that it returns.
+static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
+    EncoderScratch s = encoder_backward_layout(scratch, N);
+    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // of a block
+    int num_blocks = ceil_div(N, num), num_passes = 1;
+    while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
+    const int* positions = NULL;
+    for (int pass = 0; pass < num_passes; pass++) {
+        int* sorted = s.positions[(num_passes - 1 - pass) % 2];
+        encoder_backward_count_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
+                                                                                      8 * pass);
+        cudaCheck(cudaGetLastError());
+        encoder_backward_scatter_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
+            sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
+        cudaCheck(cudaGetLastError());
+        positions = sorted;
+    }
+    return s;
+}
+
+// Sums the runs of a tile, for ENCODER_WARP_COLUMNS columns from c0 on.
+__global__ void encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
+                                              const int* tokens, int N, int C, int c0, int num_slices) {
+    int lane = threadIdx.x % 32;
+    int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    int tile = warp / num_slices, slice = warp % num_slices, first = tile * ENCODER_TILE;
+    if (first >= N) { return; }
+    int num = min(ENCODER_TILE, N - first), column = slice * ENCODER_WARP_COLUMNS + lane * 4;
+    bool active = c0 + column < C;
+
+    int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
+    int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
+    // whether the first run comes from the tile before, whether the last one goes on in the tile after
+    bool from_before = first > 0 && tokens[first - 1] == tokens[first];
+    bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
+
+    constexpr int U = 4; // rows in flight
+    f128 sum = {};
+    for (int i = 0; i < num; i += U) {
+        EncoderVec4 d[U];
+        f128 old[U];
+        float* row[U]; // where the run that ends here is summed up, else NULL
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            int p = __shfl_sync(0xFFFFFFFFu, position, i + u), id = __shfl_sync(0xFFFFFFFFu, token, i + u);
+            row[u] = NULL;
+            if (i + u >= num || !active) { continue; }
+            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p * C + c0 + column);
+            if (!(ends >> (i + u) & 1)) { continue; }
+            bool is_first = (ends & ((1u << (i + u)) - 1)) == 0;
+            int slot = is_first && from_before ? 0 : (i + u == num - 1 && into_after ? 1 : -1);
+            if (slot < 0) {
+                row[u] = dwte + (size_t)id * C + c0 + column;
+                old[u] = load128(row[u]);
+            } else {
+                row[u] = partial + ((size_t)tile * 2 + slot) * ENCODER_COLUMNS + column;
+                old[u] = {};
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (i + u >= num || !active) { continue; }
+            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u].v[k]; }
+            if (!row[u]) { continue; }
+            for (int k = 0; k < 4; k++) { sum[k] += old[u][k]; }
+            store128(row[u], sum);
+            sum = {};
+        }
+    }
+}
+
+// The block of the tile in which a run begins that crosses cuts adds up the run's partial sums.
+__global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
+                                              int c0) {
+    constexpr int U = 8, MAX_WARPS = 8; // partial sums in flight
+    __shared__ f128 sums[MAX_WARPS][32];
+    int tile = blockIdx.x, first = tile * ENCODER_TILE, last = first + ENCODER_TILE - 1;
+    if (last + 1 >= N) { return; }
+    int token = tokens[last];
+    bool begins_here = first == 0 || tokens[first - 1] != token;
+    if (tokens[last + 1] != token || !begins_here) { return; }
+
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    int num_tiles = ceil_div(N, ENCODER_TILE), column = blockIdx.y * ENCODER_WARP_COLUMNS + lane * 4;
+    bool active = c0 + column < C;
+    const float* slots = partial + column;
+    f128 sum = {};
+    if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
+    for (int t = tile + 1 + warp * U;; t += num_warps * U) {
+        // how many of the next U tiles begin with the token: sorted, so it is the first of them that do
+        bool goes_on = lane < U && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
+        int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
+        f128 x[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (u < num && active) { x[u] = load128(slots + (size_t)(t + u) * 2 * ENCODER_COLUMNS); }
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (u < num && active) {
+                for (int k = 0; k < 4; k++) { sum[k] += x[u][k]; }
+            }
+        }
+        if (num < U) { break; }
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || !active) { return; }
+    float* row = dwte + (size_t)token * C + c0 + column;
+    f128 total = load128(row);
+    for (int w = 0; w < num_warps; w++) {
+        for (int k = 0; k < 4; k++) { total[k] += sums[w][lane][k]; }
+    }
+    store128(row, total);
+}
+
+__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+    constexpr int U = 8; // rows in flight
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
+    if (i >= stride) { return; }
+    const floatX* p = dout + i;
+    float sum[x128::size] = {};
+    int b = 0;
+    for (; b + U <= B; b += U, p += U * stride) {
+        x128 d[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) { d[u] = load128cs(p + u * stride); }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[u][k]; }
+        }
+    }
+    for (; b < B; b++, p += stride) {
+        x128 d = load128cs(p);
+        for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[k]; }
+    }
+    for (int k = 0; k < x128::size; k += 4) {
+        f128 old = load128(dwpe + i + k);
+        for (int j = 0; j < 4; j++) { old[j] += sum[k + j]; }
+        store128(dwpe + i + k, old);
+    }
+}
+static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
+                                       int block_size) {
+    unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
+    encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// The scratch that encoder_backward needs, in ints.
+size_t encoder_backward_scratch(int B, int T, int V) {
+    (void)V; // its size sets the number of passes only
+    return encoder_backward_layout(NULL, B * T).num_ints;
+}
+
+// dwte (Vp,C), dwpe (maxT,C) += | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C)
+// inp (B,T), each in [0,V)
+void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                      int V, cudaStream_t stream, int block_size = 256) {
+    require(C % x128::size == 0);
+    require((size_t)scratch % 16 == 0);
+    require(B >= 1 && T >= 1 && (size_t)B * T <= (size_t)1 << 30);
+    int N = B * T, num_tiles = ceil_div(N, ENCODER_TILE);
+    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
+    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
+    for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
+        int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
+        unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
+        encoder_backward_tile_kernel5<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
+                                                                             s.tokens, N, C, c0, num_slices);
+        cudaCheck(cudaGetLastError());
+        encoder_backward_join_kernel5<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
+                                                                                       c0);
+        cudaCheck(cudaGetLastError());
+    }
+}
+// ==== end promoted: encoder_backward ====
+
+void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                       int V, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    int N = B * T;
+    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
+    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
+    dim3 grid(ceil_div(N, block_size / 32), ceil_div(C, 32 * x128::size));
+    encoder_backward_kernel4<<<grid, block_size, 0, stream>>>(dwte, dout, s.positions[0], s.tokens, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// Ids as in text: the probability of id i falls as 1 / (i + 1).
+static void fill_ids(std::mt19937& rng, float* ids, size_t n, int V) {
+    for (size_t i = 0; i < n; i++) {
+        double u = (rng() + 0.5) / 4294967296.0;
+        ids[i] = (float)std::min(V - 1, (int)exp(u * log(V + 1.0)) - 1);
+    }
+}
+
+static void declare(Bench& b) {
+    int B = b.B, T = b.T, C = b.C, V = b.V;
+    size_t N = (size_t)B * T;
+    Buffer<int> inp = b.input_from<int>("inp", N, [&](float* ids) { fill_ids(b.rng, ids, N, V); });
+    Buffer<floatX> dout = b.input<floatX>("dout", N * C);
+    Buffer<float> dwte0 = b.input<float>("dwte0", (size_t)V * C), dwpe0 = b.input<float>("dwpe0", (size_t)T * C);
+    size_t num_tokens = 0, most = 0; // tokens that occur, and how often the most frequent one does
+    if (inp.host) {
+        std::vector<size_t> counts(V);
+        for (size_t i = 0; i < N; i++) { most = std::max(most, ++counts[(size_t)inp.host[i]]); }
+        num_tokens = V - std::count(counts.begin(), counts.end(), 0);
+    }
+    Buffer<float> dwte = b.inout<float>("dwte", (size_t)V * C, dwte0, ulps<float>(1, most + 4));
+    Buffer<float> dwpe = b.inout<float>("dwpe", (size_t)T * C, dwpe0, ulps<float>(1, B + 4));
+    Buffer<int> scratch = b.scratch<int>("scratch", encoder_backward_scratch(B, T, V));
+    b.reference([=] {
+        memcpy(dwte.host, dwte0.host, (size_t)V * C * sizeof(float));
+        memcpy(dwpe.host, dwpe0.host, (size_t)T * C * sizeof(float));
+        encoder_backward_cpu(dwte.host, dwpe.host, dout.host, inp.host, B, T, C, V);
+    });
+    b.cost((double)N * (C * sizeof(floatX) + sizeof(int)) + (double)(num_tokens + T) * C * 2 * sizeof(float), 0);
+    cudaStream_t s = b.stream;
+    b.kernel(1, "one thread per element, atomics",
+             [=](int bs) { encoder_backward1(dwte, dwpe, dout, inp, B, T, C, s, bs); });
+    b.kernel(2, "dwpe in registers, dwte by 128-bit atomics",
+             [=](int bs) { encoder_backward2(dwte, dwpe, dout, inp, B, T, C, s, bs); });
+    b.kernel(3, "blocks own tokens and scan the ids",
+             [=](int bs) { encoder_backward3(dwte, dwpe, dout, inp, B, T, C, s, bs); });
+    b.kernel(4, "radix sort, one warp per run",
+             [=](int bs) { encoder_backward4(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); });
+    b.kernel(5, "equal tiles of the sorted list, runs joined",
+             [=](int bs) {
+                 bs ? encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs)
+                    : encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s);
+             },
+             {0, 64, 128, 256, 512, 1024});
+    b.promoted(5);
+}
+
+// V = 1: one token everywhere. V > 65536: three passes of the sort.
+int main(int argc, char** argv) {
+    return bench_main(
+        argc, argv, "encoder_backward", declare, {64, 1024, 768, 12, 50257},
+        {{1, 1, 8, 0, 1}, {8, 150, 776, 0, 1}, {3, 17, 776, 0, 300}, {11, 333, 24, 0, 70000}, {2, 64, 1600, 0, 40}});
+}

@@ -1,0 +1,154 @@
+/* encoder_forward: out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
+
+   out (B,T,C) floatX out | inp (B,T) int in, each in [0,V) | wte (Vp,C), wpe (maxT,C) floatX in, maxT >= T
+   Bound: memory; out is written once, the rows of wte that occur and T rows of wpe are read.
+   Constraint: C % x128::size == 0 from kernel 2 on, T*C < 2^31, B <= 262140.
+   Error: one ulp of floatX against the fp64 reference.
+   Source: Radford et al. 2019, "Language models are unsupervised multitask learners" (token + position embedding).
+
+   nvcc -O3 --use_fast_math encoder_forward.cu -o encoder_forward      (or: make encoder_forward)
+   ./encoder_forward 4      check kernel 4 against the CPU and sweep its block sizes
+   ./encoder_forward        every kernel, side by side                                         */
+#include "bench.h"
+
+// ---- kernel 1: one thread per element ----------------------------------------------------
+
+__global__ void encoder_forward_kernel1(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
+                                        int C) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)B * T * C) { return; }
+    size_t row = i / C, c = i % C;
+    out[i] = (floatX)((float)wte[(size_t)inp[row] * C + c] + (float)wpe[row % T * C + c]);
+}
+
+void encoder_forward1(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                      cudaStream_t stream, int block_size) {
+    unsigned num_blocks = (unsigned)ceil_div((size_t)B * T * C, (size_t)block_size);
+    encoder_forward_kernel1<<<num_blocks, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one 128-bit vector a thread --------------------------------------------------
+
+__global__ void encoder_forward_kernel2(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
+                                        int C) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= (size_t)B * T * C) { return; }
+    size_t row = i / C, c = i % C;
+    x128 token = load128(wte + (size_t)inp[row] * C + c), position = load128(wpe + row % T * C + c), sum;
+    for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)token[k] + (float)position[k]); }
+    store128(out + i, sum);
+}
+
+void encoder_forward2(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                      cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    unsigned num_blocks = (unsigned)ceil_div((size_t)B * T * C, (size_t)block_size * x128::size);
+    encoder_forward_kernel2<<<num_blocks, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: one warp per row: the token id is read once, nothing is divided in 64 bits -------
+
+__global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
+                                        int C) {
+    int lane = threadIdx.x % 32;
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= (size_t)B * T) { return; }
+    const floatX *token_row = wte + (size_t)inp[row] * C, *position_row = wpe + row % T * C;
+    for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+        x128 token = load128(token_row + c), position = load128(position_row + c), sum;
+        for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)token[k] + (float)position[k]); }
+        store128(out + row * C + c, sum);
+    }
+}
+
+void encoder_forward3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                      cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    unsigned num_blocks = (unsigned)ceil_div((size_t)B * T, (size_t)block_size / 32);
+    encoder_forward_kernel3<<<num_blocks, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: a thread keeps its vector of wpe for four sequences, four loads of wte in flight ----
+
+// ==== promoted: encoder_forward ====
+constexpr int ENCODER_FORWARD_SEQUENCES = 4;
+
+__global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
+                                        int C) {
+    constexpr int S = ENCODER_FORWARD_SEQUENCES;
+    unsigned vectors = C / x128::size; // of a row
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= T * vectors) { return; }
+    unsigned t = i / vectors, c = i % vectors * x128::size;
+    int first = blockIdx.y * S;
+    int ids[S];
+    x128 token[S];
+#pragma unroll
+    for (int j = 0; j < S; j++) { ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0; } // 0: read, not used
+    x128 position = load128(wpe + (size_t)t * C + c);
+#pragma unroll
+    for (int j = 0; j < S; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
+#pragma unroll
+    for (int j = 0; j < S; j++) {
+        x128 sum;
+        for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)token[j][k] + (float)position[k]); }
+        if (first + j < B) { store128(out + ((size_t)(first + j) * T + t) * C + c, sum); }
+    }
+}
+
+// out (B,T,C) | inp (B,T), ids of rows of wte | wte (Vp,C) | wpe (maxT,C), maxT >= T
+void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     cudaStream_t stream, int block_size = 256) {
+    require(C % x128::size == 0);
+    require((size_t)T * C < (size_t)1 << 31);
+    int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
+    require(groups <= 65535);
+    dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
+    encoder_forward_kernel4<<<grid, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: encoder_forward ====
+
+// Ids as in text: the probability of id i falls as 1 / (i + 1).
+static void fill_ids(std::mt19937& rng, float* ids, size_t n, int V) {
+    for (size_t i = 0; i < n; i++) {
+        double u = (rng() + 0.5) / 4294967296.0;
+        ids[i] = (float)std::min(V - 1, (int)exp(u * log(V + 1.0)) - 1);
+    }
+}
+
+static void declare(Bench& b) {
+    int B = b.B, T = b.T, C = b.C, V = b.V;
+    size_t N = (size_t)B * T;
+    Buffer<int> inp = b.input_from<int>("inp", N, [&](float* ids) { fill_ids(b.rng, ids, N, V); });
+    Buffer<floatX> wte = b.input<floatX>("wte", (size_t)V * C);
+    Buffer<floatX> wpe = b.input<floatX>("wpe", (size_t)T * C);
+    Buffer<floatX> out = b.output<floatX>("out", N * C, ulps<floatX>(1));
+    b.reference([=] { encoder_forward_cpu(out.host, inp.host, wte.host, wpe.host, B, T, C); });
+    size_t num_tokens = 0; // that occur
+    if (inp.host) {
+        std::vector<char> seen(V);
+        for (size_t i = 0; i < N; i++) { seen[(size_t)inp.host[i]] = 1; }
+        num_tokens = std::count(seen.begin(), seen.end(), 1);
+    }
+    b.cost((double)(N + num_tokens + T) * C * sizeof(floatX) + N * sizeof(int), 0);
+    cudaStream_t stream = b.stream;
+    b.kernel(1, "one thread per element", [=](int bs) { encoder_forward1(out, inp, wte, wpe, B, T, C, stream, bs); });
+    b.kernel(2, "128-bit vectors", [=](int bs) { encoder_forward2(out, inp, wte, wpe, B, T, C, stream, bs); });
+    b.kernel(3, "one warp per row", [=](int bs) { encoder_forward3(out, inp, wte, wpe, B, T, C, stream, bs); });
+    b.kernel(4, "wpe kept for four sequences",
+             [=](int bs) {
+                 bs ? encoder_forward(out, inp, wte, wpe, B, T, C, stream, bs)
+                    : encoder_forward(out, inp, wte, wpe, B, T, C, stream);
+             },
+             {0, 64, 128, 256, 512, 1024});
+    b.promoted(4);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "encoder_forward", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8, 0, 1}, {3, 17, 776, 0, 1001}, {5, 33, 24, 0, 77}});
+}

@@ -1,0 +1,581 @@
+/* fused_classifier: loss = log(sum(exp(logits))) - logits[target] for each row, and in place its gradient,
+   logits = (softmax(logits) - onehot(target)) * dloss; mean_loss: mean += sum(losses) * scale
+
+   logits (N,Vp) floatX inout, columns V..Vp are not read and become 0 | losses (N) float out
+   targets (N) int in, 0..V-1 | dloss one float in, or NULL: only the losses, logits stay as they are
+   Bound: memory, 2*N*Vp*sizeof(floatX) bytes; 2 exponentials an element take half as long on an H200.
+   Constraint: Vp % 8 == 0, 1 <= V <= Vp.
+   Error: losses 1e-6 relative. Gradients one ulp of floatX; fp32 16 ulps, for exp(x) amplifies the rounding of x;
+   that of the target 4 fp32 ulps of dloss.
+   A row that holds a NaN or an infinity has the loss NaN, and with it every gradient of the row.
+   Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
+
+   nvcc -O3 --use_fast_math fused_classifier.cu -o fused_classifier      (or: make fused_classifier)
+   ./fused_classifier 7      check kernel 7 against the CPU and sweep its block sizes
+   ./fused_classifier        every kernel, side by side                                         */
+#include "bench.h"
+#include "../../llmc/ptx.cuh"
+
+// ---- kernel 1: one block per row, three passes: maximum, sum, gradient ----
+
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel1(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    __shared__ float shared[32];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int target = targets[blockIdx.x];
+    float correct = (float)row[target];
+    float max = -INFINITY, sum = 0.0f;
+    for (int c = threadIdx.x; c < V; c += blockDim.x) { max = fmaxf(max, (float)row[c]); }
+    max = block_max(max, shared);
+    for (int c = threadIdx.x; c < V; c += blockDim.x) { sum += __expf((float)row[c] - max); }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    float scale = 1.0f / sum;
+    for (int c = threadIdx.x; c < Vp; c += blockDim.x) {
+        float p = c < V ? __expf((float)row[c] - max) * scale : 0.0f;
+        row[c] = (floatX)((p - (c == target)) * *dloss);
+    }
+}
+
+void fused_classifier1(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    fused_classifier_kernel1<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: maximum and sum in one pass: the sum is rescaled when the maximum grows ----
+
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel2(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    __shared__ float shared[32];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int target = targets[blockIdx.x];
+    float correct = (float)row[target];
+    float thread_max = -INFINITY, sum = 0.0f;
+    for (int c = threadIdx.x; c < V; c += blockDim.x) {
+        float x = (float)row[c];
+        if (x > thread_max) {
+            sum *= __expf(thread_max - x);
+            thread_max = x;
+        }
+        sum += __expf(x - thread_max);
+    }
+    float max = block_max(thread_max, shared);
+    sum = block_sum(sum * __expf(thread_max - max), shared);
+    if (threadIdx.x == 0) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    float scale = 1.0f / sum;
+    for (int c = threadIdx.x; c < Vp; c += blockDim.x) {
+        float p = c < V ? __expf((float)row[c] - max) * scale : 0.0f;
+        row[c] = (floatX)((p - (c == target)) * *dloss);
+    }
+}
+
+void fused_classifier2(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    fused_classifier_kernel2<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ==== promoted: fused_classifier ====
+
+// What a thread knows of the logits it has seen: the greatest, the sum of exp(x - max), the least.
+struct FusedClassifierSums {
+    float max, sum, min;
+};
+
+// An infinity among x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
+__device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
+    float max = s.max;
+    for (int k = 0; k < x128::size; k++) {
+        max = fmaxf(max, (float)x[k]);
+        s.min = fminf(s.min, (float)x[k]);
+    }
+    s.sum *= __expf(s.max - max);
+    for (int k = 0; k < x128::size; k++) { s.sum += __expf((float)x[k] - max); }
+    s.max = max;
+}
+
+// Maximum and sum over the block; `shared` (32) is scratch.
+__device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
+    *max = block_max(s.max, shared);
+    // exp(-inf) is 0 and would hide that the head overflowed
+    *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
+}
+
+__device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
+    x128 gradient;
+    for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
+    return gradient;
+}
+
+// The thread that writes column `target`, when vectors go to threads in turn and columns from `tail` one to a thread.
+__device__ inline int fused_classifier_owner(int target, int tail) {
+    return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
+}
+
+// ---- kernel 6: two reads, the second from the end of the row, where the caches still hold it ----
+
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel6(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    __shared__ float shared[32];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
+    int target = targets[blockIdx.x];
+    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
+    float correct = owner ? (float)row[target] : 0.0f;
+    // the last V % x128::size columns: one for each of the first threads
+    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
+    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
+
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        fused_classifier_add(s, load128(row + i * x128::size));
+    }
+    float max, sum;
+    fused_classifier_reduce(&max, &sum, s, shared);
+    // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
+    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (dloss == NULL) { return; }
+
+    float scale = *dloss / sum;
+    int last = (num_vectors - 1) / (int)blockDim.x * (int)blockDim.x + (int)threadIdx.x;
+    for (int i = last; i >= 0; i -= blockDim.x) {
+        if (i >= num_vectors) { continue; }
+        x128 x = load128(row + i * x128::size);
+        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+    }
+    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
+    }
+    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+}
+
+// ---- kernel 7: one read: the row stays in shared memory, and is summed while the rest of it still travels ----
+
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    extern __shared__ int4 fused_classifier_row[];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
+    float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
+    // 4 groups of copies; each thread reads what it copied itself, so none needs a barrier
+    int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
+    for (int j = 0; j < 4; j++) {
+        int end = min((j + 1) * group, num_vectors);
+        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
+            cp_async_16(&fused_classifier_row[i], row + i * x128::size);
+        }
+        cp_async_commit();
+    }
+
+    int target = targets[blockIdx.x];
+    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
+    float correct = owner ? (float)row[target] : 0.0f;
+    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
+    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
+    for (int j = 0; j < 4; j++) {
+        if (j == 0) { cp_async_wait<3>(); }
+        if (j == 1) { cp_async_wait<2>(); }
+        if (j == 2) { cp_async_wait<1>(); }
+        if (j == 3) { cp_async_wait<0>(); }
+        int end = min((j + 1) * group, num_vectors);
+        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
+            fused_classifier_add(s, vec128_from_bits<floatX>(fused_classifier_row[i]));
+        }
+    }
+    float max, sum;
+    fused_classifier_reduce(&max, &sum, s, shared);
+    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (dloss == NULL) { return; }
+
+    float scale = *dloss / sum;
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
+        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+    }
+    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
+    }
+    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+}
+
+// Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2
+// in 16 bits share an SM of an H200: one is read while the other is written. In 32 bits one block has the SM alone.
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream, int block_size = sizeof(floatX) == 4 ? 1024 : 512) {
+    require(Vp % 8 == 0 && 1 <= V && V <= Vp);
+    size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
+    bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
+        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                       cudaSharedmemCarveoutMaxShared)); // else one row an SM
+        fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
+    } else {
+        fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    }
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: fused_classifier ====
+
+// ==== promoted: mean_loss ====
+
+// One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
+__global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
+    __shared__ float shared[32];
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < N; i += blockDim.x) { sum += losses[i]; }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { *mean += sum * scale; }
+}
+
+// mean one float, += | losses (N) | scale: 1 / (N * micro steps)
+void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
+    mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: mean_loss ====
+
+// ---- kernels 3 to 5 and 8: other ways to have the row, with the sums and the gradient of kernels 6 and 7 ----
+
+// The columns past the whole vectors, the one of the target, and the loss.
+__device__ inline void classifier_rest(floatX* row, float* losses, float dloss, float max, float sum, float x_tail,
+                                       float correct, int target, int n, int V, int Vp) {
+    int tail = V / x128::size * x128::size;
+    float scale = dloss / sum;
+    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
+    }
+    if ((int)threadIdx.x == fused_classifier_owner(target, tail)) {
+        row[target] = (floatX)(__expf(correct - max) * scale - dloss);
+        losses[n] = log1pf(sum - 1.0f) + (max - correct);
+    }
+}
+
+// ---- kernel 3: 128-bit vectors, two reads, both from the start of the row ----
+
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel3(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    __shared__ float shared[32];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size, target = targets[blockIdx.x];
+    float correct = (float)row[target], x_tail = 0.0f, max, sum;
+    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+    if (tail + (int)threadIdx.x < V) {
+        x_tail = (float)row[tail + threadIdx.x];
+        s = {x_tail, 1.0f, x_tail};
+    }
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        fused_classifier_add(s, load128(row + i * x128::size));
+    }
+    fused_classifier_reduce(&max, &sum, s, shared);
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        x128 x = load128(row + i * x128::size);
+        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, *dloss / sum));
+    }
+    classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
+}
+
+void fused_classifier3(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    fused_classifier_kernel3<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: one read: 512 threads hold the row in registers ----
+
+template <int vectors_per_thread> __global__ void __launch_bounds__(512)
+    fused_classifier_kernel4(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    __shared__ float shared[32];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size, target = targets[blockIdx.x];
+    int4 x[vectors_per_thread];
+    for (int j = 0; j < vectors_per_thread; j++) {
+        int i = j * blockDim.x + threadIdx.x;
+        if (i < num_vectors) { x[j] = vec128_bits(load128cs(row + i * x128::size)); }
+    }
+    float correct = (float)row[target], x_tail = 0.0f, max, sum;
+    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+    if (tail + (int)threadIdx.x < V) {
+        x_tail = (float)row[tail + threadIdx.x];
+        s = {x_tail, 1.0f, x_tail};
+    }
+    for (int j = 0; j < vectors_per_thread; j++) {
+        int i = j * blockDim.x + threadIdx.x;
+        if (i < num_vectors) { fused_classifier_add(s, vec128_from_bits<floatX>(x[j])); }
+    }
+    fused_classifier_reduce(&max, &sum, s, shared);
+    for (int j = 0; j < vectors_per_thread; j++) {
+        int i = j * blockDim.x + threadIdx.x;
+        if (i >= num_vectors) { continue; }
+        store128cs(row + i * x128::size, fused_classifier_gradient(vec128_from_bits<floatX>(x[j]), max, *dloss / sum));
+    }
+    classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
+}
+
+// 52 registers a thread for GPT-2's row in 16 bits, 100 in 32
+constexpr int kernel4_vectors = sizeof(floatX) == 4 ? 25 : 13;
+
+void fused_classifier4(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    require(V / x128::size <= kernel4_vectors * block_size);
+    fused_classifier_kernel4<kernel4_vectors><<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: one read: the row goes through registers to shared memory, two rows share an SM ----
+
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel5(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    extern __shared__ int4 fused_classifier_row[];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size, target = targets[blockIdx.x];
+    float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
+    float correct = (float)row[target], x_tail = 0.0f, max, sum;
+    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+    if (tail + (int)threadIdx.x < V) {
+        x_tail = (float)row[tail + threadIdx.x];
+        s = {x_tail, 1.0f, x_tail};
+    }
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        x128 x = load128cs(row + i * x128::size);
+        fused_classifier_row[i] = vec128_bits(x);
+        fused_classifier_add(s, x);
+    }
+    fused_classifier_reduce(&max, &sum, s, shared);
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
+        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, *dloss / sum));
+    }
+    classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
+}
+
+void fused_classifier5(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    int shared = V / x128::size * (int)sizeof(x128) + 32 * (int)sizeof(float);
+    cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel5, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel5, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared));
+    fused_classifier_kernel5<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+void fused_classifier6(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 8: persistent blocks, two rows in shared memory: bulk copies bring the next one under this one's work ----
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define CLASSIFIER_SM90(...) __trap()
+#else
+#define CLASSIFIER_SM90(...) asm volatile(__VA_ARGS__)
+#endif
+
+// PTX ISA, "mbarrier" and "cp.async.bulk": a barrier's phase ends when its one arrival and all announced bytes are in.
+__device__ inline void classifier_barrier_init(uint64_t* barrier) {
+    CLASSIFIER_SM90("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ inline void classifier_barrier_expect(uint64_t* barrier, int bytes) {
+    CLASSIFIER_SM90("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)),
+                    "r"(bytes)
+                    : "memory");
+}
+__device__ inline void classifier_barrier_wait(uint64_t* barrier, int phase) {
+    int done = 0;
+    while (!done) {
+        CLASSIFIER_SM90("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                        "selp.b32 %0, 1, 0, p;\n}\n"
+                        : "=r"(done)
+                        : "r"(shared_address(barrier)), "r"(phase)
+                        : "memory");
+    }
+}
+__device__ inline void classifier_bulk_copy(void* shared, const void* global, int bytes, uint64_t* barrier) {
+    CLASSIFIER_SM90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                        shared_address(shared)),
+                    "l"(global), "r"(bytes), "r"(shared_address(barrier))
+                    : "memory");
+}
+
+// Dynamic shared memory: two rows of ceil(V / x128::size) vectors, then this.
+struct ClassifierTail8 {
+    uint64_t barriers[2][4]; // of each row's four parts
+    float reduce[32];
+};
+static_assert(sizeof(ClassifierTail8) == 64 + 128, "8 barriers and 32 floats");
+
+// One thread asks for a row, in four parts.
+__device__ inline void classifier_fetch_row(int4* buffer, const floatX* row, uint64_t* barriers, int num_vectors,
+                                            int part) {
+    for (int j = 0; j < 4; j++) {
+        int begin = min(j * part, num_vectors), end = min((j + 1) * part, num_vectors);
+        int bytes = (end - begin) * (int)sizeof(int4);
+        classifier_barrier_expect(&barriers[j], bytes);
+        if (bytes > 0) { classifier_bulk_copy(buffer + begin, row + begin * x128::size, bytes, &barriers[j]); }
+    }
+}
+
+__global__ void __launch_bounds__(1024) fused_classifier_kernel8(floatX* logits, float* losses, const int* targets,
+                                                                 const float* dloss_, int N, int V, int Vp) {
+    extern __shared__ int4 fused_classifier_row[];
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
+    int num_copied = ceil_div(V, x128::size), part = ceil_div(num_copied, 4); // the columns past `tail` come along
+    ClassifierTail8* rest = reinterpret_cast<ClassifierTail8*>(fused_classifier_row + 2 * num_copied);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 8; i++) { classifier_barrier_init(&rest->barriers[i / 4][i % 4]); }
+        CLASSIFIER_SM90("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+        CLASSIFIER_SM90("fence.proxy.async.shared::cta;\n" ::: "memory");
+        for (int i = 0; i < 2; i++) {
+            int n = blockIdx.x + i * gridDim.x;
+            if (n >= N) { continue; }
+            classifier_fetch_row(fused_classifier_row + i * num_copied, logits + (size_t)n * Vp, rest->barriers[i],
+                                 num_copied, part);
+        }
+    }
+    __syncthreads();
+
+    float dloss = *dloss_;
+    int target = targets[blockIdx.x];
+    for (int n = blockIdx.x, turn = 0; n < N; n += gridDim.x, turn++) {
+        int next_target = n + (int)gridDim.x < N ? targets[n + gridDim.x] : 0;
+        uint64_t* barriers = rest->barriers[turn % 2];
+        int4* buffer = fused_classifier_row + turn % 2 * num_copied;
+        const floatX* x = reinterpret_cast<const floatX*>(buffer);
+        floatX* row = logits + (size_t)n * Vp;
+        FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+        for (int j = 0; j < 4; j++) {
+            classifier_barrier_wait(&barriers[j], turn / 2 % 2);
+            // each thread keeps to vectors i with i % blockDim.x == threadIdx.x, as fused_classifier_owner expects
+            int begin = j * part, end = min((j + 1) * part, num_vectors), block = blockDim.x;
+            for (int i = begin + (threadIdx.x + block - begin % block) % block; i < end; i += block) {
+                fused_classifier_add(s, vec128_from_bits<floatX>(buffer[i]));
+            }
+        }
+        float x_tail = 0.0f, correct = (float)x[target], max, sum;
+        if (tail + (int)threadIdx.x < V) {
+            x_tail = (float)x[tail + threadIdx.x];
+            float old_max = s.max;
+            s.max = fmaxf(s.max, x_tail);
+            s.min = fminf(s.min, x_tail);
+            s.sum = s.sum * __expf(old_max - s.max) + __expf(x_tail - s.max);
+        }
+        fused_classifier_reduce(&max, &sum, s, rest->reduce);
+        for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+            x128 v = vec128_from_bits<floatX>(buffer[i]);
+            store128cs(row + i * x128::size, fused_classifier_gradient(v, max, dloss / sum));
+        }
+        __syncthreads(); // all have read the buffer
+        if (threadIdx.x == 0 && n + 2 * (int)gridDim.x < N) {
+            classifier_fetch_row(buffer, row + 2 * (size_t)gridDim.x * Vp, barriers, num_copied, part);
+        }
+        classifier_rest(row, losses, dloss, max, sum, x_tail, correct, target, n, V, Vp);
+        target = next_target;
+    }
+}
+
+int fused_classifier8_shared(int V) {
+    return 2 * ceil_div(V, x128::size) * (int)sizeof(x128) + (int)sizeof(ClassifierTail8);
+}
+
+void fused_classifier8(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    int shared = fused_classifier8_shared(V), blocks;
+    cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel8, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, fused_classifier_kernel8, block_size, shared));
+    int grid = min(N, blocks * num_multiprocessors());
+    fused_classifier_kernel8<<<grid, block_size, shared, stream>>>(logits, losses, targets, dloss, N, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+// The promoted kernel; block size 0 is its default.
+void fused_classifier7(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    if (block_size == 0) {
+        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream);
+    } else {
+        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, block_size);
+    }
+}
+
+// Whether this device and this binary can run a kernel.
+static bool can_run(const void* kernel, int arch, int shared) {
+    cudaFuncAttributes attributes;
+    cudaCheck(cudaFuncGetAttributes(&attributes, kernel));
+    return attributes.ptxVersion >= arch && shared <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
+typedef void (*Classifier)(floatX*, float*, const int*, const float*, int, int, int, cudaStream_t, int);
+
+static void declare(Bench& b) {
+    int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
+    float dloss_value = 1024.0f; // a loss scale, or 16 bits could not hold most gradients
+    Buffer<floatX> logits = b.input_from<floatX>("logits", (size_t)N * Vp, [=](float* x) {
+        parallel_for(N, [=](size_t n) {
+            for (int i = 0; i < Vp; i++) {
+                float u1 = (hash_bits(i, 2 * n) + 1.0f) / 4294967296.0f, u2 = hash_bits(i, 2 * n + 1) / 4294967296.0f;
+                x[n * Vp + i] = i < V ? 3.0f * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2) : NAN;
+            }
+        });
+    });
+    Buffer<int> targets = b.input_ids("targets", N, V);
+    Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { *x = dloss_value; });
+    Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 4 ? 16 : 1);
+    // few columns: a target may be likely, and p - 1 then keeps the rounding of a p near 1
+    if (V < 1000) { tolerance.atol += 4 * ulp_of<float>() * dloss_value; }
+    Buffer<floatX> dlogits = b.inout<floatX>("dlogits", (size_t)N * Vp, logits, tolerance);
+    Buffer<float> losses = b.output<float>("losses", N, {1e-6f, 1e-6f});
+    b.reference(
+        [=] { fused_classifier_cpu(dlogits.host, losses.host, logits.host, targets.host, dloss_value, N, V, Vp); });
+    b.cost(2.0 * N * Vp * sizeof(floatX), 0);
+    // what is not a part of the timing is checked at the small shapes: mean_loss, and the losses alone
+    bool small = N < 1024;
+    Buffer<float> zero = {}, mean = {}, losses_alone = {};
+    if (small) {
+        zero = b.input_from<float>("zero", 1, [](float* x) { *x = 0.5f; });
+        mean = b.inout<float>("mean", 1, zero, {1e-5f, 1e-6f});
+        losses_alone = b.output<float>("losses_alone", N, {1e-6f, 1e-6f});
+        b.reference([=] {
+            *mean.host = 0.5f;
+            for (int n = 0; n < N; n++) { *mean.host += losses.host[n] / N; }
+            memcpy(losses_alone.host, losses.host, N * sizeof(float));
+        });
+    }
+    cudaStream_t stream = b.stream;
+    auto kernel = [&](int number, const char* what, Classifier classifier, std::vector<int> block_sizes) {
+        b.kernel(
+            number, what,
+            [=](int bs) {
+                if (small) { fused_classifier(dlogits, losses_alone, targets, NULL, N, V, Vp, stream); }
+                classifier(dlogits, losses, targets, dloss, N, V, Vp, stream, bs);
+                if (small) { mean_loss(mean, losses, N, 1.0f / N, stream); }
+            },
+            block_sizes);
+    };
+    std::vector<int> sizes = {128, 256, 512, 1024};
+    int shared5 = V / x128::size * (int)sizeof(x128) + 32 * (int)sizeof(float);
+    kernel(1, "one block per row, three passes", fused_classifier1, sizes);
+    kernel(2, "online softmax: two passes", fused_classifier2, sizes);
+    kernel(3, "128-bit vectors", fused_classifier3, sizes);
+    if (V / x128::size <= kernel4_vectors * 512) { kernel(4, "one read: row in registers", fused_classifier4, {512}); }
+    if (b.dry || can_run((const void*)fused_classifier_kernel5, 0, shared5)) {
+        kernel(5, "one read: row in shared memory", fused_classifier5, sizes);
+    }
+    kernel(6, "two reads, the second backwards", fused_classifier6, sizes);
+    kernel(7, "shared memory, cp.async, summed as it arrives", fused_classifier7, {0, 128, 256, 512, 1024});
+    b.promoted(7);
+    if (b.dry || can_run((const void*)fused_classifier_kernel8, 90, fused_classifier8_shared(V))) {
+        kernel(8, "persistent, bulk copies of the next row", fused_classifier8, {256, 512, 1024});
+    }
+}
+
+int main(int argc, char** argv) {
+    return bench_main(
+        argc, argv, "fused_classifier", declare, {8, 1024, 768, 12, 50257},
+        {{1, 1, 0, 0, 1}, {1, 3, 0, 0, 11}, {2, 5, 0, 0, 1000}, {1, 7, 0, 0, 50257}, {1, 2, 0, 0, 130001}});
+}

@@ -1,0 +1,530 @@
+/* fused_residual_layernorm: residual = inp1 + inp2; normed = (residual - mean) * rstd * weight + bias, for each row of C
+
+   residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in | weight, bias (C) floatX in
+   N = B*T. The statistics are those of the rounded sum: what is stored is what is normalised.
+   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
+   Error: residual none; normed against the fp64 reference half an ulp of floatX for the rounding, and for the fp32
+   arithmetic 8 ulps of fp32 of the result and 32 of 1 for terms that cancel; mean and rstd some ulps of fp32.
+   Source: Ba et al. 2016, arXiv:1607.06450.
+
+   nvcc -O3 --use_fast_math fused_residual_layernorm.cu -o fused_residual_layernorm
+   (or: make fused_residual_layernorm)
+   ./fused_residual_layernorm 4      check kernel 4 against the CPU and sweep its block sizes
+   ./fused_residual_layernorm        every kernel, side by side                                         */
+#include "bench.h"
+#include "../../llmc/ptx.cuh"
+
+// ---- kernel 1: two kernels: the sum goes to memory and comes back -------------------------------
+
+__global__ void fused_residual_layernorm_add_kernel1(floatX* residual, const floatX* inp1, const floatX* inp2,
+                                                     size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { residual[i] = (floatX)((float)inp1[i] + (float)inp2[i]); }
+}
+
+__global__ void fused_residual_layernorm_norm_kernel1(floatX* normed, float* mean, float* rstd, const floatX* residual,
+                                                      const floatX* weight, const floatX* bias, int C) {
+    __shared__ float shared[32];
+    const floatX* x = residual + (size_t)blockIdx.x * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { sum += (float)x[c]; }
+    float m = block_sum(sum, shared) / C;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        float centred = (float)x[c] - m;
+        squares += centred * centred;
+    }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        normed[(size_t)blockIdx.x * C + c] = (floatX)(((float)x[c] - m) * r * (float)weight[c] + (float)bias[c]);
+    }
+    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
+}
+
+void fused_residual_layernorm_forward1(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream, int block_size) {
+    size_t n = (size_t)N * C;
+    fused_residual_layernorm_add_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(residual, inp1,
+                                                                                                     inp2, n);
+    cudaCheck(cudaGetLastError());
+    fused_residual_layernorm_norm_kernel1<<<N, block_size, 0, stream>>>(normed, mean, rstd, residual, weight, bias, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one kernel, one warp per row: a lane reads back from the cache what it has stored -----
+
+__global__ void fused_residual_layernorm_kernel2(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                                 const floatX* inp1, const floatX* inp2, const floatX* weight,
+                                                 const floatX* bias, int N, int C) {
+    int lane = threadIdx.x % 32;
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= (size_t)N) { return; }
+    floatX* x = residual + row * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = lane; c < C; c += 32) {
+        floatX rounded = (floatX)((float)inp1[row * C + c] + (float)inp2[row * C + c]);
+        x[c] = rounded;
+        sum += (float)rounded;
+    }
+    float m = warp_sum(sum) / C;
+    for (int c = lane; c < C; c += 32) {
+        float centred = (float)x[c] - m;
+        squares += centred * centred;
+    }
+    float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+    for (int c = lane; c < C; c += 32) {
+        normed[row * C + c] = (floatX)(((float)x[c] - m) * r * (float)weight[c] + (float)bias[c]);
+    }
+    if (lane == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+void fused_residual_layernorm_forward2(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream, int block_size) {
+    fused_residual_layernorm_kernel2<<<ceil_div(N, block_size / 32), block_size, 0, stream>>>(
+        residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: 128-bit loads, one block per row, whose sum waits in shared memory ---------------------
+
+__global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                                 const floatX* inp1, const floatX* inp2, const floatX* weight,
+                                                 const floatX* bias, int C) {
+    __shared__ float shared[32];
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads what it wrote itself
+    floatX* x = (floatX*)fused_residual_layernorm_row;
+    size_t row_start = (size_t)blockIdx.x * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 a = load128cs(inp1 + row_start + c), b = load128cs(inp2 + row_start + c), xv;
+        for (int k = 0; k < x128::size; k++) {
+            xv[k] = (floatX)((float)a[k] + (float)b[k]);
+            sum += (float)xv[k];
+        }
+        store128(x + c, xv);
+        store128(residual + row_start + c, xv);
+    }
+    float m = block_sum(sum, shared) / C;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c);
+        for (int k = 0; k < x128::size; k++) {
+            float centred = (float)xv[k] - m;
+            squares += centred * centred;
+        }
+    }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
+        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
+        store128(normed + row_start + c, y);
+    }
+    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
+}
+
+void fused_residual_layernorm_forward3(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
+                                                                                    inp2, weight, bias, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: the sum is kept in registers, by a warp or a few; the many warps of an SM hide latency -----
+
+// ==== promoted: fused_residual_layernorm ====
+// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
+constexpr int fused_residual_layernorm_max_vecs = 3;
+
+// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
+// one barrier for each call is enough.
+__device__ inline float fused_residual_layernorm_row_sum(float x, float* partial, int row_warps) {
+    x = warp_sum(x);
+    if (row_warps == 1) { return x; }
+    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < row_warps; i++) { sum += partial[i]; }
+    return sum;
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    fused_residual_layernorm_kernel4(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                     int row_warps) {
+    __shared__ float partial[2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
+    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
+    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    size_t start = (size_t)row * C + first;
+    float inv_C = 1.0f / C;
+
+    x128 x[num_vecs] = {}, add[num_vecs] = {}; // zero past the end
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            x[j] = load128cs(inp1 + start + j * stride);
+            add[j] = load128cs(inp2 + start + j * stride);
+        }
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
+            sum += (float)x[j][k];
+        }
+        if (j < num_vecs - 1 || last_valid) { store128(residual + start + j * stride, x[j]); }
+    }
+    float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            for (int k = 0; k < x128::size; k++) {
+                float centred = (float)x[j][k] - m;
+                squares += centred * centred;
+            }
+        }
+    }
+    float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            // all rows want the same weight and bias: they come from L1
+            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+            for (int k = 0; k < x128::size; k++) {
+                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+            }
+            store128(normed + start + j * stride, y);
+        }
+    }
+    if (first == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+// residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
+// | inp1, inp2 (N,C), weight, bias (C)
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream, int block_size = 256) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * fused_residual_layernorm_max_vecs * row_warps) { row_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
+    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    require(block_size % 32 == 0 && block_size <= 512);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
+    auto kernel = num_vecs == 1   ? fused_residual_layernorm_kernel4<1>
+                  : num_vecs == 2 ? fused_residual_layernorm_kernel4<2>
+                                  : fused_residual_layernorm_kernel4<3>;
+    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(residual, normed, mean, rstd, inp1, inp2, weight, bias,
+                                                               N, C, row_warps);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: fused_residual_layernorm ====
+
+// Kernels 5 to 7 are persistent: as many blocks as fit the device at once, each for many rows. `kernels` are for 1, 2
+// and 3 vectors a thread; `stages` of 16 bytes for each vector are their shared memory.
+template <class Kernel>
+static void fused_residual_layernorm_persistent(Kernel* const kernels[3], int stages, floatX* residual, floatX* normed,
+                                                float* mean, float* rstd, const floatX* inp1, const floatX* inp2,
+                                                const floatX* weight, const floatX* bias, int N, int C,
+                                                cudaStream_t stream, int block_size) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * fused_residual_layernorm_max_vecs * row_warps) { row_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
+    if (row_warps > 1) { block_size = 32 * row_warps; }
+    require(block_size % 32 == 0 && block_size <= 512);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps), resident;
+    size_t shared_bytes = (size_t)stages * num_vecs * block_size * sizeof(x128);
+    Kernel* kernel = kernels[num_vecs - 1];
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, shared_bytes));
+    int grid_size = min(ceil_div(N, block_rows), num_multiprocessors() * resident);
+    kernel<<<grid_size, block_size, shared_bytes, stream>>>(residual, normed, mean, rstd, inp1, inp2, weight, bias, N,
+                                                            C, row_warps);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: persistent: weight and bias stay in registers too, for fewer warps --------------------
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    fused_residual_layernorm_kernel5(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                     int row_warps) {
+    __shared__ float partial[2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int block_rows = blockDim.x / width;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+
+    x128 w[num_vecs] = {}, b[num_vecs] = {};
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            w[j] = load128(weight + first + j * stride);
+            b[j] = load128(bias + first + j * stride);
+        }
+    }
+    for (int row = blockIdx.x * block_rows + threadIdx.x / width; row < N; row += gridDim.x * block_rows) {
+        size_t start = (size_t)row * C + first;
+        x128 x[num_vecs] = {}, add[num_vecs] = {};
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x[j] = load128cs(inp1 + start + j * stride);
+                add[j] = load128cs(inp2 + start + j * stride);
+            }
+        }
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) {
+                x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
+                sum += (float)x[j][k];
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(residual + start + j * stride, x[j]); }
+        }
+        float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                for (int k = 0; k < x128::size; k++) {
+                    float centred = (float)x[j][k] - m;
+                    squares += centred * centred;
+                }
+            }
+        }
+        float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x128 y;
+                for (int k = 0; k < x128::size; k++) {
+                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[j][k] + (float)b[j][k]);
+                }
+                store128(normed + start + j * stride, y);
+            }
+        }
+        if (first == 0) { mean[row] = m, rstd[row] = r; }
+    }
+}
+
+void fused_residual_layernorm_forward5(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream, int block_size) {
+    decltype(&fused_residual_layernorm_kernel5<1>) kernels[3] = {
+        fused_residual_layernorm_kernel5<1>, fused_residual_layernorm_kernel5<2>, fused_residual_layernorm_kernel5<3>};
+    fused_residual_layernorm_persistent(kernels, 0, residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
+                                        stream, block_size);
+}
+
+// ---- kernel 6: one round of shuffles: mean and variance from sums of differences to a near value -------
+
+// The row's first element stands in for the mean: var = E[d^2] - E[d]^2 with d = x - x[0] loses no more digits than the
+// square of (mean - x[0]) / std has, whatever the mean is. The two sums are independent: their shuffles overlap.
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    fused_residual_layernorm_kernel6(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                     int row_warps) {
+    __shared__ float partial[2][2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int block_rows = blockDim.x / width, parity = 0;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+
+    for (int row = blockIdx.x * block_rows + threadIdx.x / width; row < N; row += gridDim.x * block_rows) {
+        size_t start = (size_t)row * C + first;
+        float near = (float)(floatX)((float)inp1[(size_t)row * C] + (float)inp2[(size_t)row * C]);
+        x128 x[num_vecs] = {}, add[num_vecs] = {};
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x[j] = load128cs(inp1 + start + j * stride);
+                add[j] = load128cs(inp2 + start + j * stride);
+            }
+        }
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                for (int k = 0; k < x128::size; k++) {
+                    x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
+                    float d = (float)x[j][k] - near;
+                    sum += d;
+                    squares += d * d;
+                }
+                store128(residual + start + j * stride, x[j]);
+            }
+        }
+        sum = warp_sum(sum);
+        squares = warp_sum(squares);
+        if (row_warps > 1) {
+            int warp = threadIdx.x / 32;
+            if (threadIdx.x % 32 == 0) { partial[parity][0][warp] = sum, partial[parity][1][warp] = squares; }
+            __syncthreads();
+            sum = squares = 0.0f;
+            for (int i = 0; i < row_warps; i++) { sum += partial[parity][0][i], squares += partial[parity][1][i]; }
+            parity = 1 - parity; // the next row's sums go elsewhere: one barrier for each row
+        }
+        float shift = sum * inv_C, m = near + shift;
+        float r = rsqrtf(fmaxf(squares * inv_C - shift * shift, 0.0f) + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+                for (int k = 0; k < x128::size; k++) {
+                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+                }
+                store128(normed + start + j * stride, y);
+            }
+        }
+        if (first == 0) { mean[row] = m, rstd[row] = r; }
+    }
+}
+
+void fused_residual_layernorm_forward6(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream, int block_size) {
+    decltype(&fused_residual_layernorm_kernel6<1>) kernels[3] = {
+        fused_residual_layernorm_kernel6<1>, fused_residual_layernorm_kernel6<2>, fused_residual_layernorm_kernel6<3>};
+    fused_residual_layernorm_persistent(kernels, 0, residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
+                                        stream, block_size);
+}
+
+// ---- kernel 7: persistent: a ring in shared memory, filled by cp.async, holds the next 2 rows -----------
+
+// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
+constexpr int fused_residual_layernorm_stages = 2;
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    fused_residual_layernorm_kernel7(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                     int row_warps) {
+    __shared__ float partial[2][16];
+    extern __shared__ int4 fused_residual_layernorm_ring[]; // (stages, num_vecs, inp1 and inp2, blockDim.x)
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int block_rows = blockDim.x / width, row_step = gridDim.x * block_rows;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+
+    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    auto fetch = [&](int row, int stage) {
+        if (row < N) {
+            size_t start = (size_t)row * C + first;
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                if (j < num_vecs - 1 || last_valid) {
+                    int4* slot = fused_residual_layernorm_ring + (stage * num_vecs + j) * 2 * blockDim.x + threadIdx.x;
+                    cp_async_16(slot, inp1 + start + j * stride);
+                    cp_async_16(slot + blockDim.x, inp2 + start + j * stride);
+                }
+            }
+        }
+        cp_async_commit();
+    };
+    int row = blockIdx.x * block_rows + threadIdx.x / width, stage = 0;
+    for (int i = 0; i < fused_residual_layernorm_stages; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        size_t start = (size_t)row * C + first;
+        cp_async_wait<fused_residual_layernorm_stages - 1>();
+        x128 x[num_vecs] = {};
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                int4* slot = fused_residual_layernorm_ring + (stage * num_vecs + j) * 2 * blockDim.x + threadIdx.x;
+                x128 a = load128((const floatX*)slot), b = load128((const floatX*)(slot + blockDim.x));
+                for (int k = 0; k < x128::size; k++) {
+                    x[j][k] = (floatX)((float)a[k] + (float)b[k]);
+                    sum += (float)x[j][k];
+                }
+                store128(residual + start + j * stride, x[j]);
+            }
+        }
+        float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
+        fetch(row + fused_residual_layernorm_stages * row_step, stage); // the sum is known: the slot has been read
+        stage = (stage + 1) % fused_residual_layernorm_stages;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                for (int k = 0; k < x128::size; k++) {
+                    float centred = (float)x[j][k] - m;
+                    squares += centred * centred;
+                }
+            }
+        }
+        float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+                for (int k = 0; k < x128::size; k++) {
+                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+                }
+                store128(normed + start + j * stride, y);
+            }
+        }
+        if (first == 0) { mean[row] = m, rstd[row] = r; }
+    }
+}
+
+// Without cp.async (code for devices before 8.0): kernel 5.
+void fused_residual_layernorm_forward7(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream, int block_size) {
+    if (compiled_arch(fused_residual_layernorm_kernel7<1>) < 80) {
+        fused_residual_layernorm_forward5(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream,
+                                          block_size);
+        return;
+    }
+    decltype(&fused_residual_layernorm_kernel7<1>) kernels[3] = {
+        fused_residual_layernorm_kernel7<1>, fused_residual_layernorm_kernel7<2>, fused_residual_layernorm_kernel7<3>};
+    fused_residual_layernorm_persistent(kernels, 2 * fused_residual_layernorm_stages, residual, normed, mean, rstd,
+                                        inp1, inp2, weight, bias, N, C, stream, block_size);
+}
+
+static void declare(Bench& b) {
+    int N = b.B * b.T, C = b.C;
+    size_t n = (size_t)N * C;
+    cudaStream_t stream = b.stream;
+    Buffer<floatX> inp1 = b.input<floatX>("inp1", n);
+    Buffer<floatX> inp2 = b.input<floatX>("inp2", n);
+    Buffer<floatX> weight = b.input<floatX>("weight", C);
+    Buffer<floatX> bias = b.input<floatX>("bias", C);
+    Tolerance rounding = {32 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
+    Buffer<floatX> residual = b.output<floatX>("residual", n, {0.0f, 0.0f});
+    Buffer<floatX> normed = b.output<floatX>("normed", n, rounding);
+    Buffer<float> mean = b.output<float>("mean", N, ulps<float>(4, 1.0f));
+    Buffer<float> rstd = b.output<float>("rstd", N, ulps<float>(16, 0.0f));
+    b.reference([=] {
+        residual_forward_cpu(residual.host, inp1.host, inp2.host, n);
+        for (size_t i = 0; i < n; i++) { residual.host[i] = (float)(floatX)residual.host[i]; }
+        layernorm_forward_cpu(normed.host, mean.host, rstd.host, residual.host, weight.host, bias.host, N, C);
+    });
+    b.cost(4.0 * n * sizeof(floatX), 0);
+
+    auto variant = [&](int number, const char* what, auto launch, std::vector<int> block_sizes) {
+        b.kernel(
+            number, what,
+            [=](int bs) { launch(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, bs); },
+            block_sizes);
+    };
+    variant(1, "two kernels: the sum goes to memory and comes back", fused_residual_layernorm_forward1,
+            {64, 128, 256, 512, 1024});
+    variant(2, "one warp per row, the sum read back from the cache", fused_residual_layernorm_forward2,
+            {64, 128, 256, 512, 1024});
+    variant(3, "128-bit, one block per row, the sum in shared memory", fused_residual_layernorm_forward3,
+            {64, 128, 256, 512, 1024});
+    variant(4, "the sum in registers, by a warp or a few", fused_residual_layernorm_forward, {64, 128, 256, 512});
+    variant(5, "persistent, weight and bias in registers too", fused_residual_layernorm_forward5, {64, 128, 256, 512});
+    variant(6, "persistent, one round of shuffles", fused_residual_layernorm_forward6, {64, 128, 256, 512});
+    variant(7, "persistent, rows loaded ahead into shared memory", fused_residual_layernorm_forward7,
+            {64, 128, 256, 512});
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "fused_residual_layernorm", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8}, {3, 17, 776}, {1, 5, 768}, {2, 33, 1600}, {1, 7, 3080}, {1, 3, 6144}, {7, 129, 264}});
+}

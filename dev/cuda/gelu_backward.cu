@@ -1,0 +1,157 @@
+/* gelu_backward: dinp = dout * gelu'(inp), elementwise, tanh form
+
+   dinp (n) floatX out, may be dout | dout, inp (n) floatX in; n = B*T*4C
+   Bound: memory, 3*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
+   Error: against the fp64 reference; one ulp of bf16 and fp16; in fp32 1e-6 relative or 3e-6 absolute, for dout of
+   size up to 6. Finite for every finite input, NaN for NaN.
+   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; with s = sigmoid(2u): gelu' = s + x s (1 - s) 2u'.
+
+   nvcc -O3 --use_fast_math gelu_backward.cu -o gelu_backward      (or: make gelu_backward)
+   ./gelu_backward 3      check kernel 3 against the CPU and sweep its block sizes
+   ./gelu_backward        every kernel, side by side                                         */
+#include "bench.h"
+#include "../../llmc/ptx.cuh"
+
+// ---- kernel 1: one thread per element ----------------------------------------------------
+
+__device__ inline float gelu_slope(float x) {
+    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x); // beyond, the slope is 1 or 0, and x^2 may overflow
+    float u = 0.7978845608f * (x + 0.044715f * x * x * x);
+    float slope_of_u = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+    float e = __expf(-2.0f * u), s = __fdividef(1.0f, 1.0f + e);
+    return s + x * s * (e * s) * 2.0f * slope_of_u; // 1 - s is e s
+}
+
+__global__ void gelu_backward_kernel1(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { dinp[i] = (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
+}
+
+void gelu_backward1(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream,
+                    int block_size) {
+    gelu_backward_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(dinp, dout, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one 128-bit vector a thread --------------------------------------------------
+
+__global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 dy = load128(dout + i), x = load128(inp + i), dx;
+    for (int k = 0; k < x128::size; k++) { dx[k] = (floatX)((float)dy[k] * gelu_slope((float)x[k])); }
+    store128(dinp + i, dx);
+}
+
+void gelu_backward2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream,
+                    int block_size) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
+    gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(dinp, dout, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: two 128-bit vectors a thread, all loads before the first use ------
+
+// ==== promoted: gelu_backward ====
+// gelu'(x). 1 - s is e s with e = exp(-2u), which loses no digits where s is near 1. Beyond +-9 the derivative is 1 or
+// 0 up to 1e-26; the bound keeps every factor finite. Comparisons, not fmaxf, so that NaN stays NaN.
+__device__ inline float gelu_backward_slope(float x) {
+    const float a = 1.5957691216f, b = 0.0713548163f; // 2u = a x + b x^3; b = 0.044715 a
+    const float log2e = 1.4426950409f;
+    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x);
+    float xx = x * x;
+    float e = exp2_approx(x * (-a * log2e - b * log2e * xx));
+    float s = __fdividef(1.0f, 1.0f + e);
+    return s + x * s * (e * s) * (a + 3.0f * b * xx);
+}
+__device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
+    x128 dinp;
+    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_backward_slope((float)inp[k])); }
+    return dinp;
+}
+
+// no __restrict__: dinp may be dout; a thread writes only what it has read itself
+__global__ void gelu_backward_kernel3(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
+    size_t j = i + (size_t)blockDim.x * x128::size;
+    if (j < n) {
+        x128 x = load128cs(inp + i), y = load128cs(inp + j);
+        x128 dx = load128cs(dout + i), dy = load128cs(dout + j);
+        store128(dinp + i, gelu_backward_vector(dx, x));
+        store128(dinp + j, gelu_backward_vector(dy, y));
+    } else if (i < n) {
+        store128(dinp + i, gelu_backward_vector(load128cs(dout + i), load128cs(inp + i)));
+    }
+}
+
+// dinp, dout, inp (n). dinp may be the same memory as dout.
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream,
+                   int block_size = 256) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)2 * x128::size * block_size);
+    gelu_backward_kernel3<<<(unsigned)num_blocks, block_size, 0, stream>>>(dinp, dout, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: gelu_backward ====
+
+// ---- kernel 4: as many blocks as fit the chip at once, the next vectors loaded ahead -----------
+
+__global__ void gelu_backward_kernel4(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    size_t stride = (size_t)gridDim.x * blockDim.x * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128cs(inp + i), dy = load128cs(dout + i);
+    for (; i + stride < n; i += stride) {
+        x128 next_x = load128cs(inp + i + stride), next_dy = load128cs(dout + i + stride);
+        store128(dinp + i, gelu_backward_vector(dy, x));
+        x = next_x, dy = next_dy;
+    }
+    store128(dinp + i, gelu_backward_vector(dy, x));
+}
+
+void gelu_backward4(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream,
+                    int block_size) {
+    require(n % x128::size == 0);
+    int per_sm;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, gelu_backward_kernel4, block_size, 0));
+    gelu_backward_kernel4<<<num_multiprocessors() * per_sm, block_size, 0, stream>>>(dinp, dout, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// normal values, and first those that overflow on the way
+static void fill_inputs(float* inp, size_t n, uint32_t seed) {
+    bench_fill_normal(inp, n, seed, 1.0f, 0.0f);
+    const float largest = sizeof(floatX) == 4                 ? 3.40282347e38f
+                          : std::is_same<floatX, half>::value ? 65504.0f
+                                                              : 3.38953139e38f;
+    const float special[] = {largest, -largest, 1e4f, -1e4f, 20.0f, -20.0f, 0.0f, -0.0f};
+    for (size_t i = 0; i < 8 && i < n; i++) { inp[i] = special[i]; }
+}
+
+static void declare(Bench& b) {
+    size_t n = (size_t)b.B * b.T * 4 * b.C;
+    Buffer<floatX> start = b.input<floatX>("dout", n);
+    Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { fill_inputs(x, n, b.rng()); });
+    Tolerance tolerance = sizeof(floatX) == 4 ? Tolerance{3e-6f, 1e-6f} : ulps<floatX>(1);
+    bool in_place = b.B == 2; // one of the shapes to check
+    Buffer<floatX> dinp =
+        in_place ? b.inout<floatX>("dinp", n, start, tolerance) : b.output<floatX>("dinp", n, tolerance);
+    Buffer<floatX> dout = in_place ? dinp : start;
+    b.reference([=] { gelu_backward_cpu(dinp.host, start.host, inp.host, n); });
+    b.cost(3.0 * n * sizeof(floatX), 0);
+    cudaStream_t stream = b.stream;
+    b.kernel(1, "one thread per element", [=](int bs) { gelu_backward1(dinp, dout, inp, n, stream, bs); });
+    b.kernel(2, "128-bit vectors", [=](int bs) { gelu_backward2(dinp, dout, inp, n, stream, bs); });
+    b.kernel(
+        3, "two vectors a thread, streamed",
+        [=](int bs) { bs ? gelu_backward(dinp, dout, inp, n, stream, bs) : gelu_backward(dinp, dout, inp, n, stream); },
+        {0, 64, 128, 256, 512, 1024});
+    b.kernel(4, "one wave of blocks, next load ahead", [=](int bs) { gelu_backward4(dinp, dout, inp, n, stream, bs); });
+    b.promoted(3);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "gelu_backward", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8}, {3, 17, 776}, {2, 5, 24}});
+}

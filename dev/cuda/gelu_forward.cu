@@ -1,0 +1,141 @@
+/* gelu_forward: out = gelu(inp), elementwise, tanh form
+
+   out (n) floatX out | inp (n) floatX in; n = B*T*4C
+   Bound: memory, 2*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
+   Error: against the fp64 reference; one ulp of bf16 and fp16, 1e-6 relative or absolute in fp32. Finite for every
+   finite input, NaN for NaN.
+   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415. 0.5 * (1 + tanh(u)) is sigmoid(2u), and the second form loses
+   no digits where tanh(u) is near -1. tanhf itself becomes tanh.approx under --use_fast_math, which is off by 5e-4:
+   for x < -2 that is more than an ulp of bf16.
+
+   nvcc -O3 --use_fast_math gelu_forward.cu -o gelu_forward      (or: make gelu_forward)
+   ./gelu_forward 3      check kernel 3 against the CPU and sweep its block sizes
+   ./gelu_forward        every kernel, side by side                                         */
+#include "bench.h"
+#include "../../llmc/ptx.cuh"
+
+// ---- kernel 1: one thread per element ----------------------------------------------------
+
+__device__ inline float gelu(float x) {
+    float u = 0.7978845608f * (x + 0.044715f * x * x * x); // sqrt(2/pi) (x + 0.044715 x^3)
+    return __fdividef(x, 1.0f + __expf(-2.0f * u));        // where x^3 overflows: x / 1 or x / inf
+}
+
+__global__ void gelu_forward_kernel1(floatX* out, const floatX* inp, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { out[i] = (floatX)gelu((float)inp[i]); }
+}
+
+void gelu_forward1(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+    gelu_forward_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(out, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one 128-bit vector a thread --------------------------------------------------
+
+__global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128(inp + i), y;
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu((float)x[k]); }
+    store128(out + i, y);
+}
+
+void gelu_forward2(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
+    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: two 128-bit vectors a thread, both loads before the first use ------
+
+// ==== promoted: gelu_forward ====
+// x * sigmoid(2u). The exponential's log2(e) is part of the coefficients. Where x^3 overflows the quotient is x / 1 or
+// x / inf, so x or 0.
+__device__ inline float gelu_forward_value(float x) {
+    const float a = -2.3022081984f; // -2 sqrt(2/pi) log2(e)
+    const float b = -0.1029432396f; // 0.044715 a
+    return __fdividef(x, 1.0f + exp2_approx(x * (a + b * x * x)));
+}
+__device__ inline x128 gelu_forward_vector(const x128& x) {
+    x128 y;
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu_forward_value((float)x[k]); }
+    return y;
+}
+
+__global__ void gelu_forward_kernel3(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
+    size_t j = i + (size_t)blockDim.x * x128::size;
+    if (j < n) {
+        x128 x = load128cs(inp + i), y = load128cs(inp + j);
+        store128(out + i, gelu_forward_vector(x));
+        store128(out + j, gelu_forward_vector(y));
+    } else if (i < n) {
+        store128(out + i, gelu_forward_vector(load128cs(inp + i)));
+    }
+}
+
+// out, inp (n). In place is allowed.
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size = 256) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)2 * x128::size * block_size);
+    gelu_forward_kernel3<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: gelu_forward ====
+
+// ---- kernel 4: as many blocks as fit the chip at once, the next vector loaded ahead -----------
+
+__global__ void gelu_forward_kernel4(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    size_t stride = (size_t)gridDim.x * blockDim.x * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128cs(inp + i);
+    for (; i + stride < n; i += stride) {
+        x128 next = load128cs(inp + i + stride);
+        store128(out + i, gelu_forward_vector(x));
+        x = next;
+    }
+    store128(out + i, gelu_forward_vector(x));
+}
+
+void gelu_forward4(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+    require(n % x128::size == 0);
+    int per_sm;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, gelu_forward_kernel4, block_size, 0));
+    gelu_forward_kernel4<<<num_multiprocessors() * per_sm, block_size, 0, stream>>>(out, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// normal values, and first those that overflow on the way
+static void fill_inputs(float* inp, size_t n, uint32_t seed) {
+    bench_fill_normal(inp, n, seed, 1.0f, 0.0f);
+    const float largest = sizeof(floatX) == 4                 ? 3.40282347e38f
+                          : std::is_same<floatX, half>::value ? 65504.0f
+                                                              : 3.38953139e38f;
+    const float special[] = {largest, -largest, 1e4f, -1e4f, 20.0f, -20.0f, 0.0f, -0.0f};
+    for (size_t i = 0; i < 8 && i < n; i++) { inp[i] = special[i]; }
+}
+
+static void declare(Bench& b) {
+    size_t n = (size_t)b.B * b.T * 4 * b.C;
+    Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { fill_inputs(x, n, b.rng()); });
+    Tolerance tolerance = sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1);
+    Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
+    b.reference([=] { gelu_forward_cpu(out.host, inp.host, n); });
+    b.cost(2.0 * n * sizeof(floatX), 0);
+    cudaStream_t stream = b.stream;
+    b.kernel(1, "one thread per element", [=](int bs) { gelu_forward1(out, inp, n, stream, bs); });
+    b.kernel(2, "128-bit vectors", [=](int bs) { gelu_forward2(out, inp, n, stream, bs); });
+    b.kernel(3, "two vectors a thread, streamed",
+             [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
+             {0, 64, 128, 256, 512, 1024});
+    b.kernel(4, "one wave of blocks, next load ahead", [=](int bs) { gelu_forward4(out, inp, n, stream, bs); });
+    b.promoted(3);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8}, {3, 17, 776}, {1, 5, 24}});
+}

@@ -1,0 +1,209 @@
+/* global_norm: norm = sqrt(sum(grads^2)) over all gradients, for clipping
+
+   norm one float out | scratch (global_norm_scratch()) float | grads (n) float in, aligned to 16 bytes
+   Bound: memory, 4*n bytes. Constraint: n >= 1.
+   Error: 1e-6 relative against the fp64 reference, and so for 124M elements: a thread adds a few hundred squares to 16
+   sums, the blocks' sums are added in double. A square past 3.4e38 makes the norm infinite; NaN and infinities in grads
+   make it NaN or infinite. Kernels 3 to 5 give the same bits in every run on the same kind of device; 1 and 2 do not.
+
+   nvcc -O3 --use_fast_math global_norm.cu -o global_norm      (or: make global_norm)
+   ./global_norm 4      check kernel 4 against the CPU and sweep its block sizes
+   ./global_norm        every kernel, side by side                                         */
+#include "bench.h"
+
+// ---- kernel 1: one thread per element, an atomic add for each warp ----------------------------------
+
+__global__ void global_norm_kernel1(float* sum, const float* grads, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    float square = i < n ? grads[i] * grads[i] : 0.0f;
+    square = warp_sum(square);
+    if (threadIdx.x % 32 == 0) { atomicAdd(sum, square); }
+}
+
+__global__ void global_norm_sqrt_kernel1(float* norm, const float* sum) { *norm = sqrtf(*sum); }
+
+void global_norm1(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
+    cudaCheck(cudaMemsetAsync(scratch, 0, sizeof(float), stream));
+    global_norm_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(scratch, grads, n);
+    global_norm_sqrt_kernel1<<<1, 1, 0, stream>>>(norm, scratch);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: as many blocks as fit the device stride over the elements, an atomic add for each block ----
+
+__global__ void __launch_bounds__(1024) global_norm_kernel2(float* sum, const float* grads, size_t n) {
+    __shared__ float shared[32];
+    float squares = 0.0f;
+    size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        squares += grads[i] * grads[i];
+    }
+    squares = block_sum(squares, shared);
+    if (threadIdx.x == 0) { atomicAdd(sum, squares); }
+}
+
+void global_norm2(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
+    int blocks = device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) / block_size * num_multiprocessors();
+    cudaCheck(cudaMemsetAsync(scratch, 0, sizeof(float), stream));
+    global_norm_kernel2<<<blocks, block_size, 0, stream>>>(scratch, grads, n);
+    global_norm_sqrt_kernel1<<<1, 1, 0, stream>>>(norm, scratch);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: one sum a block, and a second launch adds those in order: the same bits in every run ----
+
+__global__ void __launch_bounds__(1024) global_norm_kernel3(float* block_sums, const float* grads, size_t n) {
+    __shared__ float shared[32];
+    float squares = 0.0f;
+    size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        squares += grads[i] * grads[i];
+    }
+    squares = block_sum(squares, shared);
+    if (threadIdx.x == 0) { block_sums[blockIdx.x] = squares; }
+}
+
+__global__ void __launch_bounds__(1024)
+    global_norm_finish_kernel3(float* norm, const float* block_sums, int num_blocks) {
+    __shared__ float shared[32];
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < num_blocks; i += blockDim.x) { sum += block_sums[i]; }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { *norm = sqrtf(sum); }
+}
+
+void global_norm3(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
+    int threads = device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) * num_multiprocessors();
+    int num_blocks = min(threads / block_size, 4096); // floats of scratch
+    global_norm_kernel3<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
+    global_norm_finish_kernel3<<<1, 1024, 0, stream>>>(norm, scratch, num_blocks);
+    cudaCheck(cudaGetLastError());
+}
+
+// ==== promoted: global_norm ====
+
+// ---- kernel 4: 128-bit loads, 4 of them in flight, one sum a block, and a second launch adds those in order ----
+
+__global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
+    __shared__ float shared[32];
+    size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
+    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
+    float sums[4][f128::size] = {}; // short sums are exact sums
+    for (; i + 3 * stride < num_vectors; i += 4 * stride) {
+        f128 x[4];
+        for (int j = 0; j < 4; j++) { x[j] = load128cs(grads + (i + j * stride) * f128::size); }
+        for (int j = 0; j < 4; j++) {
+            for (int k = 0; k < f128::size; k++) { sums[j][k] += x[j][k] * x[j][k]; }
+        }
+    }
+    for (; i < num_vectors; i += stride) {
+        f128 x = load128cs(grads + i * f128::size);
+        for (int k = 0; k < f128::size; k++) { sums[0][k] += x[k] * x[k]; }
+    }
+    if (thread < n % f128::size) {
+        float x = grads[num_vectors * f128::size + thread];
+        sums[1][0] += x * x;
+    }
+    float sum = 0.0f;
+    for (int j = 0; j < 4; j++) { sum += (sums[j][0] + sums[j][1]) + (sums[j][2] + sums[j][3]); }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
+}
+
+// One warp; the order is fixed.
+__global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
+    for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
+}
+
+// Floats of scratch: one for each block.
+size_t global_norm_scratch() { return 4096; }
+
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size = 512) {
+    require((size_t)grads % 16 == 0);
+    int num_blocks; // as many as run at once
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
+    num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
+    global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
+    global_norm_finish_kernel4<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: global_norm ====
+
+// ---- kernel 5: one launch: the block that is last to finish adds the blocks' sums ----
+
+__global__ void __launch_bounds__(1024)
+    global_norm_kernel5(float* norm, float* block_sums, unsigned* num_done, const float* grads, size_t n) {
+    __shared__ float shared[32];
+    __shared__ bool last;
+    size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
+    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    float sums[f128::size] = {};
+#pragma unroll 4
+    for (size_t i = thread; i < num_vectors; i += stride) {
+        f128 x = load128cs(grads + i * f128::size);
+        for (int k = 0; k < f128::size; k++) { sums[k] += x[k] * x[k]; }
+    }
+    if (thread < n % f128::size) {
+        float x = grads[num_vectors * f128::size + thread];
+        sums[0] += x * x;
+    }
+    float block = block_sum((sums[0] + sums[1]) + (sums[2] + sums[3]), shared);
+    if (threadIdx.x == 0) {
+        block_sums[blockIdx.x] = block;
+        __threadfence(); // the sum is seen before the count
+        last = atomicAdd(num_done, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last || threadIdx.x >= 32) { return; }
+    __threadfence();
+    double sum = 0.0;
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += 32) { sum += __ldcg(block_sums + i); }
+    for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
+}
+
+// scratch: the count, then the blocks' sums
+void global_norm5(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
+    int threads = device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) * num_multiprocessors();
+    int num_blocks = (int)min((size_t)threads / block_size, global_norm_scratch() - 1);
+    cudaCheck(cudaMemsetAsync(scratch, 0, sizeof(unsigned), stream));
+    global_norm_kernel5<<<num_blocks, block_size, 0, stream>>>(norm, scratch + 1, (unsigned*)scratch, grads, n);
+    cudaCheck(cudaGetLastError());
+}
+
+static void declare(Bench& b) {
+    size_t n = (size_t)b.B * b.T * b.C;
+    Buffer<float> grads = b.input<float>("grads", n);
+    Buffer<float> norm = b.output<float>("norm", 1, {0.0f, 1e-6f});
+    Buffer<float> scratch = b.scratch<float>("scratch", global_norm_scratch());
+    b.reference([=] { *norm.host = (float)global_norm_cpu(grads.host, n); });
+    b.cost(4.0 * n, 2.0 * n);
+    cudaStream_t stream = b.stream;
+    std::vector<int> sizes = {128, 256, 512, 1024};
+    b.kernel(
+        1, "one thread per element, atomics", [=](int bs) { global_norm1(norm, scratch, grads, n, stream, bs); },
+        sizes);
+    b.kernel(
+        2, "strided blocks, an atomic each", [=](int bs) { global_norm2(norm, scratch, grads, n, stream, bs); }, sizes);
+    b.kernel(
+        3, "deterministic: block sums, second launch",
+        [=](int bs) { global_norm3(norm, scratch, grads, n, stream, bs); }, sizes);
+    b.kernel(4, "128-bit loads, 4 in flight",
+             [=](int bs) {
+                 bs ? global_norm(norm, scratch, grads, n, stream, bs) : global_norm(norm, scratch, grads, n, stream);
+             },
+             {0, 128, 256, 512, 1024});
+    b.promoted(4);
+    b.kernel(
+        5, "one launch: the last block finishes", [=](int bs) { global_norm5(norm, scratch, grads, n, stream, bs); },
+        sizes);
+}
+
+// 158 * 1024 * 768: the 124M parameters of GPT-2
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "global_norm", declare, {158, 1024, 768, 12, 50257},
+                      {{1, 1, 1, 0, 0}, {1, 3, 5, 0, 0}, {2, 17, 776, 0, 0}, {3, 1001, 777, 0, 0}});
+}

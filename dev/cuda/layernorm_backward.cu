@@ -1,0 +1,850 @@
+/* layernorm_backward: the gradient of layernorm_forward, added to the gradient of the residual stream that runs past it
+
+   dinp (N,C) floatX out | dweight, dbias (C) float, added to | scratch float, layernorm_backward_scratch(C) of them
+   dout (N,C) floatX in | dresidual (N,C) floatX in, may be NULL or dinp | inp (N,C), weight (C) floatX in
+   mean, rstd (N) float in; N = B*T
+   With norm = (inp - mean) * rstd and dnorm = dout * weight, over each row:
+       dinp = dresidual + rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm))
+   and over all rows: dweight += sum(dout * norm), dbias += sum(dout).
+   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
+   Error: against the fp64 reference, half an ulp of floatX for the rounding, and for the fp32 arithmetic 8 ulps of fp32
+   of the result and 64 of 1 for terms that cancel; dweight and dbias 16 ulps of fp32 of the result and of sqrt(N), which
+   is the size of a sum of N terms of size 1.
+   Source: Ba et al. 2016, arXiv:1607.06450.
+
+   nvcc -O3 --use_fast_math layernorm_backward.cu -o layernorm_backward      (or: make layernorm_backward)
+   ./layernorm_backward 4      check kernel 4 against the CPU and sweep its block sizes
+   ./layernorm_backward        every kernel, side by side                                         */
+#include "bench.h"
+#include "../../llmc/ptx.cuh"
+
+// ---- kernel 1: one thread per row; one thread per column and 256 rows, sums by atomics ------------
+
+__global__ void layernorm_backward_rows_kernel1(floatX* dinp, const floatX* dout, const floatX* dresidual,
+                                                const floatX* inp, const floatX* weight, const float* mean,
+                                                const float* rstd, int N, int C) {
+    size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= (size_t)N) { return; }
+    float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+    for (size_t i = row * C; i < (row + 1) * C; i++) {
+        float dnorm = (float)dout[i] * (float)weight[i - row * C];
+        sum += dnorm;
+        dot += dnorm * ((float)inp[i] - m) * r;
+    }
+    for (size_t i = row * C; i < (row + 1) * C; i++) {
+        float dnorm = (float)dout[i] * (float)weight[i - row * C], norm = ((float)inp[i] - m) * r;
+        float gradient = r * (dnorm - sum / C - norm * (dot / C));
+        dinp[i] = (floatX)((dresidual ? (float)dresidual[i] : 0.0f) + gradient);
+    }
+}
+
+__global__ void layernorm_backward_columns_kernel1(float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                                                   const float* mean, const float* rstd, int N, int C) {
+    int c = blockIdx.y * blockDim.x + threadIdx.x, start = blockIdx.x * 256;
+    if (c >= C) { return; }
+    float dw = 0.0f, db = 0.0f;
+    for (int row = start; row < N && row < start + 256; row++) {
+        size_t i = (size_t)row * C + c;
+        dw += (float)dout[i] * ((float)inp[i] - mean[row]) * rstd[row];
+        db += (float)dout[i];
+    }
+    atomicAdd(dweight + c, dw);
+    atomicAdd(dbias + c, db);
+}
+
+void layernorm_backward1(floatX* dinp, float* dweight, float* dbias, float*, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    // the columns first: dresidual may be dinp, but dout and inp are whole in any order
+    dim3 grid(ceil_div(N, 256), ceil_div(C, block_size));
+    layernorm_backward_columns_kernel1<<<grid, block_size, 0, stream>>>(dweight, dbias, dout, inp, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_rows_kernel1<<<ceil_div(N, block_size), block_size, 0, stream>>>(dinp, dout, dresidual, inp,
+                                                                                        weight, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one kernel, one warp per row; a block sums columns in shared memory by atomics ---------
+
+__global__ void layernorm_backward_kernel2(floatX* dinp, float* dweight, float* dbias, const floatX* dout,
+                                           const floatX* dresidual, const floatX* inp, const floatX* weight,
+                                           const float* mean, const float* rstd, int N, int C) {
+    extern __shared__ float layernorm_backward_sums[]; // (2, C)
+    float *block_dweight = layernorm_backward_sums, *block_dbias = layernorm_backward_sums + C;
+    int lane = threadIdx.x % 32, block_rows = blockDim.x / 32;
+    for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) { layernorm_backward_sums[c] = 0.0f; }
+    __syncthreads();
+    for (int row = blockIdx.x * block_rows + threadIdx.x / 32; row < N; row += gridDim.x * block_rows) {
+        size_t start = (size_t)row * C;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        for (int c = lane; c < C; c += 32) {
+            float dnorm = (float)dout[start + c] * (float)weight[c];
+            sum += dnorm;
+            dot += dnorm * ((float)inp[start + c] - m) * r;
+        }
+        sum = warp_sum(sum) / C;
+        dot = warp_sum(dot) / C;
+        for (int c = lane; c < C; c += 32) {
+            float d = (float)dout[start + c], norm = ((float)inp[start + c] - m) * r;
+            float gradient = r * (d * (float)weight[c] - sum - norm * dot);
+            dinp[start + c] = (floatX)((dresidual ? (float)dresidual[start + c] : 0.0f) + gradient);
+            atomicAdd(block_dweight + c, d * norm);
+            atomicAdd(block_dbias + c, d);
+        }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        atomicAdd(dweight + c, block_dweight[c]);
+        atomicAdd(dbias + c, block_dbias[c]);
+    }
+}
+
+void layernorm_backward2(floatX* dinp, float* dweight, float* dbias, float*, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    require(C <= 6144); // 48 KB of shared memory
+    int grid_size = min(ceil_div(N, block_size / 32), num_multiprocessors() * max(1, 1024 / block_size));
+    layernorm_backward_kernel2<<<grid_size, block_size, 2 * C * sizeof(float), stream>>>(
+        dinp, dweight, dbias, dout, dresidual, inp, weight, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: no atomics: rows in one kernel, columns in another that reads dout and inp again ---------
+
+__global__ void layernorm_backward_rows_kernel3(floatX* dinp, const floatX* dout, const floatX* dresidual,
+                                                const floatX* inp, const floatX* weight, const float* mean,
+                                                const float* rstd, int N, int C) {
+    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, first = threadIdx.x % 32 * x128::size;
+    if (row >= N) { return; }
+    size_t start = (size_t)row * C;
+    float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+    for (int c = first; c < C; c += 32 * x128::size) {
+        x128 dy = load128(dout + start + c), x = load128(inp + start + c), w = load128(weight + c);
+        for (int k = 0; k < x128::size; k++) {
+            float dnorm = (float)dy[k] * (float)w[k];
+            sum += dnorm;
+            dot += dnorm * ((float)x[k] - m) * r;
+        }
+    }
+    sum = warp_sum(sum) / C;
+    dot = warp_sum(dot) / C;
+    for (int c = first; c < C; c += 32 * x128::size) {
+        x128 dy = load128(dout + start + c), x = load128(inp + start + c), w = load128(weight + c), dx = {};
+        if (dresidual) { dx = load128cs(dresidual + start + c); }
+        for (int k = 0; k < x128::size; k++) {
+            float dnorm = (float)dy[k] * (float)w[k], norm = ((float)x[k] - m) * r;
+            dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+        }
+        store128(dinp + start + c, dx);
+    }
+}
+
+// A block sums 32 vectors' columns over its share of the rows: partials (gridDim.y, 2, C).
+__global__ void layernorm_backward_columns_kernel3(float* partials, const floatX* dout, const floatX* inp,
+                                                   const float* mean, const float* rstd, int N, int C) {
+    __shared__ float sums[32][2 * x128::size]; // of one warp, all warps in turn
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    int c = (blockIdx.x * 32 + lane) * x128::size;
+    float dw[x128::size] = {}, db[x128::size] = {};
+    for (int row = blockIdx.y * num_warps + warp; c < C && row < N; row += gridDim.y * num_warps) {
+        x128 dy = load128(dout + (size_t)row * C + c), x = load128(inp + (size_t)row * C + c);
+        float m = mean[row], r = rstd[row];
+        for (int k = 0; k < x128::size; k++) {
+            dw[k] += (float)dy[k] * ((float)x[k] - m) * r;
+            db[k] += (float)dy[k];
+        }
+    }
+    for (int turn = 0; turn < num_warps; turn++) {
+        if (warp == turn) {
+            for (int k = 0; k < x128::size; k++) {
+                sums[lane][k] = (turn ? sums[lane][k] : 0.0f) + dw[k];
+                sums[lane][x128::size + k] = (turn ? sums[lane][x128::size + k] : 0.0f) + db[k];
+            }
+        }
+        __syncthreads();
+    }
+    if (warp == 0 && c < C) {
+        for (int k = 0; k < x128::size; k++) {
+            partials[((size_t)blockIdx.y * 2 + 0) * C + c + k] = sums[lane][k];
+            partials[((size_t)blockIdx.y * 2 + 1) * C + c + k] = sums[lane][x128::size + k];
+        }
+    }
+}
+
+// dweight, dbias (C) += the sum of partials (num_partials, 2, C); one thread per column
+__global__ void layernorm_backward_sum_kernel3(float* dweight, float* dbias, const float* partials, int num_partials,
+                                               int C) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= 2 * C) { return; }
+    float sum = 0.0f;
+    for (int i = 0; i < num_partials; i++) { sum += partials[(size_t)i * 2 * C + c]; }
+    *(c < C ? dweight + c : dbias + c - C) += sum;
+}
+
+void layernorm_backward3(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    layernorm_backward_rows_kernel3<<<ceil_div(N, block_size / 32), block_size, 0, stream>>>(dinp, dout, dresidual, inp,
+                                                                                             weight, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+    dim3 grid(ceil_div(C / x128::size, 32), min(ceil_div(N, block_size / 32), num_multiprocessors()));
+    layernorm_backward_columns_kernel3<<<grid, block_size, 0, stream>>>(scratch, dout, inp, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid.y, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: one block per row: a thread keeps its columns, and their sums in registers, over many rows ------
+
+template <int num_vecs> __global__ void layernorm_backward_kernel4(floatX* dinp, float* partials, const floatX* dout,
+                                                                   const floatX* dresidual, const floatX* inp,
+                                                                   const floatX* weight, const float* mean,
+                                                                   const float* rstd, int N, int C) {
+    __shared__ float shared[32];
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    for (int row = blockIdx.x; row < N; row += gridDim.x) {
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, w[num_vecs] = {}, dx[num_vecs] = {};
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            int c = (j * blockDim.x + threadIdx.x) * x128::size;
+            if (c < C) {
+                dy[j] = load128cs(dout + (size_t)row * C + c);
+                x[j] = load128cs(inp + (size_t)row * C + c);
+                if (dresidual) { dx[j] = load128cs(dresidual + (size_t)row * C + c); }
+                w[j] = load128(weight + c);
+            }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
+                sum += d * (float)w[j][k];
+                dot += d * (float)w[j][k] * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        sum = block_sum(sum, shared) / C;
+        dot = block_sum(dot, shared) / C;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            int c = (j * blockDim.x + threadIdx.x) * x128::size;
+            for (int k = 0; k < x128::size; k++) {
+                float dnorm = (float)dy[j][k] * (float)w[j][k], norm = ((float)x[j][k] - m) * r;
+                dx[j][k] = (floatX)((float)dx[j][k] + r * (dnorm - sum - norm * dot));
+            }
+            if (c < C) { store128(dinp + (size_t)row * C + c, dx[j]); }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        int c = (j * blockDim.x + threadIdx.x) * x128::size;
+        for (int k = 0; k < x128::size && c < C; k++) {
+            partials[((size_t)blockIdx.x * 2 + 0) * C + c + k] = dw[j][k];
+            partials[((size_t)blockIdx.x * 2 + 1) * C + c + k] = db[j][k];
+        }
+    }
+}
+
+void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int) {
+    require(C % x128::size == 0 && C / x128::size <= 2048);
+    int num_vecs = C / x128::size <= 768 ? 1 : 2;
+    int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32; // the row decides
+    int grid_size = min(N, num_multiprocessors() * 4);             // as many as scratch has room for
+    auto kernel = num_vecs == 1 ? layernorm_backward_kernel4<1> : layernorm_backward_kernel4<2>;
+    kernel<<<grid_size, block_size, 0, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: 4 rows at a time: one barrier for all of them, and 9 shuffles for their 8 sums --------------------
+
+// The sums over the warp of 8 values: lane gets that of v[lane / 4]. A lane hands half of what it still has to its
+// partner, and adds up the other half: 4 + 2 + 1 shuffles, then 2 for the 4 lanes that share a value.
+__device__ inline float layernorm_backward_sum8(float v[8]) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) {
+        bool upper = lane & (4 * half);
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+            v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 4 * half);
+        }
+    }
+    v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
+    return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
+}
+
+template <int num_vecs> __global__ void layernorm_backward_kernel5(floatX* dinp, float* partials, const floatX* dout,
+                                                                   const floatX* dresidual, const floatX* inp,
+                                                                   const floatX* weight, const float* mean,
+                                                                   const float* rstd, int N, int C) {
+    constexpr int rows = 4;
+    __shared__ float shared[2][32][2 * rows]; // of each warp: sum and dot of each row; two sets, used in turn
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, parity = 0;
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
+    x128 w[num_vecs] = {};
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        int c = (j * blockDim.x + threadIdx.x) * x128::size;
+        if (c < C) { w[j] = load128(weight + c); }
+    }
+    for (int start = blockIdx.x * rows; start < N; start += gridDim.x * rows) {
+        x128 dy[rows][num_vecs] = {}, x[rows][num_vecs] = {}, dx[rows][num_vecs] = {};
+        float m[rows] = {}, r[rows] = {}, sums[2 * rows] = {};
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+            if (start + i < N) { m[i] = mean[start + i], r[i] = rstd[start + i]; }
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                int c = (j * blockDim.x + threadIdx.x) * x128::size;
+                if (start + i < N && c < C) {
+                    dy[i][j] = load128cs(dout + (size_t)(start + i) * C + c);
+                    x[i][j] = load128cs(inp + (size_t)(start + i) * C + c);
+                    if (dresidual) { dx[i][j] = load128cs(dresidual + (size_t)(start + i) * C + c); }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                for (int k = 0; k < x128::size; k++) {
+                    float d = (float)dy[i][j][k], norm = ((float)x[i][j][k] - m[i]) * r[i];
+                    sums[2 * i] += d * (float)w[j][k];
+                    sums[2 * i + 1] += d * (float)w[j][k] * norm;
+                    dw[j][k] += d * norm;
+                    db[j][k] += d;
+                }
+            }
+        }
+        float warp_total = layernorm_backward_sum8(sums);
+        if (lane % 4 == 0) { shared[parity][warp][lane / 4] = warp_total; }
+        __syncthreads();
+        for (int i = 0; i < 2 * rows; i++) { sums[i] = 0.0f; }
+        for (int v = 0; v < num_warps; v++) {
+            for (int i = 0; i < 2 * rows; i++) { sums[i] += shared[parity][v][i]; }
+        }
+        parity = 1 - parity;
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+            float sum = sums[2 * i] * inv_C, dot = sums[2 * i + 1] * inv_C;
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                int c = (j * blockDim.x + threadIdx.x) * x128::size;
+                for (int k = 0; k < x128::size; k++) {
+                    float dnorm = (float)dy[i][j][k] * (float)w[j][k], norm = ((float)x[i][j][k] - m[i]) * r[i];
+                    dx[i][j][k] = (floatX)((float)dx[i][j][k] + r[i] * (dnorm - sum - norm * dot));
+                }
+                if (start + i < N && c < C) { store128(dinp + (size_t)(start + i) * C + c, dx[i][j]); }
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        int c = (j * blockDim.x + threadIdx.x) * x128::size;
+        for (int k = 0; k < x128::size && c < C; k++) {
+            partials[((size_t)blockIdx.x * 2 + 0) * C + c + k] = dw[j][k];
+            partials[((size_t)blockIdx.x * 2 + 1) * C + c + k] = db[j][k];
+        }
+    }
+}
+
+void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int) {
+    require(C % x128::size == 0 && C / x128::size <= 2048);
+    int num_vecs = C / x128::size <= 512 ? 1 : 2;
+    int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32, resident;
+    auto kernel = num_vecs == 1 ? layernorm_backward_kernel5<1> : layernorm_backward_kernel5<2>;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, 0));
+    int grid_size = min(ceil_div(N, 4), num_multiprocessors() * min(resident, 4));
+    kernel<<<grid_size, block_size, 0, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 6: one warp per row, no barrier; a warp's own column sums lie in shared memory ---------------------------
+
+// The sums (warps, 2, C) take the registers' place: any C, many warps, for 16 bytes of shared memory traffic an element.
+__global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                                           const floatX* inp, const floatX* weight, const float* mean,
+                                           const float* rstd, int N, int C) {
+    extern __shared__ float layernorm_backward_sums[];
+    int warp = threadIdx.x / 32, num_warps = blockDim.x / 32, first = threadIdx.x % 32 * x128::size;
+    float *dw = layernorm_backward_sums + warp * 2 * C, *db = dw + C;
+    for (int c = threadIdx.x; c < num_warps * 2 * C; c += blockDim.x) { layernorm_backward_sums[c] = 0.0f; }
+    __syncthreads();
+    for (int row = blockIdx.x * num_warps + warp; row < N; row += gridDim.x * num_warps) {
+        size_t start = (size_t)row * C;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        for (int c = first; c < C; c += 32 * x128::size) {
+            x128 dy = load128(dout + start + c), x = load128(inp + start + c), w = load128(weight + c);
+            for (int k = 0; k < x128::size; k++) {
+                float dnorm = (float)dy[k] * (float)w[k];
+                sum += dnorm;
+                dot += dnorm * ((float)x[k] - m) * r;
+            }
+        }
+        sum = warp_sum(sum) / C;
+        dot = warp_sum(dot) / C;
+        for (int c = first; c < C; c += 32 * x128::size) {
+            x128 dy = load128(dout + start + c), x = load128(inp + start + c), w = load128(weight + c), dx = {};
+            if (dresidual) { dx = load128cs(dresidual + start + c); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[k], norm = ((float)x[k] - m) * r;
+                dx[k] = (floatX)((float)dx[k] + r * (d * (float)w[k] - sum - norm * dot));
+                dw[c + k] += d * norm;
+                db[c + k] += d;
+            }
+            store128(dinp + start + c, dx);
+        }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) {
+        float sum = 0.0f;
+        for (int v = 0; v < num_warps; v++) { sum += layernorm_backward_sums[v * 2 * C + c]; }
+        partials[(size_t)blockIdx.x * 2 * C + c] = sum;
+    }
+}
+
+void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    size_t warp_bytes = 2 * C * sizeof(float);
+    size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    block_size = min(block_size, 32 * (int)(limit / warp_bytes)); // rows are long: fewer warps
+    require(block_size >= 32);
+    size_t shared_bytes = block_size / 32 * warp_bytes;
+    int resident;
+    cudaCheck(cudaFuncSetAttribute(layernorm_backward_kernel6, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)shared_bytes));
+    cudaCheck(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, layernorm_backward_kernel6, block_size, shared_bytes));
+    int grid_size = min(ceil_div(N, block_size / 32), num_multiprocessors() * min(resident, 4));
+    layernorm_backward_kernel6<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp,
+                                                                                weight, mean, rstd, N, C);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 7: persistent warps, row and column sums both in registers, everything read once ---------------------------
+
+// ==== promoted: layernorm_backward ====
+// A team of 1, 2, 4, 8 or 16 warps owns a row: a thread holds up to 3 vectors of it, a team's width apart. Their columns
+// stay the same from row to row, so that dweight and dbias are summed in registers; a block then adds up its teams into
+// one partial sum, and a second kernel all blocks' partial sums, always in the same order.
+constexpr int layernorm_backward_max_vecs = 3;
+constexpr int layernorm_backward_threads_per_sm = 512; // 128 registers each
+constexpr int layernorm_backward_min_block_size = 128; // bounds the number of partial sums
+constexpr int layernorm_backward_sum_block_size = 512; // of the second kernel
+constexpr int layernorm_backward_padding = 4;          // floats: threads that read one vector's columns hit all banks
+
+// a and b summed over the team; all its threads get the same bits. Calls in a row alternate between two buffers
+// `shared` (2, 16), so that one barrier for each call is enough.
+__device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
+    // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
+    bool upper = threadIdx.x & 16;
+    float mine = upper ? b : a, other = upper ? a : b;
+    mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
+    for (int offset = 8; offset > 0; offset /= 2) { mine += __shfl_xor_sync(0xFFFFFFFFu, mine, offset); }
+    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
+    a = upper ? other : mine;
+    b = upper ? mine : other;
+    if (team_warps == 1) { return; }
+    int warp = threadIdx.x / 32, team = warp / team_warps;
+    if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
+    // a barrier for each team: they may have different numbers of rows
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * team_warps) : "memory");
+    a = b = 0.0f;
+    for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+    layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int team_warps) {
+    __shared__ float row_sums[2][2][16];
+    extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
+    int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    float inv_C = 1.0f / C;
+    int parity = 0;
+
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    for (int row = blockIdx.x * num_teams + team; row < N; row += gridDim.x * num_teams) {
+        size_t start = (size_t)row * C + first;
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the end dy is zero and adds nothing
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                dy[j] = load128cs(dout + start + j * stride);
+                x[j] = load128cs(inp + start + j * stride);
+            }
+        }
+        if (dresidual) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                if (j < num_vecs - 1 || last_valid) { dx[j] = load128cs(dresidual + start + j * stride); }
+            }
+        }
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f, dnorm[num_vecs][x128::size];
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 w = {}; // from L1 for every row: there is no register left to keep it in
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
+                dnorm[j][k] = d * (float)w[k];
+                sum += dnorm[j][k];
+                dot += dnorm[j][k] * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, row_sums[parity], team_warps);
+        parity = 1 - parity;
+        sum *= inv_C;
+        dot *= inv_C;
+        // the same mean, but the compiler cannot know: it computes norm again from x, where keeping it would spill
+        m = __shfl_sync(0xFFFFFFFFu, m, 0);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[j][k] - m) * r;
+                dx[j][k] = (floatX)((float)dx[j][k] + r * (dnorm[j][k] - sum - norm * dot));
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + start + j * stride, dx[j]); }
+        }
+    }
+
+    // the teams' column sums, one vector of each thread at a time
+    int pitch = blockDim.x + layernorm_backward_padding;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            layernorm_backward_columns[k * pitch + threadIdx.x] = dw[j][k];
+            layernorm_backward_columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
+            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
+            float sum = 0.0f;
+            for (int t = 0; t < num_teams; t++) {
+                sum += layernorm_backward_columns[(which * x128::size + k) * pitch + t * team_size + member];
+            }
+            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+        }
+        __syncthreads();
+    }
+}
+
+// dweight, dbias (C) += the sum of partials (num_partials, 2, C): a block takes 32 columns, a warp every 16th partial
+__global__ void __launch_bounds__(layernorm_backward_sum_block_size)
+    layernorm_backward_sum_kernel7(float* dweight, float* dbias, const float* partials, int num_partials, int C) {
+    constexpr int num_warps = layernorm_backward_sum_block_size / 32;
+    __shared__ float shared[num_warps][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+    float sum = 0.0f;
+    if (c < 2 * C) {
+#pragma unroll 8
+        for (int i = warp; i < num_partials; i += num_warps) { sum += partials[(size_t)i * 2 * C + c]; }
+    }
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && c < 2 * C) {
+        sum = 0.0f;
+        for (int i = 0; i < num_warps; i++) { sum += shared[i][lane]; }
+        *(c < C ? dweight + c : dbias + c - C) += sum;
+    }
+}
+
+// floats that layernorm_backward needs as scratch: dweight and dbias of each block
+size_t layernorm_backward_scratch(int C) {
+    int blocks_per_sm = layernorm_backward_threads_per_sm / layernorm_backward_min_block_size;
+    return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
+}
+
+// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
+// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                        const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
+    int team_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
+    block_size = max(block_size, 32 * team_warps);
+    require(block_size % (32 * team_warps) == 0);
+    require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
+    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
+    auto kernel = num_vecs == 1   ? layernorm_backward_kernel7<1>
+                  : num_vecs == 2 ? layernorm_backward_kernel7<2>
+                                  : layernorm_backward_kernel7<3>;
+    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
+    grid_size = min(grid_size, ceil_div(N, num_teams));
+    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
+    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
+                                                            C, team_warps);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_sum_kernel7<<<ceil_div(2 * C, 32), layernorm_backward_sum_block_size, 0, stream>>>(
+        dweight, dbias, scratch, grid_size, C);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: layernorm_backward ====
+
+// ---- kernel 8: as 7, with the next row on its way into shared memory by cp.async while this one is summed ----------------
+
+// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
+constexpr int layernorm_backward_stages = 2;
+
+template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int team_warps) {
+    __shared__ float row_sums[2][2][16];
+    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x): dout, inp, dresidual
+    int team_size = 32 * team_warps, num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+    int parity = 0, stage = 0;
+
+    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    auto fetch = [&](int row, int to_stage) {
+        if (row < N) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                size_t i = (size_t)row * C + first + j * stride;
+                bool valid = j < num_vecs - 1 || last_valid;
+                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+                // what is not valid becomes zeros, and its address must still be a good one
+                cp_async_16(slot, dout + (valid ? i : 0), valid);
+                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
+                bool add = valid && dresidual;
+                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
+            }
+        }
+        cp_async_commit();
+    };
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    int row = blockIdx.x * num_teams + team;
+    for (int i = 0; i < layernorm_backward_stages; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        const floatX* slots =
+            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
+        int pitch = blockDim.x * x128::size;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        cp_async_wait<layernorm_backward_stages - 1>();
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
+                sum += dnorm;
+                dot += dnorm * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, row_sums[parity], team_warps);
+        parity = 1 - parity;
+        sum *= inv_C;
+        dot *= inv_C;
+        __syncwarp(); // the compiler reads shared memory again, where keeping the row in registers would spill
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            x128 dx = load128(slots + (3 * j + 2) * pitch);
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
+                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
+        }
+        fetch(row + layernorm_backward_stages * row_step, stage); // the slot has been read
+        stage = (stage + 1) % layernorm_backward_stages;
+    }
+    cp_async_wait<0>();
+    __syncthreads(); // the ring's memory now holds the column sums
+
+    float* columns = (float*)layernorm_backward_ring;
+    int pitch = blockDim.x + layernorm_backward_padding;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            columns[k * pitch + threadIdx.x] = dw[j][k];
+            columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride;
+            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
+            float sum = 0.0f;
+            for (int t = 0; t < num_teams; t++) {
+                sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
+            }
+            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+        }
+        __syncthreads();
+    }
+}
+
+// Without cp.async (code for devices before 8.0): kernel 7.
+void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    int team_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
+    block_size = max(block_size, 32 * team_warps);
+    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
+    auto kernel = num_vecs == 1   ? layernorm_backward_kernel8<1>
+                  : num_vecs == 2 ? layernorm_backward_kernel8<2>
+                                  : layernorm_backward_kernel8<3>;
+    size_t ring_bytes = (size_t)layernorm_backward_stages * num_vecs * 3 * block_size * sizeof(x128);
+    size_t sums_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
+    size_t shared_bytes = max(ring_bytes, sums_bytes);
+    size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
+    if (compiled_arch(kernel) < 80 || shared_bytes > limit) {
+        layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream,
+                           block_size);
+        return;
+    }
+    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
+    grid_size = min(grid_size, ceil_div(N, num_teams));
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
+                                                            C, team_warps);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_sum_kernel7<<<ceil_div(2 * C, 32), layernorm_backward_sum_block_size, 0, stream>>>(
+        dweight, dbias, scratch, grid_size, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 9: as 7, but the second kernel is launched while the first one ends: its blocks wait on the device -------------
+
+__global__ void __launch_bounds__(layernorm_backward_sum_block_size)
+    layernorm_backward_sum_kernel9(float* dweight, float* dbias, const float* partials, int num_partials, int C) {
+    constexpr int num_warps = layernorm_backward_sum_block_size / 32;
+    __shared__ float shared[num_warps][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize(); // until the first kernel is done and what it wrote can be seen
+#endif
+    float sum = 0.0f;
+    if (c < 2 * C) {
+#pragma unroll 8
+        for (int i = warp; i < num_partials; i += num_warps) { sum += partials[(size_t)i * 2 * C + c]; }
+    }
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && c < 2 * C) {
+        sum = 0.0f;
+        for (int i = 0; i < num_warps; i++) { sum += shared[i][lane]; }
+        *(c < C ? dweight + c : dbias + c - C) += sum;
+    }
+}
+
+// Before 9.0 there is no such launch: kernel 7.
+void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    if (compiled_arch(layernorm_backward_sum_kernel9) < 90) {
+        layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream,
+                           block_size);
+        return;
+    }
+    int team_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
+    block_size = max(block_size, 32 * team_warps);
+    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
+    auto kernel = num_vecs == 1   ? layernorm_backward_kernel7<1>
+                  : num_vecs == 2 ? layernorm_backward_kernel7<2>
+                                  : layernorm_backward_kernel7<3>;
+    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
+    grid_size = min(grid_size, ceil_div(N, num_teams));
+    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
+    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
+                                                            C, team_warps);
+    cudaCheck(cudaGetLastError());
+
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(ceil_div(2 * C, 32));
+    config.blockDim = dim3(layernorm_backward_sum_block_size);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    const float* partials = scratch;
+    cudaCheck(cudaLaunchKernelEx(&config, layernorm_backward_sum_kernel9, dweight, dbias, partials, grid_size, C));
+}
+
+static void declare(Bench& b) {
+    int N = b.B * b.T, C = b.C;
+    size_t n = (size_t)N * C;
+    cudaStream_t stream = b.stream;
+    Buffer<floatX> dout = b.input<floatX>("dout", n);
+    Buffer<floatX> dresidual = b.input<floatX>("dresidual", n);
+    Buffer<floatX> inp = b.input<floatX>("inp", n);
+    Buffer<floatX> weight = b.input<floatX>("weight", C);
+    Buffer<float> mean = b.input_from<float>("mean", N, [=](float* host) {
+        std::vector<float> other(N);
+        layernorm_statistics_cpu(host, other.data(), inp.host, N, C);
+    });
+    Buffer<float> rstd = b.input_from<float>("rstd", N, [=](float* host) {
+        std::vector<float> other(N);
+        layernorm_statistics_cpu(other.data(), host, inp.host, N, C);
+    });
+    Buffer<float> dweight_start = b.input<float>("dweight_start", C);
+    Buffer<float> dbias_start = b.input<float>("dbias_start", C);
+    Tolerance rounding = {64 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
+    Buffer<floatX> dinp = b.output<floatX>("dinp", n, rounding);
+    Buffer<float> dweight = b.inout<float>("dweight", C, dweight_start, ulps<float>(16, sqrtf((float)N)));
+    Buffer<float> dbias = b.inout<float>("dbias", C, dbias_start, ulps<float>(16, sqrtf((float)N)));
+    Buffer<float> scratch = b.scratch<float>("scratch", b.dry ? 0 : layernorm_backward_scratch(C));
+    const bool first_of_stream = C % 16 == 8; // some shapes are checked without dresidual
+    b.reference([=] {
+        memcpy(dweight.host, dweight_start.host, C * sizeof(float));
+        memcpy(dbias.host, dbias_start.host, C * sizeof(float));
+        layernorm_backward_cpu(dinp.host, dweight.host, dbias.host, dout.host, first_of_stream ? NULL : dresidual.host,
+                               inp.host, weight.host, mean.host, rstd.host, N, C);
+    });
+    b.cost(4.0 * n * sizeof(floatX), 0);
+
+    auto variant = [&](int number, const char* what, auto launch, std::vector<int> block_sizes) {
+        b.kernel(
+            number, what,
+            [=](int bs) {
+                launch(dinp, dweight, dbias, scratch, dout, first_of_stream ? NULL : dresidual.dev, inp, weight, mean,
+                       rstd, N, C, stream, bs);
+            },
+            block_sizes);
+    };
+    variant(1, "one thread per row; one per column and 256 rows", layernorm_backward1, {64, 128, 256, 512, 1024});
+    variant(2, "one warp per row, column sums by shared atomics", layernorm_backward2, {64, 128, 256, 512, 1024});
+    variant(3, "no atomics: rows, then columns from memory again", layernorm_backward3, {64, 128, 256, 512, 1024});
+    variant(4, "one block per row, column sums in registers", layernorm_backward4, {0});
+    variant(5, "4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0});
+    variant(6, "one warp per row, its column sums in shared memory", layernorm_backward6, {64, 128, 256, 512});
+    variant(7, "one warp per row, all sums in registers, read once", layernorm_backward, {128, 256, 512});
+    variant(8, "rows loaded ahead into shared memory", layernorm_backward8, {128, 256, 512});
+    variant(9, "the second kernel starts under the first", layernorm_backward9, {128, 256, 512});
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "layernorm_backward", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8}, {3, 17, 776}, {1, 5, 768}, {2, 33, 1600}, {1, 7, 3080}, {1, 3, 6144}, {7, 129, 264}});
+}

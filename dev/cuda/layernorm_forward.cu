@@ -1,0 +1,531 @@
+/* layernorm_forward: out = (inp - mean) * rstd * weight + bias, for each row of C; rstd = 1 / sqrt(var + 1e-5)
+
+   out (N,C) floatX out | mean, rstd (N) float out | inp (N,C) floatX in | weight, bias (C) floatX in; N = B*T
+   Bound: memory, 2*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
+   Error: against the fp64 reference, half an ulp of floatX for the rounding, and for the fp32 arithmetic 8 ulps of fp32
+   of the result and 32 of 1 for terms that cancel (they are up to 5 in size); mean and rstd some ulps of fp32.
+   Source: Ba et al. 2016, arXiv:1607.06450; kernel 4: Chan, Golub and LeVeque 1983, on merging variances.
+
+   nvcc -O3 --use_fast_math layernorm_forward.cu -o layernorm_forward      (or: make layernorm_forward)
+   ./layernorm_forward 4      check kernel 4 against the CPU and sweep its block sizes
+   ./layernorm_forward        every kernel, side by side                                         */
+#include "bench.h"
+#include "../../llmc/ptx.cuh"
+
+// ---- kernel 1: one thread per row, three passes over memory -----------------------------------
+
+__global__ void layernorm_forward_kernel1(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                          const floatX* weight, const floatX* bias, int N, int C) {
+    size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= (size_t)N) { return; }
+    const floatX* x = inp + row * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = 0; c < C; c++) { sum += (float)x[c]; }
+    float m = sum / C;
+    for (int c = 0; c < C; c++) {
+        float centred = (float)x[c] - m;
+        squares += centred * centred;
+    }
+    float r = rsqrtf(squares / C + 1e-5f);
+    for (int c = 0; c < C; c++) {
+        out[row * C + c] = (floatX)(((float)x[c] - m) * r * (float)weight[c] + (float)bias[c]);
+    }
+    mean[row] = m;
+    rstd[row] = r;
+}
+
+void layernorm_forward1(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    layernorm_forward_kernel1<<<ceil_div(N, block_size), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N,
+                                                                                  C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one block per row: neighbours read neighbours, sums through shared memory --------
+
+__global__ void layernorm_forward_kernel2(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                          const floatX* weight, const floatX* bias, int C) {
+    __shared__ float shared[32];
+    const floatX* x = inp + (size_t)blockIdx.x * C;
+    floatX* y = out + (size_t)blockIdx.x * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { sum += (float)x[c]; }
+    float m = block_sum(sum, shared) / C;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        float centred = (float)x[c] - m;
+        squares += centred * centred;
+    }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        y[c] = (floatX)(((float)x[c] - m) * r * (float)weight[c] + (float)bias[c]);
+    }
+    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
+}
+
+void layernorm_forward2(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    layernorm_forward_kernel2<<<N, block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: one warp per row: sums by shuffles, no barrier -----------------------------------
+
+__global__ void layernorm_forward_kernel3(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                          const floatX* weight, const floatX* bias, int N, int C) {
+    int lane = threadIdx.x % 32;
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= (size_t)N) { return; }
+    const floatX* x = inp + row * C;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = lane; c < C; c += 32) { sum += (float)x[c]; }
+    float m = warp_sum(sum) / C;
+    for (int c = lane; c < C; c += 32) {
+        float centred = (float)x[c] - m;
+        squares += centred * centred;
+    }
+    float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+    for (int c = lane; c < C; c += 32) {
+        out[row * C + c] = (floatX)(((float)x[c] - m) * r * (float)weight[c] + (float)bias[c]);
+    }
+    if (lane == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+void layernorm_forward3(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    layernorm_forward_kernel3<<<ceil_div(N, block_size / 32), block_size, 0, stream>>>(out, mean, rstd, inp, weight,
+                                                                                       bias, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: 128-bit loads, statistics in one pass: means and squares of parts are merged -------
+
+// (count, mean, sum of centred squares) of some elements; merge() is exact up to rounding, whatever the means are
+struct LayernormForwardPart {
+    float count, mean, squares;
+};
+__device__ inline LayernormForwardPart layernorm_forward_merge(LayernormForwardPart a, LayernormForwardPart b) {
+    float count = a.count + b.count;
+    float share = count > 0.0f ? b.count / count : 0.0f;
+    float delta = b.mean - a.mean;
+    return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
+}
+
+__global__ void layernorm_forward_kernel4(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                          const floatX* weight, const floatX* bias, int N, int C) {
+    int lane = threadIdx.x % 32;
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= (size_t)N) { return; }
+    const floatX* x = inp + row * C;
+    LayernormForwardPart all = {0.0f, 0.0f, 0.0f};
+    for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+        x128 xv = load128(x + c);
+        LayernormForwardPart part = {(float)x128::size, 0.0f, 0.0f};
+        for (int k = 0; k < x128::size; k++) { part.mean += (float)xv[k] / x128::size; }
+        for (int k = 0; k < x128::size; k++) {
+            float centred = (float)xv[k] - part.mean;
+            part.squares += centred * centred;
+        }
+        all = layernorm_forward_merge(all, part);
+    }
+    for (int offset = 16; offset > 0; offset /= 2) {
+        LayernormForwardPart other = {__shfl_xor_sync(0xFFFFFFFFu, all.count, offset),
+                                      __shfl_xor_sync(0xFFFFFFFFu, all.mean, offset),
+                                      __shfl_xor_sync(0xFFFFFFFFu, all.squares, offset)};
+        // the lower lane's part first, so that both lanes get the same bits
+        all = lane & offset ? layernorm_forward_merge(other, all) : layernorm_forward_merge(all, other);
+    }
+    float m = all.mean, r = rsqrtf(all.squares / C + 1e-5f);
+    for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
+        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
+        store128(out + row * C + c, y);
+    }
+    if (lane == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+void layernorm_forward4(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    layernorm_forward_kernel4<<<ceil_div(N, block_size / 32), block_size, 0, stream>>>(out, mean, rstd, inp, weight,
+                                                                                       bias, N, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: one block per row, which waits in shared memory: global memory is read once ------
+
+__global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                          const floatX* weight, const floatX* bias, int C) {
+    __shared__ float shared[32];
+    extern __shared__ int4 layernorm_forward_row[]; // (C) floatX
+    floatX* x = (floatX*)layernorm_forward_row;
+    float sum = 0.0f, squares = 0.0f;
+    // a thread reads back only what it wrote itself: no barrier but those of the sums
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128cs(inp + (size_t)blockIdx.x * C + c);
+        store128(x + c, xv);
+        for (int k = 0; k < x128::size; k++) { sum += (float)xv[k]; }
+    }
+    float m = block_sum(sum, shared) / C;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c);
+        for (int k = 0; k < x128::size; k++) {
+            float centred = (float)xv[k] - m;
+            squares += centred * centred;
+        }
+    }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
+        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
+        store128(out + (size_t)blockIdx.x * C + c, y);
+    }
+    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
+}
+
+void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
+    layernorm_forward_kernel5<<<N, block_size, C * sizeof(floatX), stream>>>(out, mean, rstd, inp, weight, bias, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 6: the row is kept in registers, by a warp or a few; the many warps of an SM hide latency ----
+
+// ==== promoted: layernorm_forward ====
+// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
+constexpr int layernorm_forward_max_vecs = 3;
+
+// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
+// one barrier for each call is enough.
+__device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
+    x = warp_sum(x);
+    if (row_warps == 1) { return x; }
+    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < row_warps; i++) { sum += partial[i]; }
+    return sum;
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    layernorm_forward_kernel6(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                              const floatX* bias, int N, int C, int row_warps) {
+    __shared__ float partial[2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
+    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
+    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    float inv_C = 1.0f / C;
+
+    const floatX* inp_row = inp + (size_t)row * C + first;
+    x128 x[num_vecs] = {}; // zero past the end
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) { x[j] = load128cs(inp_row + j * stride); }
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+    }
+    float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            for (int k = 0; k < x128::size; k++) {
+                float centred = (float)x[j][k] - m;
+                squares += centred * centred;
+            }
+        }
+    }
+    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            // all rows want the same weight and bias: they come from L1
+            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+            for (int k = 0; k < x128::size; k++) {
+                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+            }
+            store128(out + (size_t)row * C + first + j * stride, y);
+        }
+    }
+    if (first == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 256) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
+    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    require(block_size % 32 == 0 && block_size <= 512);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
+                  : num_vecs == 2 ? layernorm_forward_kernel6<2>
+                                  : layernorm_forward_kernel6<3>;
+    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: layernorm_forward ====
+
+// Kernels 7 to 9 are persistent: as many blocks as fit the device at once, each for many rows. `kernels` are for 1, 2
+// and 3 vectors a thread; `stages` of 16 bytes for each vector are their shared memory.
+template <class Kernel> static void layernorm_forward_persistent(Kernel* const kernels[3], int stages, floatX* out,
+                                                                 float* mean, float* rstd, const floatX* inp,
+                                                                 const floatX* weight, const floatX* bias, int N, int C,
+                                                                 cudaStream_t stream, int block_size) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
+    if (row_warps > 1) { block_size = 32 * row_warps; }
+    require(block_size % 32 == 0 && block_size <= 512);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps), resident;
+    size_t shared_bytes = (size_t)stages * num_vecs * block_size * sizeof(x128);
+    Kernel* kernel = kernels[num_vecs - 1];
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, shared_bytes));
+    int grid_size = min(ceil_div(N, block_rows), num_multiprocessors() * resident);
+    kernel<<<grid_size, block_size, shared_bytes, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 7: persistent: weight and bias stay in registers too, for fewer warps -----------------
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                              const floatX* bias, int N, int C, int row_warps) {
+    __shared__ float partial[2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int block_rows = blockDim.x / width;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+
+    x128 w[num_vecs] = {}, b[num_vecs] = {};
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            w[j] = load128(weight + first + j * stride);
+            b[j] = load128(bias + first + j * stride);
+        }
+    }
+    for (int row = blockIdx.x * block_rows + threadIdx.x / width; row < N; row += gridDim.x * block_rows) {
+        x128 x[num_vecs] = {};
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) { x[j] = load128cs(inp + (size_t)row * C + first + j * stride); }
+        }
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+        }
+        float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                for (int k = 0; k < x128::size; k++) {
+                    float centred = (float)x[j][k] - m;
+                    squares += centred * centred;
+                }
+            }
+        }
+        float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x128 y;
+                for (int k = 0; k < x128::size; k++) {
+                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[j][k] + (float)b[j][k]);
+                }
+                store128(out + (size_t)row * C + first + j * stride, y);
+            }
+        }
+        if (first == 0) { mean[row] = m, rstd[row] = r; }
+    }
+}
+
+void layernorm_forward7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    decltype(&layernorm_forward_kernel7<1>) kernels[3] = {layernorm_forward_kernel7<1>, layernorm_forward_kernel7<2>,
+                                                          layernorm_forward_kernel7<3>};
+    layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
+}
+
+// ---- kernel 8: persistent: the next row is under way to registers while this one is summed ---------
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    layernorm_forward_kernel8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                              const floatX* bias, int N, int C, int row_warps) {
+    __shared__ float partial[2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int block_rows = blockDim.x / width;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+
+    x128 next[num_vecs] = {};
+    int row = blockIdx.x * block_rows + threadIdx.x / width;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (row < N && (j < num_vecs - 1 || last_valid)) {
+            next[j] = load128cs(inp + (size_t)row * C + first + j * stride);
+        }
+    }
+    for (; row < N; row += gridDim.x * block_rows) {
+        float x[num_vecs][x128::size], sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) {
+                x[j][k] = (float)next[j][k];
+                sum += x[j][k];
+            }
+        }
+        int next_row = row + gridDim.x * block_rows;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (next_row < N && (j < num_vecs - 1 || last_valid)) {
+                next[j] = load128cs(inp + (size_t)next_row * C + first + j * stride);
+            }
+        }
+        float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                for (int k = 0; k < x128::size; k++) { squares += (x[j][k] - m) * (x[j][k] - m); }
+            }
+        }
+        float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+                for (int k = 0; k < x128::size; k++) { y[k] = (floatX)((x[j][k] - m) * r * (float)w[k] + (float)b[k]); }
+                store128(out + (size_t)row * C + first + j * stride, y);
+            }
+        }
+        if (first == 0) { mean[row] = m, rstd[row] = r; }
+    }
+}
+
+void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    decltype(&layernorm_forward_kernel8<1>) kernels[3] = {layernorm_forward_kernel8<1>, layernorm_forward_kernel8<2>,
+                                                          layernorm_forward_kernel8<3>};
+    layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
+}
+
+// ---- kernel 9: persistent: a ring in shared memory, filled by cp.async, holds the next 4 rows ------
+
+// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
+constexpr int layernorm_forward_stages = 4;
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    layernorm_forward_kernel9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                              const floatX* bias, int N, int C, int row_warps) {
+    __shared__ float partial[2][16];
+    extern __shared__ int4 layernorm_forward_ring[]; // (stages, num_vecs, blockDim.x)
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int block_rows = blockDim.x / width, row_step = gridDim.x * block_rows;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+
+    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    auto fetch = [&](int row, int stage) {
+        if (row < N) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                if (j < num_vecs - 1 || last_valid) {
+                    cp_async_16(layernorm_forward_ring + (stage * num_vecs + j) * blockDim.x + threadIdx.x,
+                                inp + (size_t)row * C + first + j * stride);
+                }
+            }
+        }
+        cp_async_commit();
+    };
+    int row = blockIdx.x * block_rows + threadIdx.x / width, stage = 0;
+    for (int i = 0; i < layernorm_forward_stages; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        cp_async_wait<layernorm_forward_stages - 1>();
+        float x[num_vecs][x128::size], sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 xv = {};
+            if (j < num_vecs - 1 || last_valid) {
+                int4* slot = layernorm_forward_ring + (stage * num_vecs + j) * blockDim.x + threadIdx.x;
+                xv = load128((const floatX*)slot);
+            }
+            for (int k = 0; k < x128::size; k++) {
+                x[j][k] = (float)xv[k];
+                sum += x[j][k];
+            }
+        }
+        float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
+        fetch(row + layernorm_forward_stages * row_step, stage); // the sum is known: the slot has been read
+        stage = (stage + 1) % layernorm_forward_stages;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                for (int k = 0; k < x128::size; k++) { squares += (x[j][k] - m) * (x[j][k] - m); }
+            }
+        }
+        float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+                for (int k = 0; k < x128::size; k++) { y[k] = (floatX)((x[j][k] - m) * r * (float)w[k] + (float)b[k]); }
+                store128(out + (size_t)row * C + first + j * stride, y);
+            }
+        }
+        if (first == 0) { mean[row] = m, rstd[row] = r; }
+    }
+}
+
+// Without cp.async (code for devices before 8.0): kernel 8.
+void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    if (compiled_arch(layernorm_forward_kernel9<1>) < 80) {
+        layernorm_forward8(out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
+        return;
+    }
+    decltype(&layernorm_forward_kernel9<1>) kernels[3] = {layernorm_forward_kernel9<1>, layernorm_forward_kernel9<2>,
+                                                          layernorm_forward_kernel9<3>};
+    layernorm_forward_persistent(kernels, layernorm_forward_stages, out, mean, rstd, inp, weight, bias, N, C, stream,
+                                 block_size);
+}
+
+static void declare(Bench& b) {
+    int N = b.B * b.T, C = b.C;
+    size_t n = (size_t)N * C;
+    cudaStream_t stream = b.stream;
+    Buffer<floatX> inp = b.input<floatX>("inp", n);
+    Buffer<floatX> weight = b.input<floatX>("weight", C);
+    Buffer<floatX> bias = b.input<floatX>("bias", C);
+    Tolerance rounding = {32 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
+    Buffer<floatX> out = b.output<floatX>("out", n, rounding);
+    Buffer<float> mean = b.output<float>("mean", N, ulps<float>(4, 1.0f));
+    Buffer<float> rstd = b.output<float>("rstd", N, ulps<float>(16, 0.0f));
+    b.reference([=] { layernorm_forward_cpu(out.host, mean.host, rstd.host, inp.host, weight.host, bias.host, N, C); });
+    b.cost(2.0 * n * sizeof(floatX), 0);
+
+    auto variant = [&](int number, const char* what, auto launch, std::vector<int> block_sizes) {
+        b.kernel(
+            number, what, [=](int bs) { launch(out, mean, rstd, inp, weight, bias, N, C, stream, bs); }, block_sizes);
+    };
+    variant(1, "one thread per row, three passes over memory", layernorm_forward1, {64, 128, 256, 512, 1024});
+    variant(2, "one block per row, sums through shared memory", layernorm_forward2, {64, 128, 256, 512, 1024});
+    variant(3, "one warp per row, sums by shuffles", layernorm_forward3, {64, 128, 256, 512, 1024});
+    variant(4, "128-bit loads, statistics in one pass", layernorm_forward4, {64, 128, 256, 512, 1024});
+    variant(5, "one block per row, which waits in shared memory", layernorm_forward5, {64, 128, 256, 512, 1024});
+    variant(6, "row in registers, by a warp or a few, 128-bit", layernorm_forward, {64, 128, 256, 512});
+    variant(7, "persistent, weight and bias in registers too", layernorm_forward7, {64, 128, 256, 512});
+    variant(8, "persistent, the next row loaded ahead into registers", layernorm_forward8, {64, 128, 256, 512});
+    variant(9, "persistent, rows loaded ahead into shared memory", layernorm_forward9, {64, 128, 256, 512});
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "layernorm_forward", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8}, {3, 17, 776}, {1, 5, 768}, {2, 33, 1600}, {1, 7, 3080}, {1, 3, 6144}, {7, 129, 264}});
+}

@@ -1,0 +1,515 @@
+/* matmul_backward: the gradients of a linear layer out = inp weight^T with respect to its input and its weight
+
+   dinp (N,C) floatX out = dout weight, times gelu'(pre_gelu) if inp = gelu(pre_gelu) | dweight (OC,C) float out or
+   added to = dout^T inp | dout (N,OC) floatX in | inp, pre_gelu (N,C) floatX in | weight (OC,C) floatX in; N = B*T
+   Bound: compute, 4*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0.
+   Error: dinp one ulp of floatX against the fp64 reference, and where terms cancel 16 roundings of fp32 of the size of
+   their absolute sum, 0.64 * sqrt(OC) here; with gelu' 1.5 ulp (fp32: 8), and as much of 0.3: the library's tanh is approximate.
+   dweight: two ulp of float, and 16 roundings of the absolute sum, 0.64 * N here.
+   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415.
+
+   nvcc -O3 --use_fast_math matmul_backward.cu -lcublasLt -o matmul_backward      (or: make matmul_backward)
+   ./matmul_backward 5            check kernel 5 against the CPU
+   ./matmul_backward              every kernel, side by side
+   ./matmul_backward -C 3072 -V 768 -NH 2      here -V is OC; -NH 1 dweight is added to, 2 gelu' and dweight is
+                                  overwritten, 3 as 1 with the bias gradient, by kernel 7 alone            */
+#include "../../llmc/cublas_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include "bench.h"
+
+// ---- kernel 6: cuBLASLt, the algorithms timed once for each shape ----
+
+// ==== promoted: matmul_backward ====
+// s + x * s * (1 - s) * 2u', for gelu(x) = x * s, s = sigmoid(2u). Constant beyond 10 to all digits; NaN stays NaN.
+__device__ inline float matmul_backward_dgelu(float x) {
+    x = x > 10.0f ? 10.0f : x;
+    x = x < -10.0f ? -10.0f : x;
+    float u = 0.7978845608f * (x + 0.044715f * x * x * x), du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+    float s = __fdividef(1.0f, 1.0f + __expf(-2.0f * u));
+    return s + 2.0f * x * s * (1.0f - s) * du;
+}
+
+__global__ void matmul_backward_dgelu_kernel6(floatX* dinp, const floatX* pre_gelu, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 d = load128(dinp + i), x = load128(pre_gelu + i);
+    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * matmul_backward_dgelu((float)x[k])); }
+    store128(dinp + i, d);
+}
+
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
+                           int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    MatmulCall call;
+    call.out = dinp;
+    call.a = dout, call.b = weight;
+    call.M = N, call.N = C, call.K = OC;
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would set the error
+        call.epilogue = MATMUL_DGELU;
+        call.aux = (void*)pre_gelu; // read only
+        if (cublaslt_matmul(call, stream)) { return; }
+    }
+    call.epilogue = MATMUL_PLAIN;
+    call.aux = NULL;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    if (pre_gelu) {
+        size_t n = (size_t)N * C;
+        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
+        matmul_backward_dgelu_kernel6<<<num_blocks, 256, 0, stream>>>(dinp, pre_gelu, n);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+// dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
+void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                            bool accumulate, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    MatmulCall call;
+    call.out = dweight, call.out_is_float = true;
+    call.a = dout, call.a_transposed = true;
+    call.b = inp;
+    call.M = OC, call.N = C, call.K = N;
+    call.add = accumulate ? dweight : NULL;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+}
+// ==== end promoted: matmul_backward ====
+
+// ---- what the kernels share: both gradients are products a b with b (K,N) in rows, only a lies differently ----
+// Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
+
+struct MatmulBackwardProduct {
+    const floatX *a, *b;    // a is (M,K), or (K,M) if a_by_k
+    bool a_by_k;            //
+    int M, N, K;            //
+    floatX* dinp;           // (M,N), or NULL: the result is dweight
+    const floatX* pre_gelu; // (M,N), or NULL
+    float* dweight;         // (M,N)
+    bool accumulate;        // dweight is added to
+};
+struct MatmulBackward {
+    MatmulBackwardProduct input, weight; // what gives dinp, what gives dweight
+};
+
+__device__ inline size_t matmul_backward_a(const MatmulBackwardProduct& p, int m, int k) {
+    return p.a_by_k ? (size_t)k * p.M + m : (size_t)m * p.K + k;
+}
+
+// n neighbours, in accesses of 16 bytes or less
+template <class T, int n> struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) MatmulRun { T v[n]; };
+
+// Stores n neighbours of a row; col is a multiple of n.
+template <int n>
+__device__ inline void matmul_backward_store(const MatmulBackwardProduct& p, const float* y, int row, int col) {
+    if (row >= p.M || col >= p.N) { return; }
+    size_t i = (size_t)row * p.N + col;
+    if (p.dinp) {
+        MatmulRun<floatX, n> dinp, pre_gelu = {};
+        if (p.pre_gelu) { pre_gelu = *reinterpret_cast<const MatmulRun<floatX, n>*>(p.pre_gelu + i); }
+#pragma unroll
+        for (int k = 0; k < n; k++) {
+            dinp.v[k] = (floatX)(y[k] * (p.pre_gelu ? matmul_backward_dgelu((float)pre_gelu.v[k]) : 1.0f));
+        }
+        *reinterpret_cast<MatmulRun<floatX, n>*>(p.dinp + i) = dinp;
+    } else {
+        MatmulRun<float, n> dweight = {};
+        if (p.accumulate) { dweight = *reinterpret_cast<const MatmulRun<float, n>*>(p.dweight + i); }
+#pragma unroll
+        for (int k = 0; k < n; k++) { dweight.v[k] += y[k]; }
+        *reinterpret_cast<MatmulRun<float, n>*>(p.dweight + i) = dweight;
+    }
+}
+
+__device__ inline void matmul_backward_tile(const MatmulBackwardProduct& p, int tile, int size, int* m0, int* n0) {
+    int num_columns = ceil_div(p.N, size);
+    *m0 = tile / num_columns * size;
+    *n0 = tile % num_columns * size;
+}
+static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
+    size_t num_tiles = ceil_div((size_t)p.M, (size_t)size) * ceil_div((size_t)p.N, (size_t)size);
+    require(num_tiles <= INT_MAX);
+    return (int)num_tiles;
+}
+
+// ---- kernel 0: cuBLASLt as it comes, its first proposal ----
+
+static void matmul_backward_cublaslt(const MatmulBackward& g, cudaStream_t stream) {
+    const MatmulBackwardProduct &x = g.input, &w = g.weight;
+    matmul_backward_input(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
+    matmul_backward_weight(w.dweight, w.a, w.b, w.K, w.N, w.M, w.accumulate, stream);
+}
+
+void matmul_backward0(const MatmulBackward& g, cudaStream_t stream) {
+    cublaslt_tune(false);
+    matmul_backward_cublaslt(g, stream);
+    cublaslt_tune(true);
+}
+
+// ---- kernel 1: one thread per element of dinp, then of dweight ----
+
+__global__ void matmul_backward_kernel1(MatmulBackwardProduct p) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)p.M * p.N) { return; }
+    int row = (int)(i / p.N), col = (int)(i % p.N);
+    float sum = 0.0f;
+    for (int k = 0; k < p.K; k++) {
+        sum += (float)p.a[matmul_backward_a(p, row, k)] * (float)p.b[(size_t)k * p.N + col];
+    }
+    matmul_backward_store<1>(p, &sum, row, col);
+}
+
+void matmul_backward1(const MatmulBackward& g, cudaStream_t stream, int block_size) {
+    for (const MatmulBackwardProduct& p : {g.input, g.weight}) {
+        size_t num_blocks = ceil_div((size_t)p.M * p.N, (size_t)block_size);
+        require(num_blocks <= INT_MAX);
+        matmul_backward_kernel1<<<(unsigned)num_blocks, block_size, 0, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+// ---- kernel 2: 32x32 tiles of both operands in shared memory ----
+
+__global__ void __launch_bounds__(1024) matmul_backward_kernel2(MatmulBackwardProduct p) {
+    __shared__ float a[32][33], b[32][33]; // [k][m], [k][n]; 33: a column touches 32 banks
+    int m0, n0, x = threadIdx.x % 32, y = threadIdx.x / 32;
+    matmul_backward_tile(p, blockIdx.x, 32, &m0, &n0);
+    float sum = 0.0f;
+    for (int k0 = 0; k0 < p.K; k0 += 32) {
+        int m = p.a_by_k ? x : y, k = p.a_by_k ? y : x; // lanes along what is contiguous
+        a[k][m] = m0 + m < p.M && k0 + k < p.K ? (float)p.a[matmul_backward_a(p, m0 + m, k0 + k)] : 0.0f;
+        b[y][x] = n0 + x < p.N && k0 + y < p.K ? (float)p.b[(size_t)(k0 + y) * p.N + n0 + x] : 0.0f;
+        __syncthreads();
+        for (int j = 0; j < 32; j++) { sum += a[j][y] * b[j][x]; }
+        __syncthreads();
+    }
+    matmul_backward_store<1>(p, &sum, m0 + y, n0 + x);
+}
+
+void matmul_backward2(const MatmulBackward& g, cudaStream_t stream) {
+    for (const MatmulBackwardProduct& p : {g.input, g.weight}) {
+        matmul_backward_kernel2<<<matmul_backward_num_tiles(p, 32), 1024, 0, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+// ---- kernel 3: 128x128 tiles, 8x8 sums for each thread in registers ----
+
+// 16 rows (k) and 128 columns from (k0, column0) on of a matrix (K, num_columns); zeros outside of it.
+__device__ inline void matmul_backward_load3(float tile[16][132], const floatX* matrix, int k0, int column0, int K,
+                                             int num_columns) {
+    const int vectors = 128 / x128::size; // of a row
+    for (int v = threadIdx.x; v < 16 * vectors; v += 256) {
+        int k = v / vectors, column = v % vectors * x128::size;
+        bool inside = k0 + k < K && column0 + column < num_columns;
+        x128 x = inside ? load128(matrix + (size_t)(k0 + k) * num_columns + column0 + column) : x128();
+        for (int j = 0; j < x128::size; j++) { tile[k][column + j] = (float)x[j]; }
+    }
+}
+// The same tile of a matrix that lies as (num_columns, K).
+__device__ inline void matmul_backward_load_transposed3(float tile[16][132], const floatX* matrix, int k0, int column0,
+                                                        int K, int num_columns) {
+    const int vectors = 16 / x128::size;
+    for (int v = threadIdx.x; v < 128 * vectors; v += 256) {
+        int column = v / vectors, k = v % vectors * x128::size;
+        bool inside = column0 + column < num_columns && k0 + k < K;
+        x128 x = inside ? load128(matrix + (size_t)(column0 + column) * K + k0 + k) : x128();
+        for (int j = 0; j < x128::size; j++) { tile[k + j][column] = (float)x[j]; }
+    }
+}
+
+__global__ void __launch_bounds__(256, 1) matmul_backward_kernel3(MatmulBackwardProduct p) {
+    __shared__ alignas(16) float a[16][132], b[16][132];
+    int m0, n0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4;
+    matmul_backward_tile(p, blockIdx.x, 128, &m0, &n0);
+    float sum[8][8] = {}; // rows y.. and 64+y.., columns x.. and 64+x..
+    for (int k0 = 0; k0 < p.K; k0 += 16) {
+        if (p.a_by_k) {
+            matmul_backward_load3(a, p.a, k0, m0, p.K, p.M);
+        } else {
+            matmul_backward_load_transposed3(a, p.a, k0, m0, p.K, p.M);
+        }
+        matmul_backward_load3(b, p.b, k0, n0, p.K, p.N);
+        __syncthreads();
+        for (int k = 0; k < 16; k++) {
+            f128 r[2] = {load128(&a[k][y]), load128(&a[k][64 + y])};
+            f128 c[2] = {load128(&b[k][x]), load128(&b[k][64 + x])};
+            for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 8; j++) { sum[i][j] += r[i / 4][i % 4] * c[j / 4][j % 4]; }
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int row = m0 + i / 4 * 64 + y + i % 4;
+        matmul_backward_store<4>(p, &sum[i][0], row, n0 + x);
+        matmul_backward_store<4>(p, &sum[i][4], row, n0 + 64 + x);
+    }
+}
+
+void matmul_backward3(const MatmulBackward& g, cudaStream_t stream) {
+    for (const MatmulBackwardProduct& p : {g.input, g.weight}) {
+        matmul_backward_kernel3<<<matmul_backward_num_tiles(p, 128), 256, 0, stream>>>(p);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
+// ---- kernel 4: tensor cores by mma.sync; ldmatrix transposes what lies the wrong way round ----
+
+const int matmul_backward_ring = 4;
+struct MatmulBackwardSMem {
+    floatX a[matmul_backward_ring][128 * 32], b[matmul_backward_ring][32 * 128];
+};
+static_assert(sizeof(MatmulBackwardSMem) == 64 * 1024, "three blocks would fit an SM, registers allow two");
+
+// Where chunk `chunk` (8 elements) of a row lies in a tile (128,32) or (32,128): rows that ldmatrix reads at once, 8
+// neighbours at the same chunk, lie in 8 different groups of banks.
+__device__ inline int matmul_backward_at_128x32(int row, int chunk) { return row * 32 + (chunk ^ (row / 2 % 4)) * 8; }
+__device__ inline int matmul_backward_at_32x128(int row, int chunk) { return row * 128 + (chunk ^ (row % 8)) * 8; }
+
+// A tile of `matrix` (num_rows, num_columns) from (row0, column0) on; zeros outside of it.
+template <bool is_128x32> __device__ inline void matmul_backward_load4(floatX* tile, const floatX* matrix, int row0,
+                                                                       int column0, int num_rows, int num_columns) {
+    const int chunks = is_128x32 ? 4 : 16; // of a row
+    for (int v = threadIdx.x; v < 128 * 4; v += 256) {
+        int row = v / chunks, chunk = v % chunks;
+        bool inside = row0 + row < num_rows && column0 + chunk * 8 < num_columns;
+        const floatX* from = inside ? matrix + (size_t)(row0 + row) * num_columns + column0 + chunk * 8 : matrix;
+        int at = is_128x32 ? matmul_backward_at_128x32(row, chunk) : matmul_backward_at_32x128(row, chunk);
+        cp_async_16(tile + at, from, inside);
+    }
+}
+
+// The tile at (m0, n0) of a b, summed over k_begin <= k < k_end only; k_begin is a multiple of 32.
+template <bool a_by_k>
+__device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m0, int n0, int k_begin, int k_end) {
+    extern __shared__ __align__(128) unsigned char dynamic_shared[];
+    MatmulBackwardSMem& shared = *reinterpret_cast<MatmulBackwardSMem*>(dynamic_shared);
+    const int ring = matmul_backward_ring;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // a warp's part of the tile is 64x32
+    int num_steps = ceil_div(k_end - k_begin, 32);
+    auto load = [&](int step) {
+        int k0 = k_begin + step * 32;
+        if (step < num_steps) {
+            if (a_by_k) {
+                matmul_backward_load4<false>(shared.a[step % ring], p.a, k0, m0, k_end, p.M);
+            } else {
+                matmul_backward_load4<true>(shared.a[step % ring], p.a, m0, k0, p.M, p.K);
+            }
+            matmul_backward_load4<false>(shared.b[step % ring], p.b, k0, n0, k_end, p.N);
+        }
+        cp_async_commit(); // an empty group keeps the count
+    };
+    for (int step = 0; step < ring - 1; step++) { load(step); }
+    float sum[4][16] = {}; // [16 rows][four tiles of 8 columns]
+    for (int step = 0; step < num_steps; step++) {
+        cp_async_wait<ring - 2>();
+        __syncthreads(); // this step's tile is there, and nobody reads the previous one any more
+        load(step + ring - 1);
+        const floatX *a_tile = shared.a[step % ring], *b_tile = shared.b[step % ring];
+#pragma unroll
+        for (int k = 0; k < 2; k++) { // 16 of the 32
+            uint32_t a[4][4], b[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int m = warp_row + 16 * i;
+                if (a_by_k) {
+                    int row = 16 * k + lane / 16 * 8 + lane % 8, chunk = m / 8 + lane / 8 % 2;
+                    ldmatrix_x4_trans(a[i], a_tile + matmul_backward_at_32x128(row, chunk));
+                } else {
+                    ldmatrix_x4(a[i], a_tile + matmul_backward_at_128x32(m + lane % 16, 2 * k + lane / 16));
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) { // two tiles of 8 columns at once
+                int row = 16 * k + lane % 16, chunk = (warp_col + 16 * j) / 8 + lane / 16;
+                ldmatrix_x4_trans(b[j], b_tile + matmul_backward_at_32x128(row, chunk));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) { // rows 0..7, then 8..15 of the 16
+            float v[4][2];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[j][0] = sum[i][4 * j + 2 * upper];
+                v[j][1] = sum[i][4 * j + 2 * upper + 1];
+            }
+            mma_quad_transpose(v);
+            int row = m0 + warp_row + 16 * i + 8 * upper + lane / 4;
+            matmul_backward_store<8>(p, &v[0][0], row, n0 + warp_col + lane % 4 * 8);
+        }
+    }
+}
+
+template <bool a_by_k> __global__ void __launch_bounds__(256, 2) matmul_backward_kernel4(MatmulBackwardProduct p) {
+    int m0, n0;
+    matmul_backward_tile(p, blockIdx.x, 128, &m0, &n0);
+    matmul_backward_mma<a_by_k>(p, m0, n0, 0, p.K);
+}
+
+template <bool a_by_k> static void matmul_backward_product4(const MatmulBackwardProduct& p, cudaStream_t stream) {
+    auto kernel = matmul_backward_kernel4<a_by_k>;
+    require(p.a_by_k == a_by_k && compiled_arch(kernel) >= 80);
+    const int bytes = sizeof(MatmulBackwardSMem);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<matmul_backward_num_tiles(p, 128), 256, bytes, stream>>>(p);
+    cudaCheck(cudaGetLastError());
+}
+
+void matmul_backward4(const MatmulBackward& g, cudaStream_t stream) {
+    matmul_backward_product4<false>(g.input, stream);
+    matmul_backward_product4<true>(g.weight, stream);
+}
+
+// ---- kernel 5: dweight has few tiles and a long K: several blocks share a tile, their parts are summed in order ----
+
+__global__ void __launch_bounds__(256, 2)
+    matmul_backward_split_kernel5(MatmulBackwardProduct p, float* parts, int part_length) {
+    int m0, n0, part = blockIdx.y;
+    matmul_backward_tile(p, blockIdx.x, 128, &m0, &n0);
+    p.dweight = parts + (size_t)part * p.M * p.N;
+    p.accumulate = false;
+    matmul_backward_mma<true>(p, m0, n0, part * part_length, min((part + 1) * part_length, p.K));
+}
+
+__global__ void matmul_backward_sum_kernel5(float* dweight, const float* parts, size_t n, int num_parts,
+                                            bool accumulate) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * f128::size;
+    if (i >= n) { return; }
+    f128 sum = accumulate ? load128(dweight + i) : f128();
+    for (int part = 0; part < num_parts; part++) {
+        f128 x = load128cs(parts + (size_t)part * n + i);
+        for (int k = 0; k < f128::size; k++) { sum[k] += x[k]; }
+    }
+    store128(dweight + i, sum);
+}
+
+// How many blocks share a tile of dweight: some 4 blocks for each of 132 SMs in all, and at least 512 of K for each.
+static int matmul_backward_num_parts(int N, int C, int OC) {
+    int num_tiles = ceil_div(OC, 128) * ceil_div(C, 128);
+    return std::max(1, std::min(4 * 132 / num_tiles, N / 512));
+}
+
+void matmul_backward5(const MatmulBackward& g, float* scratch, cudaStream_t stream, int block_size) {
+    matmul_backward_product4<false>(g.input, stream);
+    const MatmulBackwardProduct& p = g.weight;
+    const int bytes = sizeof(MatmulBackwardSMem);
+    cudaCheck(cudaFuncSetAttribute(matmul_backward_split_kernel5, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int num_parts = matmul_backward_num_parts(p.K, p.N, p.M);
+    int part_length = ceil_div(ceil_div(p.K, num_parts), 32) * 32;
+    num_parts = ceil_div(p.K, part_length); // rounding up may have left nothing for the last ones
+    dim3 grid(matmul_backward_num_tiles(p, 128), num_parts);
+    matmul_backward_split_kernel5<<<grid, 256, bytes, stream>>>(p, scratch, part_length);
+    cudaCheck(cudaGetLastError());
+    size_t n = (size_t)p.M * p.N;
+    unsigned num_blocks = (unsigned)ceil_div(n, (size_t)block_size * f128::size);
+    matmul_backward_sum_kernel5<<<num_blocks, block_size, 0, stream>>>(p.dweight, scratch, n, num_parts, p.accumulate);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif
+
+// ---- kernel 7: cuBLASLt, dweight's epilogue sums dout over its rows: the gradient of the bias without another read ----
+
+// false: the library has no such algorithm
+static bool matmul_backward7(const MatmulBackward& g, float* dbias, cudaStream_t stream) {
+    const MatmulBackwardProduct &x = g.input, &w = g.weight;
+    matmul_backward_input(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
+    MatmulCall call;
+    call.out = w.dweight, call.out_is_float = true;
+    call.a = w.a, call.a_transposed = true;
+    call.b = w.b;
+    call.M = w.M, call.N = w.N, call.K = w.K;
+    call.add = w.accumulate ? w.dweight : NULL;
+    call.epilogue = MATMUL_BIAS_GRAD;
+    call.bias_grad = dbias;
+    return cublaslt_matmul(call, stream);
+}
+
+static void declare(Bench& b) {
+    require(b.NH >= 1 && b.NH <= 3); // which variant, see the top
+    if (!b.dry) { cublaslt_open(); }
+    int N = b.B * b.T, C = b.C, OC = b.V;
+    bool has_gelu = b.NH == 2, accumulate = b.NH != 2, has_bias = b.NH == 3;
+    size_t num_weights = (size_t)OC * C;
+    Buffer<floatX> dout = b.input<floatX>("dout", (size_t)N * OC);
+    Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
+    Buffer<floatX> weight = b.input<floatX>("weight", num_weights, 1.0f / sqrtf((float)OC));
+    Buffer<floatX> pre_gelu = {NULL, NULL};
+    if (has_gelu) { pre_gelu = b.input<floatX>("pre_gelu", (size_t)N * C); }
+    Tolerance product = ulps<floatX>(1, 0.0f), sums = ulps<float>(2, 0.0f);
+    product.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)OC);
+    sums.atol = 16 * ulp_of<float>() * 0.64f * (float)N;
+    Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.3f);
+    after_gelu.atol += 1.13f * product.atol; // the steepest that gelu is
+    Buffer<floatX> dinp = b.output<floatX>("dinp", (size_t)N * C, has_gelu ? after_gelu : product);
+    Buffer<float> start = {NULL, NULL}, dweight, dbias = {NULL, NULL};
+    if (accumulate) {
+        start = b.input<float>("start", num_weights);
+        dweight = b.inout<float>("dweight", num_weights, start, sums);
+    } else {
+        dweight = b.output<float>("dweight", num_weights, sums);
+    }
+    if (has_bias) { dbias = b.output<float>("dbias", OC, sums); }
+    b.reference([=] {
+        matmul_backward_input_cpu(dinp.host, dout.host, weight.host, pre_gelu.host, N, C, OC);
+        matmul_backward_weight_cpu(dweight.host, start.host, dout.host, inp.host, N, C, OC);
+        for (int o = 0; has_bias && o < OC; o++) {
+            double sum = 0.0;
+            for (int i = 0; i < N; i++) { sum += dout.host[(size_t)i * OC + o]; }
+            dbias.host[o] = (float)sum;
+        }
+    });
+    double activations = (double)N * OC + (2.0 + has_gelu) * (double)N * C + (double)num_weights;
+    b.cost(sizeof(floatX) * activations + (1.0 + accumulate) * sizeof(float) * (double)num_weights, 4.0 * N * C * OC);
+    b.matrix_rate(cublaslt_matrix_rate);
+
+    MatmulBackward g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
+                        {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
+    cudaStream_t stream = b.stream;
+    if (has_bias) {
+        if (b.dry || matmul_backward7(g, dbias, stream)) {
+            b.kernel(7, "cuBLASLt, and the bias in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); },
+                     {0});
+        }
+        return;
+    }
+    b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
+    b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
+    b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
+    b.kernel(3, "128x128 tiles, 8x8 sums a thread", [=](int) { matmul_backward3(g, stream); }, {0});
+#if !defined(ENABLE_FP32)
+    Buffer<float> scratch = b.scratch<float>("scratch", num_weights * matmul_backward_num_parts(N, C, OC));
+    b.kernel(
+        4, "mma.sync, ldmatrix transposes", [=](int) { matmul_backward4(g, stream); }, {0}, 80);
+    b.kernel(
+        5, "mma.sync, dweight's K split", [=](int bs) { matmul_backward5(g, scratch, stream, bs); }, {256}, 80);
+#endif
+    b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { matmul_backward_cublaslt(g, stream); }, {0});
+    b.promoted(6);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "matmul_backward", declare, {8, 1024, 768, 1, 3072},
+                      {{1, 1, 8, 1, 8},
+                       {1, 5, 776, 2, 136},
+                       {3, 43, 264, 1, 200},
+                       {2, 65, 64, 2, 2304},
+                       {1, 2100, 128, 1, 72},
+                       {1, 77, 200, 3, 96}});
+}

@@ -1,0 +1,561 @@
+/* matmul_forward: out = gelu?(inp weight^T + bias) + residual, a linear layer with what follows it
+
+   out (N,OC) floatX out | pre_gelu (N,OC) floatX out, what gelu was applied to, or NULL: no gelu | inp (N,C) floatX in |
+   weight (OC,C) floatX in | bias (OC) floatX in, or NULL | residual (N,OC) floatX in, or NULL; N = B*T
+   Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both pre_gelu and residual; gelu needs bias.
+   Error: one ulp of floatX against the fp64 reference, and where terms cancel 16 roundings of fp32 of the size of their
+   absolute sum, 0.64 * sqrt(C) here; after gelu 1.5 ulp (fp32: 8), and as much of 0.1: pre_gelu may be rounded before.
+   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
+
+   nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
+   ./matmul_forward 8             check kernel 8 against the CPU
+   ./matmul_forward               every kernel, side by side
+   ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH what follows the product:
+                                  1 bias, 2 bias and gelu, 3 bias and residual, 4 nothing          */
+#include <cuda.h>
+
+#include "../../llmc/cublas_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include "bench.h"
+
+// ---- kernel 6: cuBLASLt, everything in the epilogue, the algorithm timed once for each shape ----
+
+// ==== promoted: matmul_forward ====
+// x * sigmoid(2u), which is the tanh form without its cancellation
+__device__ inline float matmul_forward_gelu(float x) {
+    float u = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return __fdividef(x, 1.0f + __expf(-2.0f * u));
+}
+
+__global__ void matmul_forward_gelu_kernel6(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128(inp + i);
+    for (int k = 0; k < x128::size; k++) { x[k] = (floatX)matmul_forward_gelu((float)x[k]); }
+    store128(out + i, x);
+}
+
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
+// be NULL: no gelu, no bias, no residual. residual may be out.
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    require(!pre_gelu || (bias && !residual));
+    MatmulCall call;
+    call.out = out;
+    call.a = inp, call.b = weight, call.b_transposed = true;
+    call.M = N, call.N = OC, call.K = C;
+    call.bias = bias;
+    call.add = residual;
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu would set the error
+        call.epilogue = MATMUL_GELU;
+        call.aux = pre_gelu;
+        if (cublaslt_matmul(call, stream)) { return; }
+    }
+    call.epilogue = MATMUL_PLAIN;
+    call.aux = NULL;
+    if (pre_gelu) { call.out = pre_gelu; }
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    if (pre_gelu) {
+        size_t n = (size_t)N * OC;
+        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
+        matmul_forward_gelu_kernel6<<<num_blocks, 256, 0, stream>>>(out, pre_gelu, n);
+        cudaCheck(cudaGetLastError());
+    }
+}
+// ==== end promoted: matmul_forward ====
+
+// ---- what the kernels share: where a product goes, and what it meets on the way ----
+// Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
+
+struct MatmulForward {
+    floatX *out, *pre_gelu;        // (N,OC), pre_gelu may be NULL
+    const floatX *inp, *weight;    // (N,C), (OC,C)
+    const floatX *bias, *residual; // (OC), (N,OC), may be NULL
+    int N, C, OC;
+};
+
+// n neighbours, in one access if they are 16 bytes or less
+template <int n> struct alignas(n * sizeof(floatX) < 16 ? n * sizeof(floatX) : 16) MatmulRun { floatX v[n]; };
+
+// Stores n neighbours of a row with all that follows the product; col is a multiple of n.
+template <int n> __device__ inline void matmul_forward_store(const MatmulForward& f, const float* y, int row, int col) {
+    if (row >= f.N || col >= f.OC) { return; }
+    size_t i = (size_t)row * f.OC + col;
+    MatmulRun<n> out, pre_gelu, bias = {}, residual = {};
+    if (f.bias) { bias = *reinterpret_cast<const MatmulRun<n>*>(f.bias + col); }
+    if (f.residual) { residual = *reinterpret_cast<const MatmulRun<n>*>(f.residual + i); }
+#pragma unroll
+    for (int k = 0; k < n; k++) {
+        float x = y[k] + (f.bias ? (float)bias.v[k] : 0.0f);
+        pre_gelu.v[k] = (floatX)x;
+        if (f.pre_gelu) { x = matmul_forward_gelu(x); }
+        out.v[k] = (floatX)(x + (f.residual ? (float)residual.v[k] : 0.0f));
+    }
+    if (f.pre_gelu) { *reinterpret_cast<MatmulRun<n>*>(f.pre_gelu + i) = pre_gelu; }
+    *reinterpret_cast<MatmulRun<n>*>(f.out + i) = out;
+}
+
+// Blocks go along OC first: those at work together share rows of inp, and all of the weight stays in L2.
+__device__ inline void matmul_forward_tile(const MatmulForward& f, int tile, int rows, int columns, int* n0, int* o0) {
+    int num_columns = ceil_div(f.OC, columns);
+    *n0 = tile / num_columns * rows;
+    *o0 = tile % num_columns * columns;
+}
+static int matmul_forward_num_tiles(const MatmulForward& f, int rows, int columns) {
+    size_t num_tiles = ceil_div((size_t)f.N, (size_t)rows) * ceil_div((size_t)f.OC, (size_t)columns);
+    require(num_tiles <= INT_MAX);
+    return (int)num_tiles;
+}
+
+// ---- kernel 0: cuBLASLt as it comes, everything in the epilogue, its first proposal ----
+
+void matmul_forward0(const MatmulForward& f, cudaStream_t stream) {
+    cublaslt_tune(false);
+    matmul_forward(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream);
+    cublaslt_tune(true);
+}
+
+// ---- kernel 1: one thread per element of out ----
+
+__global__ void matmul_forward_kernel1(MatmulForward f) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)f.N * f.OC) { return; }
+    int row = (int)(i / f.OC), col = (int)(i % f.OC);
+    float sum = 0.0f;
+    for (int k = 0; k < f.C; k++) {
+        sum += (float)f.inp[(size_t)row * f.C + k] * (float)f.weight[(size_t)col * f.C + k];
+    }
+    matmul_forward_store<1>(f, &sum, row, col);
+}
+
+void matmul_forward1(const MatmulForward& f, cudaStream_t stream, int block_size) {
+    size_t num_blocks = ceil_div((size_t)f.N * f.OC, (size_t)block_size);
+    require(num_blocks <= INT_MAX);
+    matmul_forward_kernel1<<<(unsigned)num_blocks, block_size, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: 32x32 tiles of both operands in shared memory, each value read 1/32 as often ----
+
+__global__ void __launch_bounds__(1024) matmul_forward_kernel2(MatmulForward f) {
+    __shared__ float inp[32][33], weight[32][33]; // 33: a column touches 32 banks
+    int n0, o0, x = threadIdx.x % 32, y = threadIdx.x / 32;
+    matmul_forward_tile(f, blockIdx.x, 32, 32, &n0, &o0);
+    float sum = 0.0f;
+    for (int k0 = 0; k0 < f.C; k0 += 32) {
+        bool inside = k0 + x < f.C;
+        inp[y][x] = inside && n0 + y < f.N ? (float)f.inp[(size_t)(n0 + y) * f.C + k0 + x] : 0.0f;
+        weight[y][x] = inside && o0 + y < f.OC ? (float)f.weight[(size_t)(o0 + y) * f.C + k0 + x] : 0.0f;
+        __syncthreads();
+        for (int k = 0; k < 32; k++) { sum += inp[y][k] * weight[x][k]; }
+        __syncthreads();
+    }
+    matmul_forward_store<1>(f, &sum, n0 + y, o0 + x);
+}
+
+void matmul_forward2(const MatmulForward& f, cudaStream_t stream) {
+    matmul_forward_kernel2<<<matmul_forward_num_tiles(f, 32, 32), 1024, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: 128x128 tiles, 8x8 sums for each thread in registers ----
+
+// 128 rows and 16 columns from (row0, k0) on, transposed; zeros outside of (num_rows, C).
+__device__ inline void matmul_forward_load3(float tile[16][132], const floatX* matrix, int row0, int k0, int num_rows,
+                                            int C) {
+    const int vectors = 16 / x128::size; // of a row
+    for (int v = threadIdx.x; v < 128 * vectors; v += 256) {
+        int row = v / vectors, k = v % vectors * x128::size;
+        bool inside = row0 + row < num_rows && k0 + k < C;
+        x128 x = inside ? load128(matrix + (size_t)(row0 + row) * C + k0 + k) : x128();
+        for (int j = 0; j < x128::size; j++) { tile[k + j][row] = (float)x[j]; }
+    }
+}
+
+__global__ void __launch_bounds__(256, 1) matmul_forward_kernel3(MatmulForward f) {
+    __shared__ alignas(16) float inp[16][132], weight[16][132]; // [k][row]
+    int n0, o0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4;
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    float sum[8][8] = {}; // rows y.. and 64+y.., columns x.. and 64+x..
+    for (int k0 = 0; k0 < f.C; k0 += 16) {
+        matmul_forward_load3(inp, f.inp, n0, k0, f.N, f.C);
+        matmul_forward_load3(weight, f.weight, o0, k0, f.OC, f.C);
+        __syncthreads();
+        for (int k = 0; k < 16; k++) {
+            f128 a[2] = {load128(&inp[k][y]), load128(&inp[k][64 + y])};
+            f128 b[2] = {load128(&weight[k][x]), load128(&weight[k][64 + x])};
+            for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 8; j++) { sum[i][j] += a[i / 4][i % 4] * b[j / 4][j % 4]; }
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int row = n0 + i / 4 * 64 + y + i % 4;
+        matmul_forward_store<4>(f, &sum[i][0], row, o0 + x);
+        matmul_forward_store<4>(f, &sum[i][4], row, o0 + 64 + x);
+    }
+}
+
+void matmul_forward3(const MatmulForward& f, cudaStream_t stream) {
+    matmul_forward_kernel3<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: cuBLASLt for the product alone, added to rows of bias; gelu in a kernel after it ----
+
+__global__ void matmul_forward_bias_kernel5(floatX* out, const floatX* bias, size_t n, int OC) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    store128(out + i, load128(bias + i % OC));
+}
+
+void matmul_forward5(const MatmulForward& f, cudaStream_t stream, int block_size) {
+    require(!f.residual); // out = bias + residual would be rounded before the product is added
+    size_t n = (size_t)f.N * f.OC;
+    unsigned num_blocks = (unsigned)ceil_div(n, (size_t)block_size * x128::size);
+    floatX* product = f.pre_gelu ? f.pre_gelu : f.out;
+    if (f.bias) {
+        matmul_forward_bias_kernel5<<<num_blocks, block_size, 0, stream>>>(product, f.bias, n, f.OC);
+        cudaCheck(cudaGetLastError());
+    }
+    matmul_forward(product, NULL, f.inp, f.weight, NULL, f.bias ? product : NULL, f.N, f.C, f.OC, stream);
+    if (f.pre_gelu) {
+        matmul_forward_gelu_kernel6<<<num_blocks, block_size, 0, stream>>>(f.out, f.pre_gelu, n);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
+// ---- kernel 4: tensor cores by mma.sync; cp.async keeps a ring of four tiles ahead ----
+
+// Stores 16 rows and 32 columns from (row0, col0) on, which a warp holds as four tiles d[j] of mma_16x8x16.
+__device__ inline void matmul_forward_store_warp(const MatmulForward& f, const float* d, int row0, int col0) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half_tile = 0; half_tile < 2; half_tile++) {
+        float v[4][2];
+        for (int j = 0; j < 4; j++) {
+            v[j][0] = d[4 * j + 2 * half_tile];
+            v[j][1] = d[4 * j + 2 * half_tile + 1];
+        }
+        mma_quad_transpose(v);
+        matmul_forward_store<8>(f, &v[0][0], row0 + 8 * half_tile + lane / 4, col0 + lane % 4 * 8);
+    }
+}
+
+const int matmul_forward_ring4 = 4;
+struct MatmulForwardSMem4 {
+    floatX inp[matmul_forward_ring4][128][32], weight[matmul_forward_ring4][128][32];
+};
+static_assert(sizeof(MatmulForwardSMem4) == 64 * 1024, "three blocks would fit an SM, registers allow two");
+
+// A row is four chunks of 16 bytes, in an order that differs from row to row: the 8 rows that ldmatrix reads at once
+// then lie in 8 different groups of banks.
+__device__ inline int matmul_forward_swizzle4(int row, int chunk) { return (chunk ^ (row / 2 % 4)) * 8; }
+
+__device__ inline void matmul_forward_load4(floatX tile[128][32], const floatX* matrix, int row0, int k0, int num_rows,
+                                            int C) {
+    for (int v = threadIdx.x; v < 128 * 4; v += 256) {
+        int row = v / 4, chunk = v % 4;
+        bool inside = row0 + row < num_rows && k0 + chunk * 8 < C;
+        const floatX* from = inside ? matrix + (size_t)(row0 + row) * C + k0 + chunk * 8 : matrix;
+        cp_async_16(&tile[row][matmul_forward_swizzle4(row, chunk)], from, inside);
+    }
+}
+
+__global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForward f) {
+    extern __shared__ __align__(128) unsigned char dynamic_shared[];
+    MatmulForwardSMem4& shared = *reinterpret_cast<MatmulForwardSMem4*>(dynamic_shared);
+    const int ring = matmul_forward_ring4;
+    int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // a warp's part of the tile is 64x32
+    int num_steps = ceil_div(f.C, 32);
+    auto load = [&](int step) {
+        if (step < num_steps) {
+            matmul_forward_load4(shared.inp[step % ring], f.inp, n0, step * 32, f.N, f.C);
+            matmul_forward_load4(shared.weight[step % ring], f.weight, o0, step * 32, f.OC, f.C);
+        }
+        cp_async_commit(); // an empty group keeps the count
+    };
+    for (int step = 0; step < ring - 1; step++) { load(step); }
+    float sum[4][16] = {}; // [16 rows][four tiles of 8 columns]
+    for (int step = 0; step < num_steps; step++) {
+        cp_async_wait<ring - 2>();
+        __syncthreads(); // this step's tile is there, and nobody reads the previous one any more
+        load(step + ring - 1);
+        const floatX(*inp)[32] = shared.inp[step % ring], (*weight)[32] = shared.weight[step % ring];
+#pragma unroll
+        for (int k = 0; k < 2; k++) { // 16 columns are chunks 2k and 2k+1
+            uint32_t a[4][4], b[2][4];
+            for (int i = 0; i < 4; i++) {
+                int row = warp_row + 16 * i + lane % 16;
+                ldmatrix_x4(a[i], &inp[row][matmul_forward_swizzle4(row, 2 * k + lane / 16)]);
+            }
+            for (int j = 0; j < 2; j++) { // two tiles of 8 columns at once
+                int row = warp_col + 16 * j + lane / 16 * 8 + lane % 8;
+                ldmatrix_x4(b[j], &weight[row][matmul_forward_swizzle4(row, 2 * k + lane / 8 % 2)]);
+            }
+            for (int i = 0; i < 4; i++) {
+                for (int j = 0; j < 4; j++) {
+                    mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
+}
+
+void matmul_forward4(const MatmulForward& f, cudaStream_t stream) {
+    require(compiled_arch(matmul_forward_kernel4) >= 80);
+    const int bytes = sizeof(MatmulForwardSMem4);
+    cudaCheck(cudaFuncSetAttribute(matmul_forward_kernel4, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    matmul_forward_kernel4<<<matmul_forward_num_tiles(f, 128, 128), 256, bytes, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 7: wgmma on operands in shared memory, brought by TMA; two blocks an SM hide each other's waits ----
+
+// How TMA sees a matrix (rows, columns): boxes of box_rows x 64, swizzled for wgmma, zeros outside of it.
+static CUtensorMap matmul_forward_tensor_map(const floatX* matrix, int rows, int columns, int box_rows) {
+    typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    void* encode; // from the driver at run time: the program links no libcuda
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found));
+#else
+    cudaCheck(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
+#endif
+    require(found == cudaDriverEntryPointSuccess);
+    CUtensorMap map;
+    cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {columns * sizeof(floatX)};
+    cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+#if defined(ENABLE_FP16)
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+#else
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+#endif
+    CUresult result = ((Encode*)encode)(&map, type, 2, (void*)matrix, sizes, strides, box, steps,
+                                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    require(result == CUDA_SUCCESS);
+    return map;
+}
+
+struct MatmulForwardStage { // 128 rows of 64 columns of both operands, as TMA writes them
+    floatX inp[128 * 64], weight[128 * 64];
+};
+static_assert(sizeof(MatmulForwardStage) == 32 * 1024, "TMA announces this many bytes");
+
+// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
+__device__ inline MatmulForwardStage* matmul_forward_stages(unsigned char* dynamic_shared) {
+    uint32_t address = shared_address(dynamic_shared);
+    return reinterpret_cast<MatmulForwardStage*>(dynamic_shared + (1024 - address % 1024) % 1024);
+}
+
+__device__ inline void matmul_forward_tma(MatmulForwardStage& stage, uint64_t* full, const CUtensorMap& inp_map,
+                                          const CUtensorMap& weight_map, int n0, int o0, int step) {
+    mbarrier_arrive_expect(full, sizeof(MatmulForwardStage));
+    tma_load_2d(stage.inp, &inp_map, step * 64, n0, full);
+    tma_load_2d(stage.weight, &weight_map, step * 64, o0, full);
+}
+
+// 64 rows of the stage's 128 columns: sum += inp weight^T over 64 columns of both. Starts it, waits for nothing.
+__device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, const floatX* weight, bool accumulate) {
+    uint64_t a = wgmma_descriptor(inp), b = wgmma_descriptor(weight);
+#pragma unroll
+    for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+        wgmma_64x128x16(sum, a + 2 * k, b + 2 * k, accumulate || k > 0, floatX());
+    }
+}
+
+const int matmul_forward_ring7 = 3; // 2 blocks an SM: 97 KB each
+__global__ void __launch_bounds__(256, 2)
+    matmul_forward_sm90_kernel7(MatmulForward f, const __grid_constant__ CUtensorMap inp_map,
+                                const __grid_constant__ CUtensorMap weight_map) {
+    extern __shared__ __align__(128) unsigned char dynamic_shared[];
+    __shared__ uint64_t full[matmul_forward_ring7];
+    MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
+    const int ring = matmul_forward_ring7;
+    int n0, o0, warp = threadIdx.x / 32, group = warp / 4;
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    int num_steps = ceil_div(f.C, 64);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < ring; s++) { mbarrier_init(&full[s], 1); }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < ring && s < num_steps; s++) {
+            matmul_forward_tma(stages[s], &full[s], inp_map, weight_map, n0, o0, s);
+        }
+    }
+    float sum[64];
+    for (int step = 0; step < num_steps; step++) {
+        int s = step % ring;
+        mbarrier_wait(&full[s], step / ring % 2);
+        wgmma_fence();
+        matmul_forward_wgmma(sum, stages[s].inp + group * 64 * 64, stages[s].weight, step > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        __syncthreads(); // both warpgroups have read the stage
+        if (threadIdx.x == 0 && step + ring < num_steps) {
+            matmul_forward_tma(stages[s], &full[s], inp_map, weight_map, n0, o0, step + ring);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
+}
+
+void matmul_forward7(const MatmulForward& f, cudaStream_t stream) {
+    require(compiled_arch(matmul_forward_sm90_kernel7) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+    CUtensorMap inp_map = matmul_forward_tensor_map(f.inp, f.N, f.C, 128);
+    CUtensorMap weight_map = matmul_forward_tensor_map(f.weight, f.OC, f.C, 128);
+    const int bytes = matmul_forward_ring7 * sizeof(MatmulForwardStage) + 1024;
+    cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int num_tiles = matmul_forward_num_tiles(f, 128, 128);
+    matmul_forward_sm90_kernel7<<<num_tiles, 256, bytes, stream>>>(f, inp_map, weight_map);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 8: a persistent block, one warpgroup loads, two take turns: one stores a tile under the other's wgmma ----
+
+const int matmul_forward_ring8 = 6; // 193 KB, a block an SM
+__global__ void __launch_bounds__(384, 1)
+    matmul_forward_sm90_kernel8(MatmulForward f, const __grid_constant__ CUtensorMap inp_map,
+                                const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
+    extern __shared__ __align__(128) unsigned char dynamic_shared[];
+    __shared__ uint64_t full[matmul_forward_ring8], empty[matmul_forward_ring8];
+    MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
+    const int ring = matmul_forward_ring8;
+    int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
+    int num_steps = ceil_div(f.C, 64);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < ring; s++) {
+            mbarrier_init(&full[s], 1);
+            mbarrier_init(&empty[s], 4); // a stage is read by the four warps of one group
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    // The block's tiles, numbered 0, 1, 2 ..., go to groups 1, 2, 1 ...; their steps go through the ring in that order.
+    if (group == 0) {
+        warpgroup_fewer_registers<40>();
+        if (threadIdx.x != 0) { return; }
+        int i = 0;
+        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+            matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
+            for (int step = 0; step < num_steps; step++, i++) {
+                mbarrier_wait(&empty[i % ring], (i / ring + 1) % 2);
+                matmul_forward_tma(stages[i % ring], &full[i % ring], inp_map, weight_map, n0, o0, step);
+            }
+        }
+        return;
+    }
+    warpgroup_more_registers<232>();
+    int i = (group - 1) * num_steps;
+    for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
+        float sum[2][64]; // rows 0..63, 64..127
+        for (int step = 0; step < num_steps; step++, i++) {
+            MatmulForwardStage& stage = stages[i % ring];
+            mbarrier_wait(&full[i % ring], i / ring % 2);
+            wgmma_fence();
+            matmul_forward_wgmma(sum[0], stage.inp, stage.weight, step > 0);
+            matmul_forward_wgmma(sum[1], stage.inp + 64 * 64, stage.weight, step > 0);
+            wgmma_commit();
+            wgmma_wait<1>(); // the previous step's products are done: its stage is free
+            if (step > 0 && lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
+        }
+        wgmma_wait<0>();
+        if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
+        matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                matmul_forward_store_warp(f, sum[m] + 16 * q, n0 + 64 * m + 16 * warp, o0 + 32 * q);
+            }
+        }
+    }
+}
+
+void matmul_forward8(const MatmulForward& f, cudaStream_t stream) {
+    require(compiled_arch(matmul_forward_sm90_kernel8) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+    CUtensorMap inp_map = matmul_forward_tensor_map(f.inp, f.N, f.C, 128);
+    CUtensorMap weight_map = matmul_forward_tensor_map(f.weight, f.OC, f.C, 128);
+    const int bytes = matmul_forward_ring8 * sizeof(MatmulForwardStage) + 1024;
+    cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel8, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int num_tiles = matmul_forward_num_tiles(f, 128, 128);
+    int num_blocks = std::min(num_tiles, num_multiprocessors());
+    matmul_forward_sm90_kernel8<<<num_blocks, 384, bytes, stream>>>(f, inp_map, weight_map, num_tiles);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif
+
+static void declare(Bench& b) {
+    require(b.NH >= 1 && b.NH <= 4); // which variant, see the top
+    if (!b.dry) { cublaslt_open(); }
+    int N = b.B * b.T, C = b.C, OC = b.V;
+    bool has_gelu = b.NH == 2, has_residual = b.NH == 3, has_bias = b.NH != 4;
+    size_t n = (size_t)N * OC;
+    Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
+    Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
+    Buffer<floatX> bias = {NULL, NULL}, residual = {NULL, NULL}, pre_gelu = {NULL, NULL};
+    if (has_bias) { bias = b.input<floatX>("bias", OC); }
+    if (has_residual) { residual = b.input<floatX>("residual", n); }
+    Tolerance product = ulps<floatX>(1, 0.0f);
+    product.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C);
+    if (has_gelu) { pre_gelu = b.output<floatX>("pre_gelu", n, product); }
+    Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
+    after_gelu.atol += 1.13f * product.atol; // the steepest that gelu is
+    Buffer<floatX> out = b.output<floatX>("out", n, has_gelu ? after_gelu : product);
+    b.reference([=] {
+        float* y = has_gelu ? pre_gelu.host : out.host;
+        matmul_forward_cpu(y, inp.host, weight.host, bias.host, residual.host, N, C, OC);
+        if (has_gelu) { gelu_forward_cpu(out.host, pre_gelu.host, n); }
+    });
+    b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + has_gelu + has_residual) * (double)n),
+           2.0 * N * C * OC);
+    MatmulForward f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
+    cudaStream_t stream = b.stream;
+    b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
+    b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
+    b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_forward2(f, stream); }, {0});
+    b.kernel(3, "128x128 tiles, 8x8 sums a thread", [=](int) { matmul_forward3(f, stream); }, {0});
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        4, "mma.sync, ring of cp.async tiles", [=](int) { matmul_forward4(f, stream); }, {0}, 80);
+#endif
+    if (!has_residual) {
+        b.kernel(5, "cuBLASLt, bias and gelu apart", [=](int bs) { matmul_forward5(f, stream, bs); }, {256, 512});
+    }
+    b.kernel(6, "cuBLASLt, all fused, algorithms timed",
+             [=](int) { matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        7, "wgmma and TMA", [=](int) { matmul_forward7(f, stream); }, {0}, -90);
+    b.kernel(
+        8, "persistent, loader and two in turns", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
+#endif
+    b.promoted(6);
+    b.matrix_rate(cublaslt_matrix_rate);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "matmul_forward", declare, {8, 1024, 768, 1, 3072},
+                      {{1, 1, 8, 1, 8},
+                       {1, 5, 776, 1, 136},
+                       {3, 43, 776, 2, 200},
+                       {2, 65, 64, 3, 2304},
+                       {1, 127, 1600, 4, 264},
+                       {2, 640, 256, 2, 1024}});
+}

@@ -1,0 +1,27 @@
+# How CUDA programs are compiled: for the Makefiles here and in the top folder.
+#
+# NVCC=nvcc  PRECISION=BF16|FP16|FP32  GPU_COMPUTE_CAPABILITY="80 90"  SPILLS=error|warn
+
+NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
+PRECISION ?= BF16
+# "error": a kernel that spills registers does not build; "warn": it is only named
+SPILLS ?= error
+
+ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
+$(error PRECISION is BF16, FP16 or FP32, not '$(PRECISION)')
+endif
+
+# the architectures to build for: GPU_COMPUTE_CAPABILITY, or that of the GPU here, or those of A100 and H100 with PTX for
+# the rest; 90 means 90a, which alone has wgmma. Asked once, and only when something is built.
+find_archs = $(subst .,,$(or $(GPU_COMPUTE_CAPABILITY),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
+                                                               2>/dev/null | head -n 1 | grep -x '[0-9.]*')))
+ARCHS = $(eval ARCHS := $$(patsubst 90,90a,$$(find_archs)))$(ARCHS)
+GENCODE = $(if $(ARCHS),$(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)),\
+    -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a)
+
+# spills are errors where speed is tuned, in bf16
+comma := ,
+WARN_SPILLS = -Xptxas -warn-spills$(if $(filter errorBF16,$(SPILLS)$(PRECISION)),$(comma)-Werror)
+NVCC_FLAGS = -O3 --use_fast_math -std=c++17 -lineinfo $(GENCODE) -DENABLE_$(PRECISION) \
+             -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-format-truncation $(WARN_SPILLS)
+NVCC_MISSING = echo 'error: no nvcc: install the CUDA toolkit, or set NVCC=/path/to/nvcc' >&2; exit 1

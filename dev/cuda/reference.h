@@ -1,0 +1,544 @@
+/*
+What is right: one function for each op, float in and out, double inside, threaded over rows (std::thread: the plain
+nvcc line has no -fopenmp). Written to be read.
+*/
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+// Calls fn(i) for i in 0..n-1 from all cores; every i on its own, in any order. Threads take indices a few at a time,
+// for the work of one may be a multiple of another's, as in causal attention.
+inline void parallel_for(size_t n, const std::function<void(size_t)>& fn) {
+    size_t num_threads = std::max<size_t>(1, std::min<size_t>(std::thread::hardware_concurrency(), n));
+    size_t step = std::max<size_t>(1, n / (num_threads * 32));
+    std::atomic<size_t> next{0};
+    auto work = [&] {
+        for (size_t begin; (begin = next.fetch_add(step)) < n;) {
+            for (size_t i = begin; i < std::min(n, begin + step); i++) { fn(i); }
+        }
+    };
+    std::vector<std::thread> threads;
+    for (size_t t = 1; t < num_threads; t++) { threads.emplace_back(work); }
+    work();
+    for (std::thread& thread : threads) { thread.join(); }
+}
+
+// ---- gelu, tanh form: Hendrycks and Gimpel 2016, arXiv:1606.08415 ----------------------------
+
+inline void gelu_forward_cpu(float* out, const float* inp, size_t n) {
+    const double scale = sqrt(2.0 / M_PI);
+    parallel_for((n + 4095) / 4096, [=](size_t chunk) {
+        for (size_t i = chunk * 4096; i < n && i < (chunk + 1) * 4096; i++) {
+            double x = inp[i];
+            out[i] = (float)(0.5 * x * (1.0 + tanh(scale * (x + 0.044715 * x * x * x))));
+        }
+    });
+}
+
+// ---- residual stream: out = inp1 + inp2 --------------------------------------------------------
+
+inline void residual_forward_cpu(float* out, const float* inp1, const float* inp2, size_t n) {
+    parallel_for((n + 4095) / 4096, [=](size_t chunk) {
+        for (size_t i = chunk * 4096; i < n && i < (chunk + 1) * 4096; i++) {
+            out[i] = (float)((double)inp1[i] + (double)inp2[i]);
+        }
+    });
+}
+
+// ---- layernorm: Ba et al. 2016, arXiv:1607.06450 -------------------------------------------------
+
+// mean, rstd (N) of the rows of inp (N,C)
+inline void layernorm_statistics_cpu(float* mean, float* rstd, const float* inp, int N, int C) {
+    parallel_for(N, [=](size_t row) {
+        const float* x = inp + row * C;
+        double sum = 0, squares = 0;
+        for (int c = 0; c < C; c++) { sum += x[c]; }
+        double m = sum / C;
+        for (int c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
+        mean[row] = (float)m;
+        rstd[row] = (float)(1.0 / sqrt(squares / C + 1e-5));
+    });
+}
+
+// out (N,C), mean, rstd (N) | inp (N,C), weight, bias (C)
+inline void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                                  const float* bias, int N, int C) {
+    parallel_for(N, [=](size_t row) {
+        const float* x = inp + row * C;
+        double sum = 0, squares = 0;
+        for (int c = 0; c < C; c++) { sum += x[c]; }
+        double m = sum / C;
+        for (int c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
+        double r = 1.0 / sqrt(squares / C + 1e-5);
+        for (int c = 0; c < C; c++) { out[row * C + c] = (float)((x[c] - m) * r * weight[c] + bias[c]); }
+        mean[row] = (float)m;
+        rstd[row] = (float)r;
+    });
+}
+
+// dinp (N,C) = dresidual + gradient; dweight, dbias (C) are added to | dresidual (N,C) may be NULL
+inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* dresidual,
+                                   const float* inp, const float* weight, const float* mean, const float* rstd, int N,
+                                   int C) {
+    const int num_chunks = 64;
+    std::vector<double> sums((size_t)num_chunks * 2 * C, 0.0); // of each chunk of rows: dweight, dbias
+    double* partial = sums.data();
+    parallel_for(num_chunks, [=](size_t chunk) {
+        double *dw = partial + chunk * 2 * C, *db = dw + C;
+        for (size_t row = N * chunk / num_chunks; row < N * (chunk + 1) / num_chunks; row++) {
+            const float *x = inp + row * C, *dy = dout + row * C;
+            double m = mean[row], r = rstd[row], sum = 0, dot = 0;
+            for (int c = 0; c < C; c++) {
+                double norm = (x[c] - m) * r, dnorm = (double)dy[c] * weight[c];
+                sum += dnorm;
+                dot += dnorm * norm;
+                dw[c] += dy[c] * norm;
+                db[c] += dy[c];
+            }
+            for (int c = 0; c < C; c++) {
+                double norm = (x[c] - m) * r, dnorm = (double)dy[c] * weight[c];
+                double d = r * (dnorm - sum / C - norm * dot / C);
+                dinp[row * C + c] = (float)((dresidual ? dresidual[row * C + c] : 0.0) + d);
+            }
+        }
+    });
+    for (int c = 0; c < C; c++) {
+        double dw = dweight[c], db = dbias[c];
+        for (int chunk = 0; chunk < num_chunks; chunk++) {
+            dw += partial[(size_t)chunk * 2 * C + c];
+            db += partial[(size_t)chunk * 2 * C + C + c];
+        }
+        dweight[c] = (float)dw;
+        dbias[c] = (float)db;
+    }
+}
+
+// ---- matrix product ------------------------------------------------------------------------
+
+// out[i][j] = start[i][j] + sum over k of a[i*a_row + k*a_column] * b[k*b_row + j*b_column], or without start if NULL;
+// out and start are (M,N). Blocks of 64 x 64 whose operands are copied to doubles, in the order they are read in.
+inline void matmul_cpu(float* out, const float* start, const float* a, size_t a_row, size_t a_column, const float* b,
+                       size_t b_row, size_t b_column, size_t M, size_t N, size_t K) {
+    const size_t BM = 64, BN = 64, BK = 256, RM = 4, RN = 4;
+    parallel_for((M + BM - 1) / BM, [=](size_t block) {
+        std::vector<double> sums(BM * BN), a_block(BM * BK), b_block(BK * BN);
+        size_t i0 = block * BM, rows = M - i0 < BM ? M - i0 : BM;
+        for (size_t j0 = 0; j0 < N; j0 += BN) {
+            size_t columns = N - j0 < BN ? N - j0 : BN;
+            std::fill(sums.begin(), sums.end(), 0.0);
+            for (size_t k0 = 0; k0 < K; k0 += BK) {
+                size_t depth = K - k0 < BK ? K - k0 : BK;
+                for (size_t i = 0; i < BM; i++) { // panels of RM rows, then of RN columns: [panel][k][lane]
+                    for (size_t k = 0; k < depth; k++) {
+                        double x = i < rows ? a[(i0 + i) * a_row + (k0 + k) * a_column] : 0.0;
+                        a_block[(i / RM * BK + k) * RM + i % RM] = x;
+                    }
+                }
+                for (size_t k = 0; k < depth; k++) {
+                    for (size_t j = 0; j < BN; j++) {
+                        double x = j < columns ? b[(k0 + k) * b_row + (j0 + j) * b_column] : 0.0;
+                        b_block[(j / RN * BK + k) * RN + j % RN] = x;
+                    }
+                }
+                for (size_t i = 0; i < rows; i += RM) {
+                    for (size_t j = 0; j < columns; j += RN) {
+                        double tile[RM][RN] = {};
+                        const double *x = &a_block[i * BK], *y = &b_block[j * BK];
+                        for (size_t k = 0; k < depth; k++, x += RM, y += RN) {
+                            for (size_t ii = 0; ii < RM; ii++) {
+                                for (size_t jj = 0; jj < RN; jj++) { tile[ii][jj] += x[ii] * y[jj]; }
+                            }
+                        }
+                        for (size_t ii = 0; ii < RM; ii++) {
+                            for (size_t jj = 0; jj < RN; jj++) { sums[(i + ii) * BN + j + jj] += tile[ii][jj]; }
+                        }
+                    }
+                }
+            }
+            for (size_t i = 0; i < rows; i++) {
+                for (size_t j = 0; j < columns; j++) {
+                    size_t at = (i0 + i) * N + j0 + j;
+                    out[at] = (float)(sums[i * BN + j] + (start ? (double)start[at] : 0.0));
+                }
+            }
+        }
+    });
+}
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL
+inline void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                               const float* residual, size_t N, size_t C, size_t OC) {
+    std::vector<float> start(N * OC);
+    for (size_t i = 0; i < N * OC; i++) { start[i] = (bias ? bias[i % OC] : 0.0f) + (residual ? residual[i] : 0.0f); }
+    matmul_cpu(out, start.data(), inp, C, 1, weight, 1, C, N, OC, C);
+}
+// dinp (N,C) = dout (N,OC) weight (OC,C); times gelu'(pre_gelu (N,C)) unless that is NULL
+inline void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, const float* pre_gelu,
+                                      size_t N, size_t C, size_t OC) {
+    matmul_cpu(dinp, NULL, dout, OC, 1, weight, C, 1, N, C, OC);
+    if (!pre_gelu) { return; }
+    parallel_for(N, [=](size_t row) {
+        for (size_t i = row * C; i < (row + 1) * C; i++) {
+            double x = pre_gelu[i], scale = sqrt(2.0 / M_PI), t = tanh(scale * (x + 0.044715 * x * x * x));
+            dinp[i] *= (float)(0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3.0 * 0.044715 * x * x));
+        }
+    });
+}
+// dweight (OC,C) = start + dout (N,OC)^T inp (N,C); start may be NULL
+inline void matmul_backward_weight_cpu(float* dweight, const float* start, const float* dout, const float* inp,
+                                       size_t N, size_t C, size_t OC) {
+    matmul_cpu(dweight, start, dout, 1, OC, inp, C, 1, OC, C, N);
+}
+
+// ---- classifier: (N, Vp) rows of which the first V columns count -------------------------------
+
+// log(sum(exp(row))) of V logits
+inline double logsumexp_cpu(const float* row, int V) {
+    double max = -INFINITY, sum = 0.0;
+    for (int i = 0; i < V; i++) { max = std::max(max, (double)row[i]); }
+    for (int i = 0; i < V; i++) { sum += exp(row[i] - max); }
+    return max + log(sum);
+}
+
+// out, inp (N, Vp); the padding of out is 0
+inline void softmax_forward_cpu(float* out, const float* inp, int N, int V, int Vp) {
+    parallel_for(N, [=](size_t n) {
+        double lse = logsumexp_cpu(inp + n * Vp, V);
+        for (int i = 0; i < Vp; i++) { out[n * Vp + i] = i < V ? (float)exp(inp[n * Vp + i] - lse) : 0.0f; }
+    });
+}
+
+// losses, targets (N), logits (N, Vp)
+inline void crossentropy_forward_cpu(float* losses, const float* logits, const float* targets, int N, int V, int Vp) {
+    parallel_for(N, [=](size_t n) {
+        losses[n] = (float)(logsumexp_cpu(logits + n * Vp, V) - logits[n * Vp + (size_t)targets[n]]);
+    });
+}
+
+// dlogits, probs (N, Vp), targets (N); the padding of dlogits is 0
+inline void crossentropy_softmax_backward_cpu(float* dlogits, const float* probs, const float* targets, float dloss,
+                                              int N, int V, int Vp) {
+    parallel_for(N, [=](size_t n) {
+        for (int i = 0; i < Vp; i++) {
+            double p = i < V ? probs[n * Vp + i] : 0.0;
+            dlogits[n * Vp + i] = (float)((p - (i == (int)targets[n])) * dloss);
+        }
+    });
+}
+
+// losses, targets (N), dlogits, logits (N, Vp); the padding of dlogits is 0
+inline void fused_classifier_cpu(float* dlogits, float* losses, const float* logits, const float* targets, float dloss,
+                                 int N, int V, int Vp) {
+    parallel_for(N, [=](size_t n) {
+        const float* row = logits + n * Vp;
+        double lse = logsumexp_cpu(row, V);
+        losses[n] = (float)(lse - row[(size_t)targets[n]]);
+        for (int i = 0; i < Vp; i++) {
+            double p = i < V ? exp(row[i] - lse) : 0.0;
+            dlogits[n * Vp + i] = (float)((p - (i == (int)targets[n])) * dloss);
+        }
+    });
+}
+
+// ---- optimizer ------------------------------------------------------------------------------------
+
+// The square root of the sum of squares.
+inline double global_norm_cpu(const float* grads, size_t n) {
+    size_t num_chunks = (n + 65535) / 65536;
+    std::vector<double> sums(num_chunks, 0.0);
+    double* chunk_sums = sums.data();
+    parallel_for(num_chunks, [=](size_t chunk) {
+        for (size_t i = chunk * 65536; i < n && i < (chunk + 1) * 65536; i++) {
+            chunk_sums[chunk] += (double)grads[i] * grads[i];
+        }
+    });
+    double sum = 0.0;
+    for (double chunk_sum : sums) { sum += chunk_sum; }
+    return sqrt(sum);
+}
+
+// Step t = 1, 2, ... of AdamW: from params0, m0, v0 to params, m, v, all (n). Loshchilov and Hutter 2019,
+// arXiv:1711.05101.
+inline void adamw_cpu(float* params, float* m, float* v, const float* params0, const float* m0, const float* v0,
+                      const float* grads, size_t n, double grad_scale, int t, float learning_rate, float beta1,
+                      float beta2, float eps, float weight_decay) {
+    double bias1 = 1.0 - pow(beta1, t), bias2 = 1.0 - pow(beta2, t);
+    parallel_for((n + 4095) / 4096, [=](size_t chunk) {
+        for (size_t i = chunk * 4096; i < n && i < (chunk + 1) * 4096; i++) {
+            double g = grads[i] * grad_scale, p = params0[i];
+            double m1 = beta1 * (double)m0[i] + (1.0 - beta1) * g, v1 = beta2 * (double)v0[i] + (1.0 - beta2) * g * g;
+            m[i] = (float)m1;
+            v[i] = (float)v1;
+            params[i] = (float)(p - learning_rate * (m1 / bias1 / (sqrt(v1 / bias2) + eps) + weight_decay * p));
+        }
+    });
+}
+
+// ---- decoding: one new token for each of B sequences -----------------------------------------------
+
+// x (B,C) = wte[token] + wpe[position]; ids and positions are floats, as the harness keeps them
+inline void decode_embed_cpu(float* x, const float* tokens, const float* positions, const float* wte, const float* wpe,
+                             int B, int C) {
+    parallel_for(B, [=](size_t b) {
+        const float *t = wte + (size_t)tokens[b] * C, *p = wpe + (size_t)positions[b] * C;
+        for (int c = 0; c < C; c++) { x[b * C + c] = (float)((double)t[c] + (double)p[c]); }
+    });
+}
+
+// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual; norm_weight, bias and residual may be NULL
+inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weight, const float* norm_bias,
+                              const float* weight, const float* bias, const float* residual, bool gelu, int B, int K,
+                              int OC) {
+    std::vector<double> normalised((size_t)B * K);
+    double* n = normalised.data();
+    for (int b = 0; b < B; b++) {
+        const float* from = x + (size_t)b * K;
+        double sum = 0.0, squares = 0.0;
+        for (int k = 0; k < K; k++) { sum += from[k]; }
+        for (int k = 0; k < K; k++) { squares += (from[k] - sum / K) * (from[k] - sum / K); }
+        for (int k = 0; k < K; k++) {
+            double plain = from[k], scaled = (plain - sum / K) / sqrt(squares / K + 1e-5);
+            n[(size_t)b * K + k] = norm_weight ? scaled * norm_weight[k] + norm_bias[k] : plain;
+        }
+    }
+    parallel_for(OC, [=](size_t row) {
+        for (int b = 0; b < B; b++) {
+            double sum = bias ? bias[row] : 0.0;
+            for (int k = 0; k < K; k++) { sum += n[(size_t)b * K + k] * weight[row * K + k]; }
+            if (gelu) { sum = 0.5 * sum * (1.0 + tanh(sqrt(2.0 / M_PI) * (sum + 0.044715 * sum * sum * sum))); }
+            out[(size_t)b * OC + row] = (float)(sum + (residual ? residual[(size_t)b * OC + row] : 0.0));
+        }
+    });
+}
+
+// with t = tanh(u): d/dx of x (1 + t) / 2
+inline void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, size_t n) {
+    const double scale = sqrt(2.0 / M_PI);
+    parallel_for((n + 4095) / 4096, [=](size_t chunk) {
+        for (size_t i = chunk * 4096; i < n && i < (chunk + 1) * 4096; i++) {
+            double x = inp[i], t = tanh(scale * (x + 0.044715 * x * x * x));
+            double slope = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3.0 * 0.044715 * x * x);
+            dinp[i] = (float)(dout[i] * slope);
+        }
+    });
+}
+
+// ---- embeddings: inp (B,T) token ids, wte (V,C), wpe (T,C) ------------------------------------
+
+inline void encoder_forward_cpu(float* out, const float* inp, const float* wte, const float* wpe, int B, int T, int C) {
+    parallel_for((size_t)B * T, [=](size_t i) {
+        const float *token = wte + (size_t)inp[i] * C, *position = wpe + (i % T) * C;
+        for (int c = 0; c < C; c++) { out[i * C + c] = (float)((double)token[c] + position[c]); }
+    });
+}
+
+// dwte (V,C) and dwpe (T,C) are added to. Eight columns at a time, C % 8 == 0.
+inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const float* inp, int B, int T, int C,
+                                 int V) {
+    parallel_for(C / 8, [=](size_t group) {
+        std::vector<double> tokens((size_t)V * 8), positions((size_t)T * 8);
+        for (size_t i = 0; i < (size_t)B * T; i++) {
+            for (int k = 0; k < 8; k++) {
+                double d = dout[i * C + group * 8 + k];
+                tokens[(size_t)inp[i] * 8 + k] += d;
+                positions[i % T * 8 + k] += d;
+            }
+        }
+        for (size_t j = 0; j < tokens.size(); j++) {
+            float* p = dwte + j / 8 * C + group * 8 + j % 8;
+            *p = (float)(*p + tokens[j]);
+        }
+        for (size_t j = 0; j < positions.size(); j++) {
+            float* p = dwpe + j / 8 * C + group * 8 + j % 8;
+            *p = (float)(*p + positions[j]);
+        }
+    });
+}
+
+// ---- bias gradient: dbias (OC) += column sums of dout (N,OC) ----------------------------------
+
+// A cache line of 16 columns at a time.
+inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC) {
+    parallel_for((OC + 15) / 16, [=](size_t group) {
+        int first = (int)group * 16, num = OC - first < 16 ? OC - first : 16;
+        double sum[16] = {};
+        for (int row = 0; row < N; row++) {
+            for (int k = 0; k < num; k++) { sum[k] += dout[(size_t)row * OC + first + k]; }
+        }
+        for (int k = 0; k < num; k++) { dbias[first + k] = (float)(dbias[first + k] + sum[k]); }
+    });
+}
+
+// One new token for each sequence, qkv (B,3,C), becomes row positions[b] of keys, values (B,capacity,C); then out (B,C) is
+// its attention over rows 0 .. positions[b].
+inline void decode_attention_cpu(float* out, float* keys, float* values, const float* qkv, const float* positions,
+                                 int B, int C, int NH, int capacity) {
+    int HS = C / NH;
+    parallel_for((size_t)B * NH, [=](size_t i) {
+        size_t b = i / NH, first = i % NH * HS; // of the head's elements
+        int now = (int)positions[b];
+        const float* q = qkv + b * 3 * C + first;
+        float *k = keys + b * capacity * C + first, *v = values + b * capacity * C + first;
+        memcpy(k + (size_t)now * C, q + C, HS * sizeof(float));
+        memcpy(v + (size_t)now * C, q + 2 * C, HS * sizeof(float));
+        std::vector<double> weights(now + 1), sums(HS);
+        double max = -INFINITY, total = 0.0;
+        for (int t = 0; t <= now; t++) {
+            for (int d = 0; d < HS; d++) { weights[t] += (double)q[d] * k[(size_t)t * C + d] / sqrt((double)HS); }
+            max = fmax(max, weights[t]);
+        }
+        for (int t = 0; t <= now; t++) {
+            double weight = exp(weights[t] - max);
+            total += weight;
+            for (int d = 0; d < HS; d++) { sums[d] += weight * v[(size_t)t * C + d]; }
+        }
+        for (int d = 0; d < HS; d++) { out[b * C + first + d] = (float)(sums[d] / total); }
+    });
+}
+
+// rows 0 .. T-1 of keys, values (B,capacity,C) from qkv (B,T,3,C)
+inline void decode_cache_fill_cpu(float* keys, float* values, const float* qkv, int B, int T, int C, int capacity) {
+    parallel_for((size_t)B * T, [=](size_t i) {
+        size_t to = (i / T * capacity + i % T) * C;
+        memcpy(keys + to, qkv + i * 3 * C + C, C * sizeof(float));
+        memcpy(values + to, qkv + i * 3 * C + 2 * C, C * sizeof(float));
+    });
+}
+
+// ---- attention, causal, scale 1/sqrt(HS): Vaswani et al. 2017, arXiv:1706.03762 -----------------
+
+// out (B,T,NH,HS), lse (B,NH,T) or NULL: ln(sum of exp(scale * q.k)), qkv (B,T,3,NH,HS), C = NH * HS
+inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
+    size_t HS = C / NH;
+    double scale = 1.0 / sqrt((double)HS);
+    parallel_for((size_t)B * NH, [=](size_t head) {
+        size_t b = head / NH, h = head % NH;
+        const float* first = qkv + b * T * 3 * C + h * HS;
+        // keys as (HS,T) and values as (T,HS): the inner loops run over neighbours
+        std::vector<double> keys(HS * T), values(T * HS), p(T), o(HS);
+        for (size_t t = 0; t < (size_t)T; t++) {
+            for (size_t d = 0; d < HS; d++) {
+                keys[d * T + t] = first[t * 3 * C + C + d];
+                values[t * HS + d] = first[t * 3 * C + 2 * C + d];
+            }
+        }
+        for (size_t t = 0; t < (size_t)T; t++) {
+            std::fill(p.begin(), p.end(), 0.0);
+            std::fill(o.begin(), o.end(), 0.0);
+            for (size_t d = 0; d < HS; d++) {
+                double q = first[t * 3 * C + d] * scale;
+                const double* key = &keys[d * T];
+                for (size_t k = 0; k <= t; k++) { p[k] += q * key[k]; }
+            }
+            double max = *std::max_element(p.begin(), p.begin() + t + 1), sum = 0.0;
+            for (size_t k = 0; k <= t; k++) {
+                p[k] = exp(p[k] - max);
+                sum += p[k];
+                const double* value = &values[k * HS];
+                for (size_t d = 0; d < HS; d++) { o[d] += p[k] * value[d]; }
+            }
+            for (size_t d = 0; d < HS; d++) { out[(b * T + t) * C + h * HS + d] = (float)(o[d] / sum); }
+            if (lse) { lse[head * T + t] = (float)(max + log(sum)); }
+        }
+    });
+}
+
+// tokens (B) for logits (B,Vp), of which V count; rng_out (B), rng (B): states of xorshift64*, as floats. The candidates
+// are sorted, cut by top_k and top_p, and the draw goes through those that are left in the order of their ids.
+inline void decode_sample_cpu(float* tokens, float* rng_out, const float* logits, const float* rng, float temperature,
+                              int top_k, float top_p, int B, int V, int Vp) {
+    parallel_for(B, [=](size_t b) {
+        const float* row = logits + b * Vp;
+        std::vector<int> ids;
+        for (int i = 0; i < V; i++) {
+            if (row[i] > -INFINITY) { ids.push_back(i); }
+        }
+        std::stable_sort(ids.begin(), ids.end(), [=](int i, int j) { return row[i] > row[j]; });
+        tokens[b] = ids.empty() ? -1.0f : (float)ids[0];
+        rng_out[b] = rng[b];
+        if (ids.empty() || temperature == 0.0f) { return; }
+        if (top_k > 0 && (size_t)top_k < ids.size()) { ids.resize(top_k); }
+        float best = row[ids[0]];
+        auto share = [=](int i) { return exp(((double)row[i] - best) / temperature); };
+        double sum = 0.0, kept = 0.0, reached = 0.0;
+        for (int i : ids) { sum += share(i); }
+        size_t n = 0;
+        while (n < ids.size() && (top_p == 1.0f || kept < sum * top_p)) { kept += share(ids[n++]); }
+        ids.resize(n);
+        std::sort(ids.begin(), ids.end());
+        uint64_t x = rng[b] != 0.0f ? (uint64_t)rng[b] : 0x9e3779b97f4a7c15ull;
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        rng_out[b] = (float)x;
+        double point = (double)((x * 0x2545f4914f6cdd1dull) >> 11) / 9007199254740992.0 * kept;
+        float token = (float)ids.back();
+        for (int i : ids) {
+            reached += share(i);
+            if (reached > point) {
+                token = (float)i;
+                break;
+            }
+        }
+        tokens[b] = token;
+    });
+}
+
+// The softmax is recomputed from qkv in double: what the rounding of out and lse costs a kernel counts as its error.
+// dqkv, qkv (B,T,3,NH,HS), dout (B,T,NH,HS)
+inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, int B, int T, int C, int NH) {
+    size_t HS = C / NH;
+    double scale = 1.0 / sqrt((double)HS);
+    parallel_for((size_t)B * NH, [=](size_t head) {
+        size_t b = head / NH, h = head % NH, stride = 3 * (size_t)C;
+        const float *q = qkv + b * T * stride + h * HS, *d = dout + b * T * C + h * HS;
+        float* dq = dqkv + b * T * stride + h * HS;
+        // keys and values as (HS,T) too: the inner loops run over neighbours
+        std::vector<double> key_columns(HS * T), value_columns(HS * T), dk(T * HS), dv(T * HS), p(T), dp(T), sum(HS);
+        for (size_t t = 0; t < (size_t)T; t++) {
+            for (size_t i = 0; i < HS; i++) {
+                key_columns[i * T + t] = q[t * stride + C + i];
+                value_columns[i * T + t] = q[t * stride + 2 * C + i];
+            }
+        }
+        for (size_t t = 0; t < (size_t)T; t++) {
+            std::fill(p.begin(), p.end(), 0.0);
+            std::fill(dp.begin(), dp.end(), 0.0);
+            std::fill(sum.begin(), sum.end(), 0.0);
+            for (size_t i = 0; i < HS; i++) {
+                double q_i = q[t * stride + i] * scale, d_i = d[t * C + i];
+                const double *key = &key_columns[i * T], *value = &value_columns[i * T];
+                for (size_t k = 0; k <= t; k++) { p[k] += q_i * key[k], dp[k] += d_i * value[k]; }
+            }
+            double max = *std::max_element(p.begin(), p.begin() + t + 1), p_sum = 0.0, p_dp = 0.0;
+            for (size_t k = 0; k <= t; k++) {
+                p[k] = exp(p[k] - max);
+                p_sum += p[k], p_dp += p[k] * dp[k];
+            }
+            for (size_t k = 0; k <= t; k++) {
+                double p_k = p[k] / p_sum, ds = scale * p_k * (dp[k] - p_dp / p_sum);
+                const float* key = q + k * stride + C;
+                for (size_t i = 0; i < HS; i++) {
+                    sum[i] += ds * key[i];
+                    dk[k * HS + i] += ds * q[t * stride + i];
+                    dv[k * HS + i] += p_k * d[t * C + i];
+                }
+            }
+            for (size_t i = 0; i < HS; i++) { dq[t * stride + i] = (float)sum[i]; }
+        }
+        for (size_t t = 0; t < (size_t)T; t++) {
+            for (size_t i = 0; i < HS; i++) {
+                dq[t * stride + C + i] = (float)dk[t * HS + i];
+                dq[t * stride + 2 * C + i] = (float)dv[t * HS + i];
+            }
+        }
+    });
+}

@@ -1,0 +1,99 @@
+/* residual_forward: out = inp1 + inp2, elementwise
+
+   out (n) floatX out | inp1, inp2 (n) floatX in; n = B*T*C
+   Bound: memory, 3*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0, pointers aligned to 16 bytes.
+   Error: none, the sum is rounded once.
+   Source: He et al. 2015, arXiv:1512.03385.
+
+   nvcc -O3 --use_fast_math residual_forward.cu -o residual_forward      (or: make residual_forward)
+   ./residual_forward 2      check kernel 2 against the CPU and sweep its block sizes
+   ./residual_forward        every kernel, side by side                                         */
+#include "bench.h"
+
+// ---- kernel 1: one thread per element -----------------------------------------------------------
+
+__global__ void residual_forward_kernel1(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { out[i] = (floatX)((float)inp1[i] + (float)inp2[i]); }
+}
+
+void residual_forward1(floatX* out, const floatX* inp1, const floatX* inp2, size_t n, cudaStream_t stream,
+                       int block_size) {
+    residual_forward_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(out, inp1, inp2, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: one 128-bit vector per thread: full lines, an eighth of the instructions -------------
+
+// ==== promoted: residual_forward ====
+__global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 a = load128cs(inp1 + i), b = load128cs(inp2 + i), sum;
+    for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)a[k] + (float)b[k]); }
+    store128(out + i, sum); // stays in L2 as far as there is room: the next kernel reads it
+}
+
+// out (n) = inp1 + inp2; out may be one of them
+void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_t n, cudaStream_t stream,
+                      int block_size = 256) {
+    require(n >= 1 && n % x128::size == 0);
+    size_t grid_size = ceil_div(n / x128::size, (size_t)block_size);
+    residual_forward_kernel2<<<grid_size, block_size, 0, stream>>>(out, inp1, inp2, n);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: residual_forward ====
+
+// ---- kernel 3: persistent: the device's threads step over the tensor, 4 vectors of each input under way ---
+
+__global__ void residual_forward_kernel3(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
+    constexpr int unroll = 4;
+    size_t chunk = (size_t)blockDim.x * x128::size; // what a block covers with one vector per thread
+    for (size_t start = blockIdx.x * unroll * chunk; start < n; start += gridDim.x * unroll * chunk) {
+        x128 a[unroll], b[unroll];
+#pragma unroll
+        for (int u = 0; u < unroll; u++) {
+            size_t i = start + u * chunk + threadIdx.x * x128::size;
+            if (i < n) { a[u] = load128cs(inp1 + i), b[u] = load128cs(inp2 + i); }
+        }
+#pragma unroll
+        for (int u = 0; u < unroll; u++) {
+            size_t i = start + u * chunk + threadIdx.x * x128::size;
+            for (int k = 0; k < x128::size; k++) { a[u][k] = (floatX)((float)a[u][k] + (float)b[u][k]); }
+            if (i < n) { store128cs(out + i, a[u]); }
+        }
+    }
+}
+
+void residual_forward3(floatX* out, const floatX* inp1, const floatX* inp2, size_t n, cudaStream_t stream,
+                       int block_size) {
+    require(n >= 1 && n % x128::size == 0);
+    int resident;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, residual_forward_kernel3, block_size, 0));
+    size_t blocks_needed = ceil_div(n / x128::size, (size_t)4 * block_size);
+    size_t grid_size = min(blocks_needed, (size_t)(num_multiprocessors() * resident));
+    residual_forward_kernel3<<<grid_size, block_size, 0, stream>>>(out, inp1, inp2, n);
+    cudaCheck(cudaGetLastError());
+}
+
+static void declare(Bench& b) {
+    size_t n = (size_t)b.B * b.T * b.C;
+    cudaStream_t stream = b.stream;
+    Buffer<floatX> inp1 = b.input<floatX>("inp1", n);
+    Buffer<floatX> inp2 = b.input<floatX>("inp2", n);
+    Buffer<floatX> out = b.output<floatX>("out", n, {0.0f, 0.0f});
+    b.reference([=] {
+        residual_forward_cpu(out.host, inp1.host, inp2.host, n);
+        for (size_t i = 0; i < n; i++) { out.host[i] = (float)(floatX)out.host[i]; }
+    });
+    b.cost(3.0 * n * sizeof(floatX), 0);
+
+    b.kernel(1, "one thread per element", [=](int bs) { residual_forward1(out, inp1, inp2, n, stream, bs); });
+    b.kernel(2, "one 128-bit vector per thread", [=](int bs) { residual_forward(out, inp1, inp2, n, stream, bs); });
+    b.kernel(3, "persistent, 4 vectors under way", [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); });
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "residual_forward", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8}, {3, 17, 776}, {5, 7, 8}});
+}

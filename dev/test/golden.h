@@ -1,0 +1,63 @@
+/*
+The reference values of the small model in dev/test/fixtures (made with PyTorch in float64, see its README.md), and how
+far two arrays are apart. For tests that run from the top folder.
+*/
+#ifndef DEV_TEST_GOLDEN_H
+#define DEV_TEST_GOLDEN_H
+
+#include "../../llmc/safetensors.h"
+#include "../../llmc/utils.h"
+#include <math.h>
+
+#define FIXTURES "dev/test/fixtures/"
+
+// ---- reference values ---------------------------------------------------------------------------
+
+static SafeTensors golden;
+
+static inline const SafeTensor* golden_tensor(const char* name) {
+    Error err;
+    if (!golden.num_tensors && !safetensors_open(&golden, FIXTURES "tiny_gpt2_golden.safetensors", &err)) {
+        die("%s", err.text);
+    }
+    const SafeTensor* t = safetensors_find(&golden, name);
+    if (!t) { die("no '%s' in the reference values", name); }
+    return t;
+}
+
+static inline size_t elements(const SafeTensor* t) { return t->bytes / 4; }
+
+static inline float* golden_floats(const char* name) {
+    const SafeTensor* t = golden_tensor(name);
+    float* values = (float*)malloc_check(t->bytes);
+    safetensors_to_float(values, t, 0, elements(t));
+    return values;
+}
+
+static inline int* golden_ints(const char* name) {
+    const SafeTensor* t = golden_tensor(name);
+    int* values = (int*)malloc_check(t->bytes);
+    memcpy(values, t->data, t->bytes);
+    return values;
+}
+
+static inline double largest_difference(const float* a, const float* b, size_t n) {
+    double worst = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - b[i]);
+        if (!(d <= worst)) { worst = d; } // NaN is the worst of all, and stays
+    }
+    return worst;
+}
+
+// |a - b| / |b|, Euclidean
+static inline double relative_error(const float* a, const float* b, size_t n) {
+    double difference = 0.0, norm = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        norm += (double)b[i] * b[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+
+#endif

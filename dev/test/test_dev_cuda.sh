@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# The harness of dev/cuda: what works without a GPU, and, where there is one, that --check finds planted bugs.
+. "$(dirname "$0")/test.sh"
+top=$PWD
+ops=(gelu_forward residual_forward)
+export PATH=$PATH:/usr/local/cuda/bin
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY
+
+has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
+
+# Builds what is named, once, into $tmp; dev/cuda and what lies there is not touched.
+build() { # NAME ...
+    command -v nvcc >/dev/null || skip "needs nvcc"
+    local name source
+    for name in "$@"; do
+        [ ! -x "$tmp/$name" ] || continue
+        source=$top/dev/cuda/$name.cu
+        [ -e "$source" ] || source=$top/dev/test/$name.cu
+        local arch=()
+        has_gpu && arch=(-arch=native)
+        nvcc -O1 -std=c++17 ${arch[@]+"${arch[@]}"} "$source" -o "$tmp/$name" >"$tmp/log" 2>&1 ||
+            { cat "$tmp/log" && fail "$name does not compile"; }
+    done
+}
+
+# run RC COMMAND ...: its exit code must be RC; stdout and stderr to $tmp/out and $tmp/err
+run() {
+    local rc=0 wanted=$1
+    shift
+    "$@" >"$tmp/out" 2>"$tmp/err" || rc=$?
+    [ $rc -eq "$wanted" ] || { cat "$tmp/out" "$tmp/err" && fail "exit code $rc, want $wanted: $*"; }
+}
+
+test_list_and_help_need_no_gpu() {
+    build "${ops[@]}"
+    local op
+    for op in "${ops[@]}"; do
+        CUDA_VISIBLE_DEVICES='' run 0 "$tmp/$op" --list
+        grep -q '^1  ' "$tmp/out" || fail "$op --list does not name kernel 1"
+        CUDA_VISIBLE_DEVICES='' run 0 "$tmp/$op" --help
+        contains "$op: checks kernels" "$tmp/out"
+        contains "-NH, --heads" "$tmp/out"
+    done
+}
+
+test_without_a_gpu_one_line() {
+    build gelu_forward
+    local args
+    for args in "" "1" "--check"; do
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES='' run 1 "$tmp/gelu_forward" $args
+        want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+        contains "no GPU here" "$tmp/err"
+        contains "modal run benchmark_on_modal.py" "$tmp/err"
+        want "stdout" "$(cat "$tmp/out")" ""
+    done
+}
+
+test_bad_arguments() {
+    build gelu_forward
+    local args
+    for args in 99 x 1x 1.5 "1 2" --chekc "--repeats 0" "-B 0" "-B x" -NH "--flush both" "--seed 9999999999" -Z; do
+        # shellcheck disable=SC2086
+        run 2 "$tmp/gelu_forward" $args
+        want "the lines on stderr for $args" "$(wc -l <"$tmp/err")" 1
+    done
+    run 2 "$tmp/gelu_forward" ""
+    run 2 "$tmp/gelu_forward" 99
+    contains "no kernel 99, there are 1 " "$tmp/err"
+}
+
+test_planted_bugs() {
+    has_gpu || skip "needs a GPU"
+    build planted_bugs
+    run 1 "$tmp/planted_bugs" --check
+    want "kernel 1" "$(grep -c '^ok kernel 1 ' "$tmp/out")" 4 # two shapes, two block sizes
+    local kernel
+    for kernel in 2 3 4 5 6; do
+        grep -q "^ok kernel $kernel " "$tmp/out" && fail "kernel $kernel passes"
+        want "kernel $kernel" "$(grep -c "^FAIL kernel $kernel " "$tmp/out")" 4
+    done
+    grep -q '^FAIL kernel 5 .*: out: written past its end$' "$tmp/out" || fail "kernel 5's buffer is not named"
+    grep -q '^FAIL kernel 6 .*: inp: an input, changed$' "$tmp/out" || fail "kernel 6's input is not named"
+    want "the last line" "$(tail -n 1 "$tmp/out")" "4 passed, 20 failed, 0 skipped"
+    run 0 "$tmp/planted_bugs" 1 --check
+    for kernel in 2 3 4 5 6; do
+        run 1 "$tmp/planted_bugs" $kernel --check
+        run 1 "$tmp/planted_bugs" $kernel --repeats 3
+        grep -q 'All results match' "$tmp/out" && fail "kernel $kernel matches"
+    done
+    return 0
+}
+
+test_timing() {
+    has_gpu || skip "needs a GPU"
+    build planted_bugs
+    run 0 "$tmp/planted_bugs" 1 --repeats 5 --csv "$tmp/a.csv" --json "$tmp/a.json"
+    contains "Using kernel 1" "$tmp/out"
+    contains "All results match. Starting benchmarks." "$tmp/out"
+    grep -qE '^block_size   64 \| time [0-9.]+ ms \| bandwidth [0-9.]+ GB/s \| p10 ' "$tmp/out" || fail "no line of a time"
+    want "the rows of the CSV" "$(wc -l <"$tmp/a.csv")" 3
+    want "the columns" "$(head -n 1 "$tmp/a.csv" | tr -dc , | wc -c)" "$(sed -n 2p "$tmp/a.csv" | tr -dc , | wc -c)"
+    contains '"name": "planted_bugs/kernel:1/block_size:64"' "$tmp/a.json"
+    if command -v python3 >/dev/null; then python3 -m json.tool "$tmp/a.json" >/dev/null || fail "not JSON"; fi
+    run 1 "$tmp/planted_bugs" 1 --csv "$tmp/no/such/folder/a.csv"
+}
+
+# scripts/update_results.sh, on results of its own
+test_update_results() {
+    rm -rf "$tmp/tree"
+    mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev/cuda/results/t4"
+    cd "$tmp/tree"
+    cp "$top/scripts/update_results.sh" scripts/
+    printf '%s\n' 'above' '<!-- results: t4 -->' 'old' '<!-- end results: t4 -->' 'below' >dev/cuda/README.md
+    cat >dev/cuda/results/t4/op.csv <<'CSV'
+op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,gpu,what
+op,0,0,bf16,64,1024,768,12,50257,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,Tesla T4,"vendor"
+op,1,64,bf16,64,1024,768,12,50257,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,Tesla T4,"naive"
+op,2,128,bf16,64,1024,768,12,50257,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,Tesla T4,"vectors, ""wide"""
+CSV
+    local twice
+    for twice in 1 2; do scripts/update_results.sh || fail "run $twice"; done
+    want "the row" "$(grep '^| op |.*bf16' dev/cuda/README.md)" \
+        '| op | B 64 T 1024 C 768, bf16 | 2: vectors, "wide" | 128 | 1.0000 (0.9000 to 1.1000) | 100 | 40.0% |  |  | 0.50 | 2.00 |'
+    want "the text around" "$(grep -c -e above -e below -e old dev/cuda/README.md)" 2
+    want "the lines" "$(wc -l <dev/cuda/README.md)" 7
+    rm dev/cuda/results/t4/op.csv
+    scripts/update_results.sh 2>"$tmp/err" && fail "no CSV, no error"
+    contains "make bench writes them" "$tmp/err"
+}
+
+tests=(list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments planted_bugs timing update_results)
+run_tests "$@"

@@ -1,0 +1,316 @@
+/*
+Matrix products by cuBLASLt, told in row-major terms: out = epilogue(alpha * a b + add).
+
+cuBLASLt thinks in column-major matrices; out (M,N) in rows is out^T (N,M) in columns, so it is asked for b^T a^T. That
+swap happens in cublaslt_plan() and nowhere else.
+
+The library proposes several algorithms for a product. By default each one is timed at the first call with a shape, and
+the fastest is kept for the calls that follow. Two runs of a program may thus choose differently, and then differ in the
+last bits; within a run equal calls give equal bits. cublaslt_tune(false) takes the library's first proposal instead:
+equal bits in every run on the same kind of GPU. Splits of K that sum in 16 bits are not accepted.
+
+One handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
+*/
+#pragma once
+
+#include <cublasLt.h>
+#include <vector>
+
+#include "cuda_common.cuh"
+
+#define cublasCheck(expr) cublas_check((expr), #expr, __FILE__, __LINE__)
+inline void cublas_check(cublasStatus_t status, const char* expr, const char* file, int line) {
+    if (status == CUBLAS_STATUS_SUCCESS) { return; }
+    die("%s:%d: %s: %s", file, line, expr, cublasLtGetStatusName(status));
+}
+
+// ---- what is asked for ----------------------------------------------------------
+
+enum MatmulEpilogue {
+    MATMUL_PLAIN,     // out = y, where y = alpha * a b + add + bias
+    MATMUL_GELU,      // aux = y, out = gelu(y), tanh form; needs bias
+    MATMUL_DGELU,     // out = y * gelu'(aux); no bias
+    MATMUL_BIAS_GRAD, // out = y, and bias_grad = row sums of op(a): the gradient of a bias if out is that of its weight
+};
+
+// Every pointer is aligned to 16 bytes, every row is a multiple of 16 bytes long.
+struct MatmulCall {
+    void* out = NULL;          // (M,N) floatX, or float if out_is_float
+    bool out_is_float = false; //
+    const floatX* a = NULL;    // (M,K), or (K,M) if a_transposed
+    const floatX* b = NULL;    // (K,N), or (N,K) if b_transposed
+    bool a_transposed = false, b_transposed = false;
+    int M = 0, N = 0, K = 0;
+    float alpha = 1.0f;
+    const void* add = NULL;  // (M,N) of out's type, or NULL: nothing; out itself to accumulate
+    const void* bias = NULL; // (N) of out's type, or NULL: none
+    MatmulEpilogue epilogue = MATMUL_PLAIN;
+    void* aux = NULL;       // (M,N) of out's type: what gelu was applied to; another place than out
+    void* bias_grad = NULL; // (M) of out's type
+};
+
+// ---- the library's state --------------------------------------------------------
+
+// What decides which algorithms are right and fast; ints alone, so that keys compare as memory.
+struct CublasLtKey {
+    int M, N, K, a_transposed, b_transposed, out_is_float, epilogue, has_add, has_bias, alignment, tf32, tuned;
+};
+
+// A product that was met before: descriptions for the library, and the algorithm chosen.
+struct CublasLtPlan {
+    CublasLtKey key;
+    bool found; // false: the library has no algorithm for it
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, out; // as the library counts them: a is our b
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct CublasLt {
+    cublasLtHandle_t handle = NULL;
+    void* workspace = NULL;
+    size_t workspace_bytes = 0;
+    bool tf32 = false, tuned = true;
+    std::vector<CublasLtPlan> plans;
+};
+inline CublasLt& cublaslt() {
+    static CublasLt state;
+    return state;
+}
+
+// Once for a process, on the device that it uses; 32 MB are what the library's best algorithms ask for, splits of K
+// take more. A second call does nothing. workspace_bytes may be 0.
+inline void cublaslt_open(size_t workspace_bytes = (size_t)64 << 20) {
+    CublasLt& lt = cublaslt();
+    if (lt.handle) { return; }
+    cublasCheck(cublasLtCreate(&lt.handle));
+    lt.workspace_bytes = workspace_bytes;
+    if (workspace_bytes) { cudaCheck(cudaMalloc(&lt.workspace, workspace_bytes)); }
+}
+inline void cublaslt_close() {
+    CublasLt& lt = cublaslt();
+    if (!lt.handle) { return; }
+    for (CublasLtPlan& plan : lt.plans) {
+        cublasCheck(cublasLtMatmulDescDestroy(plan.product));
+        cublasCheck(cublasLtMatrixLayoutDestroy(plan.a));
+        cublasCheck(cublasLtMatrixLayoutDestroy(plan.b));
+        cublasCheck(cublasLtMatrixLayoutDestroy(plan.out));
+    }
+    cudaCheck(cudaFree(lt.workspace));
+    cublasCheck(cublasLtDestroy(lt.handle));
+    lt = CublasLt();
+}
+
+// FP32 builds: products of operands rounded to 10 bits on the tensor cores, instead of fp32 ones. Off at first.
+inline void cublaslt_set_tf32(bool on) { cublaslt().tf32 = on; }
+// Whether algorithms are chosen by timing them. On at first.
+inline void cublaslt_tune(bool on) { cublaslt().tuned = on; }
+
+// ---- a call ---------------------------------------------------------------------
+
+template <class T>
+inline void cublaslt_describe(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute, T value) {
+    cublasCheck(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof(value)));
+}
+
+// The vector that goes with the epilogue: read for a bias, written for its gradient.
+inline const void* cublaslt_vector(const MatmulCall& c) {
+    return c.epilogue == MATMUL_BIAS_GRAD ? c.bias_grad : c.bias;
+}
+
+// The largest power of two up to 256 that divides every address; the library's algorithms depend on it.
+inline int cublaslt_alignment(const MatmulCall& c) {
+    const void* pointers[] = {c.out, c.a, c.b, c.add, c.aux, cublaslt_vector(c)};
+    uintptr_t bits = 256;
+    for (const void* p : pointers) { bits |= (uintptr_t)p; }
+    return (int)(bits & (~bits + 1));
+}
+
+inline cublasStatus_t cublaslt_launch(const CublasLtPlan& plan, const cublasLtMatmulAlgo_t& algo, const MatmulCall& c,
+                                      cudaStream_t stream) {
+    CublasLt& lt = cublaslt();
+    float beta = c.add ? 1.0f : 0.0f;
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, cublaslt_vector(c));
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, c.aux);
+    return cublasLtMatmul(lt.handle, plan.product, &c.alpha, c.b, plan.a, c.a, plan.b, &beta, c.add ? c.add : c.out,
+                          plan.out, c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
+}
+
+// The index of the fastest of n proposals, -1 if none of them runs. Works on the operands themselves; a result that is
+// added to goes to a copy's place instead, so that it is not added to now. Three rounds over all of them, the least time
+// of each counts, and a later proposal must be 1% faster: noise seldom decides.
+inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* proposals,
+                            int n, cudaStream_t stream) {
+    void* stand_in = NULL;
+    if (c.add == c.out) {
+        size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
+        if (cudaMalloc(&stand_in, bytes) != cudaSuccess) {
+            cudaGetLastError(); // no room to try them: not an error
+            return 0;
+        }
+        cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
+        c.add = c.out = stand_in;
+    }
+    cudaEvent_t start, end;
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&end));
+    std::vector<float> least_ms(n, INFINITY);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < n; i++) {
+            // the first launch warms up, and keeps the GPU busy until the second one is queued: its time is the kernel's
+            if (cublaslt_launch(plan, proposals[i].algo, c, stream) != CUBLAS_STATUS_SUCCESS) { continue; }
+            cudaCheck(cudaEventRecord(start, stream));
+            cublasStatus_t status = cublaslt_launch(plan, proposals[i].algo, c, stream);
+            cudaCheck(cudaEventRecord(end, stream));
+            cudaCheck(cudaEventSynchronize(end));
+            float ms;
+            cudaCheck(cudaEventElapsedTime(&ms, start, end));
+            if (status == CUBLAS_STATUS_SUCCESS) { least_ms[i] = fminf(least_ms[i], ms); }
+        }
+    }
+    int best = -1;
+    for (int i = 0; i < n; i++) {
+        if (least_ms[i] < (best < 0 ? INFINITY : 0.99f * least_ms[best])) { best = i; }
+    }
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(end));
+    cudaCheck(cudaFree(stand_in));
+    return best;
+}
+
+// Chooses plan.algo among the library's proposals. Under stream capture nothing can be timed: the first is taken.
+inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
+    CublasLt& lt = cublaslt();
+    const int max_proposals = 16;
+    cublasLtMatmulPreference_t preference;
+    cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
+    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+        cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)lt.workspace_bytes);
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)plan.key.alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)plan.key.alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)plan.key.alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)plan.key.alignment);
+    // of these two the library looks at the alignment alone, now: the least that the key stands for
+    const void* least_aligned = (const void*)(uintptr_t)plan.key.alignment;
+    if (cublaslt_vector(c)) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, least_aligned); }
+    if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, least_aligned); }
+
+    cublasLtMatmulHeuristicResult_t proposals[max_proposals];
+    int n = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, plan.product, plan.a, plan.b, plan.out, plan.out,
+                                                           preference, lt.tuned ? max_proposals : 1, proposals, &n);
+    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
+    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) { cublasCheck(status); }
+
+    cudaStreamCaptureStatus capturing;
+    cudaCheck(cudaStreamIsCapturing(stream, &capturing));
+    int best = n > 0 ? 0 : -1;
+    if (n > 1 && capturing == cudaStreamCaptureStatusNone) { best = cublaslt_fastest(plan, c, proposals, n, stream); }
+    plan.found = best >= 0;
+    if (plan.found) { plan.algo = proposals[best].algo; }
+}
+
+// Row-major (rows, columns) is column-major (columns, rows).
+inline cublasLtMatrixLayout_t cublaslt_layout(cudaDataType_t type, int rows, int columns) {
+    cublasLtMatrixLayout_t layout;
+    cublasCheck(cublasLtMatrixLayoutCreate(&layout, type, columns, rows, columns));
+    return layout;
+}
+
+inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, cudaStream_t stream) {
+#if defined(ENABLE_FP32)
+    const cudaDataType_t floatX_type = CUDA_R_32F;
+#elif defined(ENABLE_FP16)
+    const cudaDataType_t floatX_type = CUDA_R_16F;
+#else
+    const cudaDataType_t floatX_type = CUDA_R_16BF;
+#endif
+    CublasLtPlan plan;
+    plan.key = key;
+    plan.a = c.b_transposed ? cublaslt_layout(floatX_type, c.N, c.K) : cublaslt_layout(floatX_type, c.K, c.N);
+    plan.b = c.a_transposed ? cublaslt_layout(floatX_type, c.K, c.M) : cublaslt_layout(floatX_type, c.M, c.K);
+    plan.out = cublaslt_layout(c.out_is_float ? CUDA_R_32F : floatX_type, c.M, c.N);
+    cublasComputeType_t compute =
+        floatX_type == CUDA_R_32F && key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasCheck(cublasLtMatmulDescCreate(&plan.product, compute, CUDA_R_32F));
+    cublasOperation_t op_a = c.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t op_b = c.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)op_a);
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)op_b);
+    cublasLtEpilogue_t epilogue = c.epilogue == MATMUL_GELU        ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                  : c.epilogue == MATMUL_DGELU     ? CUBLASLT_EPILOGUE_DGELU
+                                  : c.epilogue == MATMUL_BIAS_GRAD ? CUBLASLT_EPILOGUE_BGRADB // our a is its b
+                                  : c.bias                         ? CUBLASLT_EPILOGUE_BIAS
+                                                                   : CUBLASLT_EPILOGUE_DEFAULT;
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
+    if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)c.N); }
+    cublaslt_choose(plan, c, stream);
+    return plan;
+}
+
+// Launches the product; false, and nothing is launched, if the library cannot do it with this epilogue and these types.
+inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
+    CublasLt& lt = cublaslt();
+    require(lt.handle != NULL); // cublaslt_open()
+    require(c.out && c.a && c.b && c.M > 0 && c.N > 0 && c.K > 0);
+    require((c.epilogue == MATMUL_GELU || c.epilogue == MATMUL_DGELU) == (c.aux != NULL) && c.aux != c.out);
+    require((c.epilogue == MATMUL_BIAS_GRAD) == (c.bias_grad != NULL));
+    require(c.epilogue == MATMUL_PLAIN || (c.epilogue == MATMUL_GELU) == (c.bias != NULL));
+    CublasLtKey key = {c.M,
+                       c.N,
+                       c.K,
+                       c.a_transposed,
+                       c.b_transposed,
+                       c.out_is_float,
+                       c.epilogue,
+                       c.add != NULL,
+                       c.bias != NULL,
+                       cublaslt_alignment(c),
+                       lt.tf32,
+                       lt.tuned};
+    require(key.alignment >= 16);
+    size_t i = 0;
+    while (i < lt.plans.size() && memcmp(&lt.plans[i].key, &key, sizeof(key)) != 0) { i++; }
+    if (i == lt.plans.size()) { lt.plans.push_back(cublaslt_plan(key, c, stream)); }
+    const CublasLtPlan& plan = lt.plans[i];
+    if (plan.found) { cublasCheck(cublaslt_launch(plan, plan.algo, c, stream)); }
+    return plan.found;
+}
+
+// What this GPU reaches, in TFLOP/s: a product of 8192^3 random numbers. Zeros would be faster: they cost less power.
+inline double cublaslt_matrix_rate() {
+    const int n = 8192, num_products = 10;
+    const size_t period = 1 << 20; // so many numbers, then again
+    std::vector<floatX> values(period);
+    for (size_t i = 0; i < period; i++) {
+        values[i] = (floatX)((float)hash_bits((uint32_t)i, 1) * (2.0f / 4294967296.0f) - 1.0f);
+    }
+    floatX *inp, *out;
+    cudaCheck(cudaMalloc(&inp, (size_t)n * n * sizeof(floatX)));
+    cudaCheck(cudaMalloc(&out, (size_t)n * n * sizeof(floatX)));
+    for (size_t i = 0; i < (size_t)n * n; i += period) {
+        cudaCheck(cudaMemcpy(inp + i, values.data(), period * sizeof(floatX), cudaMemcpyHostToDevice));
+    }
+    MatmulCall call;
+    call.out = out, call.a = inp, call.b = inp, call.b_transposed = true;
+    call.M = call.N = call.K = n;
+    cudaEvent_t start, end;
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&end));
+    for (int i = 0; i <= num_products; i++) {
+        bool supported = cublaslt_matmul(call, 0);
+        require(supported);
+        if (i == 0) { cudaCheck(cudaEventRecord(start, 0)); } // the first one is not timed
+    }
+    cudaCheck(cudaEventRecord(end, 0));
+    cudaCheck(cudaEventSynchronize(end));
+    float ms;
+    cudaCheck(cudaEventElapsedTime(&ms, start, end));
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(end));
+    cudaCheck(cudaFree(inp));
+    cudaCheck(cudaFree(out));
+    return 2.0 * n * n * (double)n * num_products / ms * 1e-9;
+}

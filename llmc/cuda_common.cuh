@@ -1,0 +1,151 @@
+/*
+The vocabulary shared by train_gpt2.cu and dev/cuda: precision, errors, 128-bit vectors, reductions, rounding.
+A kernel uses only names from here and from llmc/ptx.cuh, so that its text is the same in both places.
+*/
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+
+#include "utils.h"
+
+// ---- precision ------------------------------------------------------------------
+// floatX is the type of weights and activations; sums, statistics and gradients of parameters are float.
+
+#if defined(ENABLE_FP32)
+typedef float floatX;
+#define PRECISION_NAME "fp32"
+#elif defined(ENABLE_FP16)
+typedef half floatX;
+#define PRECISION_NAME "fp16"
+#else
+#define ENABLE_BF16 1
+typedef __nv_bfloat16 floatX;
+#define PRECISION_NAME "bf16"
+#endif
+
+// ---- errors ---------------------------------------------------------------------
+// A failed call prints what was called, where, and why, and exits 1. require() of utils.h is for preconditions.
+
+#define cudaCheck(expr) cuda_check((expr), #expr, __FILE__, __LINE__)
+inline void cuda_check(cudaError_t e, const char* expr, const char* file, int line) {
+    if (e == cudaSuccess) { return; }
+    die("%s:%d: %s: %s (%s)", file, line, expr, cudaGetErrorString(e), cudaGetErrorName(e));
+}
+
+// ---- the device -----------------------------------------------------------------
+
+// An attribute of the current device; the driver answers without a synchronisation.
+inline int device_attribute(cudaDeviceAttr attribute) {
+    int device, value;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
+}
+inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+
+// The architecture that a kernel was compiled for, 75, 80, 90 ..., as far as its source could tell by __CUDA_ARCH__. It
+// is below the device's when the binary holds only older code: a kernel that needs more must then not be launched.
+template <class Kernel> int compiled_arch(Kernel* kernel) {
+    cudaFuncAttributes attributes;
+    cudaCheck(cudaFuncGetAttributes(&attributes, (const void*)kernel));
+    return attributes.ptxVersion;
+}
+
+// ---- shapes ---------------------------------------------------------------------
+
+template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+
+// ---- 128-bit vectors --------------------------------------------------------------
+
+template <class T> struct alignas(16) Vec128 {
+    static constexpr int size = 16 / sizeof(T);
+    T v[size];
+    __host__ __device__ T& operator[](int i) { return v[i]; }
+    __host__ __device__ const T& operator[](int i) const { return v[i]; }
+};
+typedef Vec128<floatX> x128; // 8 bf16 or fp16, 4 fp32
+typedef Vec128<float> f128;
+
+template <class T> __device__ inline Vec128<T> vec128_from_bits(int4 bits) {
+    Vec128<T> x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+template <class T> __device__ inline int4 vec128_bits(const Vec128<T>& x) {
+    int4 bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+// p is aligned to 16 bytes. cs: streamed, for what is not read again soon, so that it leaves the cache first;
+// cg: cached in L2 alone.
+template <class T> __device__ inline Vec128<T> load128(const T* p) {
+    return vec128_from_bits<T>(*reinterpret_cast<const int4*>(p));
+}
+template <class T> __device__ inline Vec128<T> load128cs(const T* p) {
+    return vec128_from_bits<T>(__ldcs(reinterpret_cast<const int4*>(p)));
+}
+template <class T> __device__ inline Vec128<T> load128cg(const T* p) {
+    return vec128_from_bits<T>(__ldcg(reinterpret_cast<const int4*>(p)));
+}
+template <class T> __device__ inline void store128(T* p, const Vec128<T>& x) {
+    *reinterpret_cast<int4*>(p) = vec128_bits(x);
+}
+template <class T> __device__ inline void store128cs(T* p, const Vec128<T>& x) {
+    __stcs(reinterpret_cast<int4*>(p), vec128_bits(x));
+}
+template <class T> __device__ inline void store128cg(T* p, const Vec128<T>& x) {
+    __stcg(reinterpret_cast<int4*>(p), vec128_bits(x));
+}
+
+// ---- reductions -------------------------------------------------------------------
+
+// All 32 lanes take part; all of them get the result, with the same bits.
+__device__ inline float warp_sum(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+__device__ inline float warp_max(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) { x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
+    return x;
+}
+
+// Over a block of whole warps (blockDim.x % 32 == 0, at most 1024); `shared` (32) is scratch, free again after the call.
+// Every thread gets the result. The order of the sum depends on the shape of the block alone.
+template <float (*warp_op)(float)> __device__ inline float block_reduce(float x, float* shared, float neutral) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    x = warp_op(x);
+    if (lane == 0) { shared[warp] = x; }
+    __syncthreads();
+    x = warp_op(lane < num_warps ? shared[lane] : neutral);
+    __syncthreads(); // `shared` may be written again
+    return x;
+}
+__device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
+__device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
+
+// ---- rounding -----------------------------------------------------------------------
+
+// 32 random bits of (index, seed): two rounds of a multiply-xorshift mix. Source: Wellons, "Prospecting for hash
+// functions", lowbias32.
+__host__ __device__ inline uint32_t hash_bits(uint32_t index, uint32_t seed) {
+    uint32_t x = index ^ (seed * 0x9E3779B9u + 0x7F4A7C15u);
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+// x to floatX, up or down with the probability of its distance; `random` are 32 uniform bits. Not finite: as it is.
+// Only bf16 has a use for it: its bits are the upper half of a float's.
+__device__ inline floatX stochastic_round(float x, uint32_t random) {
+#if defined(ENABLE_BF16)
+    if (!isfinite(x)) { return (floatX)x; }
+    return (floatX)__uint_as_float((__float_as_uint(x) + (random & 0xFFFFu)) & 0xFFFF0000u);
+#else
+    (void)random;
+    return (floatX)x;
+#endif
+}

@@ -1,0 +1,219 @@
+/*
+PTX instructions that CUDA C++ has no name for, one wrapper each: asynchronous copies to shared memory, matrix loads,
+tensor core products. Source of names, shapes and layouts: the PTX ISA, sections "cp.async", "ldmatrix", "mma".
+
+They need compute capability 8.0. In code for older devices they compile to a trap: launchers ask compiled_arch().
+*/
+#pragma once
+
+#include "cuda_common.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define PTX_SM80(...) __trap()
+#else
+#define PTX_SM80(...) asm volatile(__VA_ARGS__)
+#endif
+
+// The 32-bit shared-memory address that PTX instructions take.
+__device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// ---- cp.async: 16 bytes from global to shared memory, past the registers ------------------
+
+// Both addresses aligned to 16 bytes. !valid writes zeros and does not read.
+__device__ inline void cp_async_16(void* shared, const void* global, bool valid = true) {
+    PTX_SM80("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global),
+             "r"(valid ? 16 : 0)
+             : "memory");
+}
+// The same for 4 bytes.
+__device__ inline void cp_async_4(void* shared, const void* global, bool valid = true) {
+    PTX_SM80("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(shared)), "l"(global),
+             "r"(valid ? 4 : 0)
+             : "memory");
+}
+__device__ inline void cp_async_commit() { PTX_SM80("cp.async.commit_group;\n" ::: "memory"); }
+// Waits until at most `pending` of this thread's newest groups are under way. A barrier must follow before other threads
+// read what was copied.
+template <int pending> __device__ inline void cp_async_wait() {
+    PTX_SM80("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+}
+
+// ---- ldmatrix: four 8x8 matrices of 16-bit elements from shared memory ----------------------
+
+// Lane i gives the address of row i % 8 of matrix i / 8 (16 bytes, aligned). r[j] of lane i holds elements
+// (i / 4, 2 * (i % 4)) and the next one of matrix j; with _trans of the transposed matrix.
+__device__ inline void ldmatrix_x4(uint32_t r[4], const void* row) {
+    PTX_SM80("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+             : "r"(shared_address(row))
+             : "memory");
+}
+__device__ inline void ldmatrix_x4_trans(uint32_t r[4], const void* row) {
+    PTX_SM80("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+             : "r"(shared_address(row))
+             : "memory");
+}
+
+// The same by shared-memory address, for loops that reach all their rows from one address by constant offsets.
+__device__ inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
+    PTX_SM80("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+             : "r"(address)
+             : "memory");
+}
+__device__ inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
+    PTX_SM80("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+             : "r"(address)
+             : "memory");
+}
+
+// ---- mma: d += a b, 16x8 += 16x16 16x8, fp32 sums ----------------------------------------------
+
+// With g = lane / 4 and t = lane % 4 (two 16-bit elements in each register of a and b, the lower column first):
+//   a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)      a is 16x16, row-major
+//   b[0] (2t.., g)  b[1] (2t+8.., g)                                            b is 16x8, k by n
+//   d[0] (g, 2t)  d[1] (g, 2t+1)  d[2] (g+8, 2t)  d[3] (g+8, 2t+1)              d is 16x8
+__device__ inline void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __nv_bfloat16) {
+    PTX_SM80("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+             "{%0, %1, %2, %3};\n"
+             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, half) {
+    PTX_SM80("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+             "{%0, %1, %2, %3};\n"
+             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// A row of four 16x8 tiles: lane t of a quad holds columns 2t, 2t+1 of every tile, v[tile]; after this it holds all eight
+// columns of tile t, as v[0..3], ready to be stored at once. All 32 lanes take part.
+__device__ inline void mma_quad_transpose(float v[4][2]) {
+    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    for (int e = 0; e < 2; e++) {
+        for (int j = 0; j < 4; j += 2) {
+            float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? v[j][e] : v[j + 1][e], 1);
+            v[j][e] = odd ? got : v[j][e];
+            v[j + 1][e] = odd ? v[j + 1][e] : got;
+        }
+        for (int j = 0; j < 2; j++) {
+            float got = __shfl_xor_sync(0xFFFFFFFFu, upper ? v[j][e] : v[j + 2][e], 2);
+            v[j][e] = upper ? got : v[j][e];
+            v[j + 2][e] = upper ? v[j + 2][e] : got;
+        }
+    }
+}
+// Two floats as two neighbouring 16-bit elements, `low` in the lower half: how accumulators become operands.
+__device__ inline uint32_t pack_16x2(float low, float high, __nv_bfloat16) {
+    __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+__device__ inline uint32_t pack_16x2(float low, float high, half) {
+    half2 x = __floats2half2_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+// 2^x, one instruction, within 2 ulp; -inf gives 0
+__device__ inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// ==== sm_90a: TMA copies, mbarriers, wgmma. Names, shapes and layouts: the PTX ISA, sections "cp.async.bulk.tensor",
+// "mbarrier", "wgmma". In code for anything but sm_90a they compile to a trap. ====================================
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PTX_SM90A(...) __trap()
+#else
+#define PTX_SM90A(...) asm volatile(__VA_ARGS__)
+#endif
+
+// ---- mbarrier: a phase ends when `count` arrivals and all announced bytes are in ------------------
+
+__device__ inline void mbarrier_init(uint64_t* barrier, int count) {
+    PTX_SM90A("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+// After the inits, before the __syncthreads() that precedes the first use: TMA sees the barriers too.
+__device__ inline void mbarrier_init_fence() { PTX_SM90A("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+    PTX_SM90A("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
+// One arrival, and `bytes` more are awaited in this phase.
+__device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
+    PTX_SM90A("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
+              : "memory");
+}
+// Until the phase of this parity has ended: 0 for the first one, then 1, 0 ...; parity 1 passes on a fresh barrier.
+__device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
+    uint32_t done = 0;
+    while (!done) {
+        PTX_SM90A("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                  "selp.u32 %0, 1, 0, p;\n}\n"
+                  : "=r"(done)
+                  : "r"(shared_address(barrier)), "r"(parity)
+                  : "memory");
+    }
+}
+
+// ---- TMA: one thread copies a box of a 2-D tensor to shared memory ---------------------------------
+
+// `map` is a CUtensorMap in kernel parameters (__grid_constant__). x counts along rows, y rows; the box's bytes arrive
+// at `barrier`, zeros for what lies outside of the tensor.
+__device__ inline void tma_load_2d(void* shared, const void* map, int x, int y, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+              "[%4];\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
+              : "memory");
+}
+
+// ---- registers move from a producer's warps to the consumers' ---------------------------------------
+
+template <int num_registers> __device__ inline void warpgroup_more_registers() {
+    PTX_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(num_registers));
+}
+template <int num_registers> __device__ inline void warpgroup_fewer_registers() {
+    PTX_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(num_registers));
+}
+
+// ---- wgmma: 64xN += 64x16 16xN by the four warps of a warpgroup --------------------------------------
+
+__device__ inline void wgmma_fence() { PTX_SM90A("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ inline void wgmma_commit() { PTX_SM90A("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+template <int pending> __device__ inline void wgmma_wait() {
+    PTX_SM90A("wgmma.wait_group.sync.aligned %0;\n" ::"n"(pending) : "memory");
+}
+// A matrix in shared memory: rows of 64 16-bit elements along k, as TMA writes them with CU_TENSOR_MAP_SWIZZLE_128B;
+// groups of 8 rows follow each other. The matrix is aligned to 1024 bytes; 16 columns on are 32 bytes on.
+__device__ inline uint64_t wgmma_descriptor(const void* matrix) {
+    uint64_t address = (shared_address(matrix) & 0x3FFFF) >> 4;
+    uint64_t group_stride = 1024 >> 4;
+    return address | (uint64_t)1 << 16 | group_stride << 32 | (uint64_t)1 << 62; // 1 << 62: swizzle of 128 bytes
+}
+// d[4j..4j+3] is the 16x8 tile of mma_16x8x16 for rows 16 * (warp % 4) and columns 8j; `b` is (n,k) in shared memory.
+// accumulate 0: d is overwritten.
+#define WGMMA_D8(d, i)                                                                                                 \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define WGMMA_64x128x16(type)                                                                                          \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
+              "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x128x16("bf16");
+}
+__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x128x16("f16");
+}

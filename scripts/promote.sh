@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Copies the promoted kernels of dev/cuda into train_gpt2.cu, or checks that they are still the same.
+#
+#     scripts/promote.sh            copies; prints the names of the blocks that changed
+#     scripts/promote.sh --check    changes nothing; names the blocks that differ and exits 1
+#
+# A block stands between two lines, here and there:
+#     // ==== promoted: layernorm_forward ====
+#     // ==== end promoted: layernorm_forward ====
+# train_gpt2.cu says which ones it wants, by marks with anything or nothing between them; each name must stand there once
+# and in exactly one dev/cuda/*.cu.
+set -u -o pipefail
+cd "$(dirname "$0")/.." || exit 1
+export LC_ALL=C # bytes, not characters
+target=train_gpt2.cu
+
+usage() { echo "$0: $1; usage: $0 [--check]" >&2; exit 2; }
+[ $# -le 1 ] || usage "too many arguments"
+case ${1-} in
+'' | --check) mode=${1-} ;;
+*) usage "unknown argument '$1'" ;;
+esac
+die() { echo "error: $*" >&2; exit 1; }
+[ -f $target ] || die "no $target here"
+
+tmp=$(mktemp -d /tmp/llmc_promote_XXXXXX) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+mkdir "$tmp/want" "$tmp/have"
+
+# blocks FILE DIRECTORY: what stands between the marks to DIRECTORY/NAME, FILE:LINE of the mark to DIRECTORY.where.
+# The marks are checked too: well formed, in pairs, not nested, no name twice.
+blocks() {
+    awk -v dir="$2" '
+        function bad(text) { print "error: " FILENAME ":" FNR ": " text >"/dev/stderr"; failed = 1; exit 1 }
+        /==== *(end )?promoted:/ {
+            if ($0 !~ /^\/\/ ==== (end )?promoted: [A-Za-z0-9_]+ ====$/) { bad("not a mark: " $0) }
+            end = $3 == "end"
+            name = end ? $5 : $4
+            if (!end && open != "") { bad("promoted: " name " begins inside " open) }
+            if (end && open != name) { bad("end promoted: " name " without its begin") }
+            if (!end && name in seen) { bad("promoted: " name " stands here twice") }
+            if (!end) {
+                seen[name] = 1
+                open = name
+                printf "" >(dir "/" name)
+                print name " " FILENAME ":" FNR >>(dir ".where")
+            } else {
+                close(dir "/" name)
+                open = ""
+            }
+            next
+        }
+        open != "" { print >(dir "/" open) }
+        END { if (!failed && open != "") { bad("promoted: " open " has no end") } exit failed }' "$1"
+}
+where() { sed -n "s/^$1 //p" "$tmp/$2.where"; } # NAME want|have
+
+: >"$tmp/want.where"
+: >"$tmp/have.where"
+blocks $target "$tmp/have" || exit 1
+for file in dev/cuda/*.cu; do
+    [ -e "$file" ] || die "no dev/cuda/*.cu here"
+    blocks "$file" "$tmp/want" || exit 1
+done
+twice=$(cut -d ' ' -f 1 "$tmp/want.where" | sort | uniq -d | head -n 1)
+[ -z "$twice" ] || die "promoted: $twice stands in more than one file: $(where "$twice" want | tr '\n' ' ')"
+[ -s "$tmp/have.where" ] || die "$target has no marks '// ==== promoted: NAME ===='"
+
+different=()
+while read -r name place; do
+    [ -e "$tmp/want/$name" ] || die "$place: promoted: $name stands in no dev/cuda/*.cu"
+    cmp -s "$tmp/have/$name" "$tmp/want/$name" || different+=("$name")
+done <"$tmp/have.where"
+total=$(wc -l <"$tmp/have.where")
+
+if [ "$mode" = --check ]; then
+    for name in ${different[@]+"${different[@]}"}; do
+        echo "FAIL $name: $(where "$name" have) is not a copy of $(where "$name" want); first difference:"
+        diff "$tmp/have/$name" "$tmp/want/$name" | sed -n '2,$p' | head -n 6
+    done
+    [ ${#different[@]} -eq 0 ] || die "${#different[@]} of $total promoted blocks differ: scripts/promote.sh copies them"
+    echo "$total promoted blocks, all equal"
+    exit 0
+fi
+
+[ ${#different[@]} -gt 0 ] || { echo "$total promoted blocks, all equal already"; exit 0; }
+awk -v dir="$tmp/want" '
+    /^\/\/ ==== end promoted: / { inside = 0 }
+    !inside { print }
+    /^\/\/ ==== promoted: / {
+        inside = 1
+        while ((getline line <(dir "/" $4)) > 0) { print line }
+        close(dir "/" $4)
+    }' $target >"$tmp/new" || die "$target could not be rewritten"
+cat "$tmp/new" >$target || die "$target could not be written" # keeps its mode and links
+printf 'copied %s\n' "${different[@]}"

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Rewrites the tables of dev/cuda/README.md from dev/cuda/results/GPU/*.csv, which `make bench` writes there.
+#
+#     scripts/update_results.sh
+#
+# A table stands between `<!-- results: h200 -->` and `<!-- end results: h200 -->`; one row for each CSV: the fastest
+# kernel that is not the vendor's (number 0).
+set -u -o pipefail
+cd "$(dirname "$0")/../dev/cuda" || exit 1
+export LC_ALL=C
+die() { echo "error: $*" >&2; exit 1; }
+[ $# -eq 0 ] || { echo "$0: unknown argument '$1'; usage: $0" >&2; exit 2; }
+[ -f README.md ] || die "no dev/cuda/README.md here"
+
+tmp=$(mktemp -d /tmp/llmc_results_XXXXXX) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+
+table() { # GPU
+    echo "| op | shape, type | fastest kernel | block size | ms (p10 to p90) | GB/s | of copy | TFLOP/s | of vendor's rate | x kernel 0 | x kernel 1 |"
+    echo "|---|---|---|---|---|---|---|---|---|---|---|"
+    local csv
+    for csv in results/"$1"/*.csv; do
+        # the fields before `what` hold no commas
+        awk -F , '
+            function cell(format, x, unit) { return (x > 0 && unit > 0) ? sprintf(format, x / unit) : "" }
+            NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
+            { ms = $at["median_ms"] + 0; number = $at["kernel"] + 0 }
+            number <= 1 && (!(number in base) || ms < base[number]) { base[number] = ms }
+            number > 0 && (best == "" || ms < best) { best = ms; row = $0 }
+            END {
+                if (row == "") { exit 1 }
+                what = row
+                for (i = 1; i < at["what"]; i++) { sub(/[^,]*,/, "", what) }
+                gsub(/^"|"$/, "", what); gsub(/""/, "\"", what); gsub(/\|/, "\\|", what)
+                $0 = row
+                gbs = $at["gb_s"]; copy = $at["copy_gb_s"]; tflops = $at["tflop_s"]; rate = $at["matrix_tflop_s"]
+                size = ($at["block_size"] + 0 > 0) ? $at["block_size"] : "default"
+                printf "| %s | B %d T %d C %d, %s | %d: %s | %s | %.4f (%.4f to %.4f) |", $at["op"], $at["B"], $at["T"],
+                    $at["C"], $at["dtype"], $at["kernel"], what, size, best, $at["p10_ms"], $at["p90_ms"]
+                printf " %s | %s |", cell("%.0f", gbs, 1), cell("%.1f%%", 100 * gbs, copy)
+                printf " %s | %s |", cell("%.1f", tflops, 1), cell("%.1f%%", 100 * tflops, rate)
+                printf " %s | %s |\n", cell("%.2f", base[0], best), cell("%.2f", base[1], best)
+            }' "$csv" || die "dev/cuda/$csv has no row of a kernel"
+    done
+}
+
+gpus=$(sed -n 's/^<!-- results: \([a-z0-9_.-]*\) -->$/\1/p' README.md)
+[ -n "$gpus" ] || die "dev/cuda/README.md has no line '<!-- results: GPU -->'"
+for gpu in $gpus; do
+    grep -qx "<!-- end results: $gpu -->" README.md || die "dev/cuda/README.md has no line '<!-- end results: $gpu -->'"
+    compgen -G "results/$gpu/*.csv" >/dev/null || die "no dev/cuda/results/$gpu/*.csv: make bench writes them"
+    table "$gpu" >"$tmp/$gpu" || exit 1
+done
+awk -v dir="$tmp" '
+    /^<!-- end results: / { inside = 0 }
+    !inside { print }
+    /^<!-- results: / {
+        inside = 1
+        while ((getline line <(dir "/" $3)) > 0) { print line }
+        close(dir "/" $3)
+    }' README.md >"$tmp/new" || die "dev/cuda/README.md could not be rewritten"
+cat "$tmp/new" >README.md || die "dev/cuda/README.md could not be written"

@@ -1,0 +1,4697 @@
+/*
+GPT-2 on the GPU: trains from raw tokens, evaluates, saves, resumes, samples. train_gpt2.c is the same program for the
+CPU and explains the model; read it first.
+
+    1. kernels           each a copy of the best one in dev/cuda, between marks: scripts/promote.sh keeps them equal
+    2. profiling         NVTX ranges, and the time of each operation for --profile
+    3. the model         parameters, activations, memory plan, forward, backward, update
+    4. generation        key/value cache, prefill, one captured graph for each token
+    5. training          batches, one step, reports that come one step late, evaluation, the loop
+    6. command line      main
+
+Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
+channels. Every tensor is row-major; a gradient is called d + name. floatX is the type of weights and activations (bf16,
+or -DENABLE_FP16, -DENABLE_FP32); gradients of parameters, AdamW's moments and the master weights are float.
+
+One stream, in order. The host runs ahead of the GPU by up to a step: no call inside a step waits for the GPU. What a
+step must decide by its own results (clipping, skipping a step that is not finite) is decided on the GPU.
+
+Every sum is taken in an order that depends on shapes alone, so the same run gives the same bits again.
+
+Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
+follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev/cuda.
+*/
+#include "llmc/cublas_common.cuh"
+#include "llmc/cuda_common.cuh"
+#include "llmc/eval_loader.h"
+#include "llmc/gpt2.h"
+#include "llmc/mfu.h"
+#include "llmc/ptx.cuh"
+#include "llmc/sampler.h"
+#include "llmc/training.h"
+#include "llmc/utils.h"
+#include <algorithm>
+#include <math.h>
+#include <nvtx3/nvToolsExt.h>
+#include <string>
+#include <vector>
+
+// ================================================================================================
+// 1. kernels
+// ================================================================================================
+
+// ==== promoted: encoder_forward ====
+constexpr int ENCODER_FORWARD_SEQUENCES = 4;
+
+__global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
+                                        int C) {
+    constexpr int S = ENCODER_FORWARD_SEQUENCES;
+    unsigned vectors = C / x128::size; // of a row
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= T * vectors) { return; }
+    unsigned t = i / vectors, c = i % vectors * x128::size;
+    int first = blockIdx.y * S;
+    int ids[S];
+    x128 token[S];
+#pragma unroll
+    for (int j = 0; j < S; j++) { ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0; } // 0: read, not used
+    x128 position = load128(wpe + (size_t)t * C + c);
+#pragma unroll
+    for (int j = 0; j < S; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
+#pragma unroll
+    for (int j = 0; j < S; j++) {
+        x128 sum;
+        for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)token[j][k] + (float)position[k]); }
+        if (first + j < B) { store128(out + ((size_t)(first + j) * T + t) * C + c, sum); }
+    }
+}
+
+// out (B,T,C) | inp (B,T), ids of rows of wte | wte (Vp,C) | wpe (maxT,C), maxT >= T
+void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     cudaStream_t stream, int block_size = 256) {
+    require(C % x128::size == 0);
+    require((size_t)T * C < (size_t)1 << 31);
+    int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
+    require(groups <= 65535);
+    dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
+    encoder_forward_kernel4<<<grid, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: encoder_forward ====
+
+// ==== promoted: encoder_backward ====
+// dwpe: a thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token. The sorted
+// list is cut into tiles of 32, however long the runs of equal tokens are, and a warp sums the runs of its tile in
+// order. A run inside one tile is added to its row of dwte; one that crosses a cut leaves a partial sum in each of its
+// tiles, and the next kernel adds these up in order. So every sum has one order, and a frequent token many warps.
+
+constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits a pass
+constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 for each digit
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // every block reads the counts of all
+constexpr int ENCODER_TILE = 32;            // sorted indices, one for each lane
+constexpr int ENCODER_COLUMNS = 768;        // for which there is room for partial sums; more columns are more launches
+constexpr int ENCODER_WARP_COLUMNS = 128;   // a warp's: four a lane, so that rows of dwte are read and written whole
+static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
+
+struct alignas(4 * sizeof(floatX)) EncoderVec4 {
+    floatX v[4];
+};
+
+// Where things lie in the launcher's scratch.
+struct EncoderScratch {
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): of a run from an earlier tile, of a run into a later one
+    int* positions[2]; // (N) each; [0] is the sorted one in the end
+    int* tokens;       // (N) inp[positions[0][i]], ascending
+    int* counts;       // (sort_blocks, ENCODER_DIGITS) of the digits in each block's part of the list
+    size_t num_ints;
+};
+static EncoderScratch encoder_backward_layout(int* scratch, int N) {
+    size_t num_partial = (size_t)ceil_div(N, ENCODER_TILE) * 2 * ENCODER_COLUMNS;
+    EncoderScratch s;
+    s.partial = (float*)scratch;
+    s.positions[0] = scratch + num_partial;
+    s.positions[1] = s.positions[0] + N;
+    s.tokens = s.positions[1] + N;
+    s.counts = s.tokens + N;
+    s.num_ints = num_partial + 3 * (size_t)N + (size_t)ENCODER_SORT_MAX_BLOCKS * ENCODER_DIGITS;
+    return s;
+}
+
+// Counts the digits of a block's `num` indices. positions NULL: not sorted yet, index i is position i.
+__global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
+                                               int shift) {
+    __shared__ int count[ENCODER_DIGITS];
+    if (threadIdx.x < ENCODER_DIGITS) { count[threadIdx.x] = 0; }
+    __syncthreads();
+    int first = blockIdx.x * num, end = min(N, first + num);
+    for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
+        int token = inp[positions ? positions[i] : i];
+        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: any order gives the same
+    }
+    __syncthreads();
+    if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
+}
+
+// One stable pass: index i goes behind all smaller digits, and behind the same digit at smaller indices.
+__global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
+    encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
+                                     int N, int num, int shift) {
+    constexpr int W = ENCODER_SORT_BLOCK / 32, P = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
+    __shared__ int offset[W][ENCODER_DIGITS]; // where a warp's next index of a digit goes
+    __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
+
+    int before = 0, total = 0; // of this digit: in earlier blocks, in all
+#pragma unroll 8
+    for (int b = part; b < gridDim.x; b += P) {
+        int n = counts[b * ENCODER_DIGITS + digit];
+        before += b < blockIdx.x ? n : 0;
+        total += n;
+    }
+    offset[part][digit] = before, offset[P + part][digit] = total; // offset lent: the parts' sums
+    __syncthreads();
+    if (part == 0) {
+        for (int p = 1; p < P; p++) { before += offset[p][digit], total += offset[P + p][digit]; }
+        scan[digit] = total, next[digit] = before - total;
+    }
+    __syncthreads();
+    for (int distance = 1; distance < ENCODER_DIGITS; distance *= 2) { // inclusive scan over digits
+        int lower = part == 0 && digit >= distance ? scan[digit - distance] : 0;
+        __syncthreads();
+        if (part == 0) { scan[digit] += lower; }
+        __syncthreads();
+    }
+    if (part == 0) { next[digit] += scan[digit]; }
+
+    int first = blockIdx.x * num, end = min(N, first + num);
+    for (int start = first; start < end; start += ENCODER_SORT_BLOCK) {
+        for (int w = part; w < W; w += P) { offset[w][digit] = 0; }
+        __syncthreads();
+        int i = start + threadIdx.x;
+        bool valid = i < end;
+        int position = valid ? (positions ? positions[i] : i) : 0;
+        int token = valid ? inp[position] : 0;
+        int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
+        unsigned same = __match_any_sync(0xFFFFFFFFu, d);
+        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's same digits
+        if (valid && rank == 0) { offset[warp][d] = __popc(same); }
+        __syncthreads();
+        if (part == 0) { // counts to offsets, over the warps in order
+            int at = next[digit];
+#pragma unroll 8
+            for (int w = 0; w < W; w++) {
+                int n = offset[w][digit];
+                offset[w][digit] = at;
+                at += n;
+            }
+            next[digit] = at;
+        }
+        __syncthreads();
+        if (valid) {
+            sorted[offset[warp][d] + rank] = position;
+            tokens[offset[warp][d] + rank] = token;
+        }
+        __syncthreads(); // offset is cleared for the next round
+    }
+}
+
+// Fills positions[0] and tokens of the layout that it returns.
+static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
+    EncoderScratch s = encoder_backward_layout(scratch, N);
+    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // of a block
+    int num_blocks = ceil_div(N, num), num_passes = 1;
+    while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
+    const int* positions = NULL;
+    for (int pass = 0; pass < num_passes; pass++) {
+        int* sorted = s.positions[(num_passes - 1 - pass) % 2];
+        encoder_backward_count_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(s.counts, positions, inp, N, num,
+                                                                                      8 * pass);
+        cudaCheck(cudaGetLastError());
+        encoder_backward_scatter_kernel5<<<num_blocks, ENCODER_SORT_BLOCK, 0, stream>>>(
+            sorted, s.tokens, positions, inp, s.counts, N, num, 8 * pass);
+        cudaCheck(cudaGetLastError());
+        positions = sorted;
+    }
+    return s;
+}
+
+// Sums the runs of a tile, for ENCODER_WARP_COLUMNS columns from c0 on.
+__global__ void encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
+                                              const int* tokens, int N, int C, int c0, int num_slices) {
+    int lane = threadIdx.x % 32;
+    int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    int tile = warp / num_slices, slice = warp % num_slices, first = tile * ENCODER_TILE;
+    if (first >= N) { return; }
+    int num = min(ENCODER_TILE, N - first), column = slice * ENCODER_WARP_COLUMNS + lane * 4;
+    bool active = c0 + column < C;
+
+    int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
+    int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
+    // whether the first run comes from the tile before, whether the last one goes on in the tile after
+    bool from_before = first > 0 && tokens[first - 1] == tokens[first];
+    bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
+
+    constexpr int U = 4; // rows in flight
+    f128 sum = {};
+    for (int i = 0; i < num; i += U) {
+        EncoderVec4 d[U];
+        f128 old[U];
+        float* row[U]; // where the run that ends here is summed up, else NULL
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            int p = __shfl_sync(0xFFFFFFFFu, position, i + u), id = __shfl_sync(0xFFFFFFFFu, token, i + u);
+            row[u] = NULL;
+            if (i + u >= num || !active) { continue; }
+            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p * C + c0 + column);
+            if (!(ends >> (i + u) & 1)) { continue; }
+            bool is_first = (ends & ((1u << (i + u)) - 1)) == 0;
+            int slot = is_first && from_before ? 0 : (i + u == num - 1 && into_after ? 1 : -1);
+            if (slot < 0) {
+                row[u] = dwte + (size_t)id * C + c0 + column;
+                old[u] = load128(row[u]);
+            } else {
+                row[u] = partial + ((size_t)tile * 2 + slot) * ENCODER_COLUMNS + column;
+                old[u] = {};
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (i + u >= num || !active) { continue; }
+            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u].v[k]; }
+            if (!row[u]) { continue; }
+            for (int k = 0; k < 4; k++) { sum[k] += old[u][k]; }
+            store128(row[u], sum);
+            sum = {};
+        }
+    }
+}
+
+// The block of the tile in which a run begins that crosses cuts adds up the run's partial sums.
+__global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
+                                              int c0) {
+    constexpr int U = 8, MAX_WARPS = 8; // partial sums in flight
+    __shared__ f128 sums[MAX_WARPS][32];
+    int tile = blockIdx.x, first = tile * ENCODER_TILE, last = first + ENCODER_TILE - 1;
+    if (last + 1 >= N) { return; }
+    int token = tokens[last];
+    bool begins_here = first == 0 || tokens[first - 1] != token;
+    if (tokens[last + 1] != token || !begins_here) { return; }
+
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    int num_tiles = ceil_div(N, ENCODER_TILE), column = blockIdx.y * ENCODER_WARP_COLUMNS + lane * 4;
+    bool active = c0 + column < C;
+    const float* slots = partial + column;
+    f128 sum = {};
+    if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
+    for (int t = tile + 1 + warp * U;; t += num_warps * U) {
+        // how many of the next U tiles begin with the token: sorted, so it is the first of them that do
+        bool goes_on = lane < U && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
+        int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
+        f128 x[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (u < num && active) { x[u] = load128(slots + (size_t)(t + u) * 2 * ENCODER_COLUMNS); }
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (u < num && active) {
+                for (int k = 0; k < 4; k++) { sum[k] += x[u][k]; }
+            }
+        }
+        if (num < U) { break; }
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || !active) { return; }
+    float* row = dwte + (size_t)token * C + c0 + column;
+    f128 total = load128(row);
+    for (int w = 0; w < num_warps; w++) {
+        for (int k = 0; k < 4; k++) { total[k] += sums[w][lane][k]; }
+    }
+    store128(row, total);
+}
+
+__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+    constexpr int U = 8; // rows in flight
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
+    if (i >= stride) { return; }
+    const floatX* p = dout + i;
+    float sum[x128::size] = {};
+    int b = 0;
+    for (; b + U <= B; b += U, p += U * stride) {
+        x128 d[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) { d[u] = load128cs(p + u * stride); }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[u][k]; }
+        }
+    }
+    for (; b < B; b++, p += stride) {
+        x128 d = load128cs(p);
+        for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[k]; }
+    }
+    for (int k = 0; k < x128::size; k += 4) {
+        f128 old = load128(dwpe + i + k);
+        for (int j = 0; j < 4; j++) { old[j] += sum[k + j]; }
+        store128(dwpe + i + k, old);
+    }
+}
+static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
+                                       int block_size) {
+    unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
+    encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// The scratch that encoder_backward needs, in ints.
+size_t encoder_backward_scratch(int B, int T, int V) {
+    (void)V; // its size sets the number of passes only
+    return encoder_backward_layout(NULL, B * T).num_ints;
+}
+
+// dwte (Vp,C), dwpe (maxT,C) += | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C)
+// inp (B,T), each in [0,V)
+void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                      int V, cudaStream_t stream, int block_size = 256) {
+    require(C % x128::size == 0);
+    require((size_t)scratch % 16 == 0);
+    require(B >= 1 && T >= 1 && (size_t)B * T <= (size_t)1 << 30);
+    int N = B * T, num_tiles = ceil_div(N, ENCODER_TILE);
+    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
+    EncoderScratch s = encoder_backward_sort(scratch, inp, N, V, stream);
+    for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
+        int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
+        unsigned num_blocks = (unsigned)ceil_div((size_t)num_tiles * num_slices, (size_t)block_size / 32);
+        encoder_backward_tile_kernel5<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
+                                                                             s.tokens, N, C, c0, num_slices);
+        cudaCheck(cudaGetLastError());
+        encoder_backward_join_kernel5<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
+                                                                                       c0);
+        cudaCheck(cudaGetLastError());
+    }
+}
+// ==== end promoted: encoder_backward ====
+
+// ==== promoted: layernorm_forward ====
+// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
+constexpr int layernorm_forward_max_vecs = 3;
+
+// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
+// one barrier for each call is enough.
+__device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
+    x = warp_sum(x);
+    if (row_warps == 1) { return x; }
+    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < row_warps; i++) { sum += partial[i]; }
+    return sum;
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    layernorm_forward_kernel6(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                              const floatX* bias, int N, int C, int row_warps) {
+    __shared__ float partial[2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
+    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
+    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    float inv_C = 1.0f / C;
+
+    const floatX* inp_row = inp + (size_t)row * C + first;
+    x128 x[num_vecs] = {}; // zero past the end
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) { x[j] = load128cs(inp_row + j * stride); }
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+    }
+    float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            for (int k = 0; k < x128::size; k++) {
+                float centred = (float)x[j][k] - m;
+                squares += centred * centred;
+            }
+        }
+    }
+    float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            // all rows want the same weight and bias: they come from L1
+            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+            for (int k = 0; k < x128::size; k++) {
+                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+            }
+            store128(out + (size_t)row * C + first + j * stride, y);
+        }
+    }
+    if (first == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 256) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
+    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    require(block_size % 32 == 0 && block_size <= 512);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
+                  : num_vecs == 2 ? layernorm_forward_kernel6<2>
+                                  : layernorm_forward_kernel6<3>;
+    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: layernorm_forward ====
+
+// ==== promoted: fused_residual_layernorm ====
+// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
+constexpr int fused_residual_layernorm_max_vecs = 3;
+
+// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
+// one barrier for each call is enough.
+__device__ inline float fused_residual_layernorm_row_sum(float x, float* partial, int row_warps) {
+    x = warp_sum(x);
+    if (row_warps == 1) { return x; }
+    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < row_warps; i++) { sum += partial[i]; }
+    return sum;
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(512)
+    fused_residual_layernorm_kernel4(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                     int row_warps) {
+    __shared__ float partial[2][16];
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
+    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
+    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    size_t start = (size_t)row * C + first;
+    float inv_C = 1.0f / C;
+
+    x128 x[num_vecs] = {}, add[num_vecs] = {}; // zero past the end
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            x[j] = load128cs(inp1 + start + j * stride);
+            add[j] = load128cs(inp2 + start + j * stride);
+        }
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
+            sum += (float)x[j][k];
+        }
+        if (j < num_vecs - 1 || last_valid) { store128(residual + start + j * stride, x[j]); }
+    }
+    float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            for (int k = 0; k < x128::size; k++) {
+                float centred = (float)x[j][k] - m;
+                squares += centred * centred;
+            }
+        }
+    }
+    float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j < num_vecs - 1 || last_valid) {
+            // all rows want the same weight and bias: they come from L1
+            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+            for (int k = 0; k < x128::size; k++) {
+                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+            }
+            store128(normed + start + j * stride, y);
+        }
+    }
+    if (first == 0) { mean[row] = m, rstd[row] = r; }
+}
+
+// residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
+// | inp1, inp2 (N,C), weight, bias (C)
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream, int block_size = 256) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * fused_residual_layernorm_max_vecs * row_warps) { row_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
+    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    require(block_size % 32 == 0 && block_size <= 512);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
+    auto kernel = num_vecs == 1   ? fused_residual_layernorm_kernel4<1>
+                  : num_vecs == 2 ? fused_residual_layernorm_kernel4<2>
+                                  : fused_residual_layernorm_kernel4<3>;
+    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(residual, normed, mean, rstd, inp1, inp2, weight, bias,
+                                                               N, C, row_warps);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: fused_residual_layernorm ====
+
+// ==== promoted: layernorm_backward ====
+// A team of 1, 2, 4, 8 or 16 warps owns a row: a thread holds up to 3 vectors of it, a team's width apart. Their columns
+// stay the same from row to row, so that dweight and dbias are summed in registers; a block then adds up its teams into
+// one partial sum, and a second kernel all blocks' partial sums, always in the same order.
+constexpr int layernorm_backward_max_vecs = 3;
+constexpr int layernorm_backward_threads_per_sm = 512; // 128 registers each
+constexpr int layernorm_backward_min_block_size = 128; // bounds the number of partial sums
+constexpr int layernorm_backward_sum_block_size = 512; // of the second kernel
+constexpr int layernorm_backward_padding = 4;          // floats: threads that read one vector's columns hit all banks
+
+// a and b summed over the team; all its threads get the same bits. Calls in a row alternate between two buffers
+// `shared` (2, 16), so that one barrier for each call is enough.
+__device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
+    // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
+    bool upper = threadIdx.x & 16;
+    float mine = upper ? b : a, other = upper ? a : b;
+    mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
+    for (int offset = 8; offset > 0; offset /= 2) { mine += __shfl_xor_sync(0xFFFFFFFFu, mine, offset); }
+    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
+    a = upper ? other : mine;
+    b = upper ? mine : other;
+    if (team_warps == 1) { return; }
+    int warp = threadIdx.x / 32, team = warp / team_warps;
+    if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
+    // a barrier for each team: they may have different numbers of rows
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * team_warps) : "memory");
+    a = b = 0.0f;
+    for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
+}
+
+template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+    layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int team_warps) {
+    __shared__ float row_sums[2][2][16];
+    extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
+    int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    float inv_C = 1.0f / C;
+    int parity = 0;
+
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    for (int row = blockIdx.x * num_teams + team; row < N; row += gridDim.x * num_teams) {
+        size_t start = (size_t)row * C + first;
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the end dy is zero and adds nothing
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j < num_vecs - 1 || last_valid) {
+                dy[j] = load128cs(dout + start + j * stride);
+                x[j] = load128cs(inp + start + j * stride);
+            }
+        }
+        if (dresidual) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                if (j < num_vecs - 1 || last_valid) { dx[j] = load128cs(dresidual + start + j * stride); }
+            }
+        }
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f, dnorm[num_vecs][x128::size];
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 w = {}; // from L1 for every row: there is no register left to keep it in
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
+                dnorm[j][k] = d * (float)w[k];
+                sum += dnorm[j][k];
+                dot += dnorm[j][k] * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, row_sums[parity], team_warps);
+        parity = 1 - parity;
+        sum *= inv_C;
+        dot *= inv_C;
+        // the same mean, but the compiler cannot know: it computes norm again from x, where keeping it would spill
+        m = __shfl_sync(0xFFFFFFFFu, m, 0);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[j][k] - m) * r;
+                dx[j][k] = (floatX)((float)dx[j][k] + r * (dnorm[j][k] - sum - norm * dot));
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + start + j * stride, dx[j]); }
+        }
+    }
+
+    // the teams' column sums, one vector of each thread at a time
+    int pitch = blockDim.x + layernorm_backward_padding;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            layernorm_backward_columns[k * pitch + threadIdx.x] = dw[j][k];
+            layernorm_backward_columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
+            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
+            float sum = 0.0f;
+            for (int t = 0; t < num_teams; t++) {
+                sum += layernorm_backward_columns[(which * x128::size + k) * pitch + t * team_size + member];
+            }
+            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+        }
+        __syncthreads();
+    }
+}
+
+// dweight, dbias (C) += the sum of partials (num_partials, 2, C): a block takes 32 columns, a warp every 16th partial
+__global__ void __launch_bounds__(layernorm_backward_sum_block_size)
+    layernorm_backward_sum_kernel7(float* dweight, float* dbias, const float* partials, int num_partials, int C) {
+    constexpr int num_warps = layernorm_backward_sum_block_size / 32;
+    __shared__ float shared[num_warps][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+    float sum = 0.0f;
+    if (c < 2 * C) {
+#pragma unroll 8
+        for (int i = warp; i < num_partials; i += num_warps) { sum += partials[(size_t)i * 2 * C + c]; }
+    }
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && c < 2 * C) {
+        sum = 0.0f;
+        for (int i = 0; i < num_warps; i++) { sum += shared[i][lane]; }
+        *(c < C ? dweight + c : dbias + c - C) += sum;
+    }
+}
+
+// floats that layernorm_backward needs as scratch: dweight and dbias of each block
+size_t layernorm_backward_scratch(int C) {
+    int blocks_per_sm = layernorm_backward_threads_per_sm / layernorm_backward_min_block_size;
+    return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
+}
+
+// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
+// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                        const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
+    int team_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
+    block_size = max(block_size, 32 * team_warps);
+    require(block_size % (32 * team_warps) == 0);
+    require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
+    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
+    auto kernel = num_vecs == 1   ? layernorm_backward_kernel7<1>
+                  : num_vecs == 2 ? layernorm_backward_kernel7<2>
+                                  : layernorm_backward_kernel7<3>;
+    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
+    grid_size = min(grid_size, ceil_div(N, num_teams));
+    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
+    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
+                                                            C, team_warps);
+    cudaCheck(cudaGetLastError());
+    layernorm_backward_sum_kernel7<<<ceil_div(2 * C, 32), layernorm_backward_sum_block_size, 0, stream>>>(
+        dweight, dbias, scratch, grid_size, C);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: layernorm_backward ====
+
+// ==== promoted: gelu_forward ====
+// x * sigmoid(2u). The exponential's log2(e) is part of the coefficients. Where x^3 overflows the quotient is x / 1 or
+// x / inf, so x or 0.
+__device__ inline float gelu_forward_value(float x) {
+    const float a = -2.3022081984f; // -2 sqrt(2/pi) log2(e)
+    const float b = -0.1029432396f; // 0.044715 a
+    return __fdividef(x, 1.0f + exp2_approx(x * (a + b * x * x)));
+}
+__device__ inline x128 gelu_forward_vector(const x128& x) {
+    x128 y;
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu_forward_value((float)x[k]); }
+    return y;
+}
+
+__global__ void gelu_forward_kernel3(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
+    size_t j = i + (size_t)blockDim.x * x128::size;
+    if (j < n) {
+        x128 x = load128cs(inp + i), y = load128cs(inp + j);
+        store128(out + i, gelu_forward_vector(x));
+        store128(out + j, gelu_forward_vector(y));
+    } else if (i < n) {
+        store128(out + i, gelu_forward_vector(load128cs(inp + i)));
+    }
+}
+
+// out, inp (n). In place is allowed.
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size = 256) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)2 * x128::size * block_size);
+    gelu_forward_kernel3<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: gelu_forward ====
+
+// ==== promoted: gelu_backward ====
+// gelu'(x). 1 - s is e s with e = exp(-2u), which loses no digits where s is near 1. Beyond +-9 the derivative is 1 or
+// 0 up to 1e-26; the bound keeps every factor finite. Comparisons, not fmaxf, so that NaN stays NaN.
+__device__ inline float gelu_backward_slope(float x) {
+    const float a = 1.5957691216f, b = 0.0713548163f; // 2u = a x + b x^3; b = 0.044715 a
+    const float log2e = 1.4426950409f;
+    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x);
+    float xx = x * x;
+    float e = exp2_approx(x * (-a * log2e - b * log2e * xx));
+    float s = __fdividef(1.0f, 1.0f + e);
+    return s + x * s * (e * s) * (a + 3.0f * b * xx);
+}
+__device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
+    x128 dinp;
+    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_backward_slope((float)inp[k])); }
+    return dinp;
+}
+
+// no __restrict__: dinp may be dout; a thread writes only what it has read itself
+__global__ void gelu_backward_kernel3(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
+    size_t j = i + (size_t)blockDim.x * x128::size;
+    if (j < n) {
+        x128 x = load128cs(inp + i), y = load128cs(inp + j);
+        x128 dx = load128cs(dout + i), dy = load128cs(dout + j);
+        store128(dinp + i, gelu_backward_vector(dx, x));
+        store128(dinp + j, gelu_backward_vector(dy, y));
+    } else if (i < n) {
+        store128(dinp + i, gelu_backward_vector(load128cs(dout + i), load128cs(inp + i)));
+    }
+}
+
+// dinp, dout, inp (n). dinp may be the same memory as dout.
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream,
+                   int block_size = 256) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)2 * x128::size * block_size);
+    gelu_backward_kernel3<<<(unsigned)num_blocks, block_size, 0, stream>>>(dinp, dout, inp, n);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: gelu_backward ====
+
+// ==== promoted: matmul_forward ====
+// x * sigmoid(2u), which is the tanh form without its cancellation
+__device__ inline float matmul_forward_gelu(float x) {
+    float u = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return __fdividef(x, 1.0f + __expf(-2.0f * u));
+}
+
+__global__ void matmul_forward_gelu_kernel6(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128(inp + i);
+    for (int k = 0; k < x128::size; k++) { x[k] = (floatX)matmul_forward_gelu((float)x[k]); }
+    store128(out + i, x);
+}
+
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
+// be NULL: no gelu, no bias, no residual. residual may be out.
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    require(!pre_gelu || (bias && !residual));
+    MatmulCall call;
+    call.out = out;
+    call.a = inp, call.b = weight, call.b_transposed = true;
+    call.M = N, call.N = OC, call.K = C;
+    call.bias = bias;
+    call.add = residual;
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu would set the error
+        call.epilogue = MATMUL_GELU;
+        call.aux = pre_gelu;
+        if (cublaslt_matmul(call, stream)) { return; }
+    }
+    call.epilogue = MATMUL_PLAIN;
+    call.aux = NULL;
+    if (pre_gelu) { call.out = pre_gelu; }
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    if (pre_gelu) {
+        size_t n = (size_t)N * OC;
+        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
+        matmul_forward_gelu_kernel6<<<num_blocks, 256, 0, stream>>>(out, pre_gelu, n);
+        cudaCheck(cudaGetLastError());
+    }
+}
+// ==== end promoted: matmul_forward ====
+
+// ==== promoted: matmul_backward ====
+// s + x * s * (1 - s) * 2u', for gelu(x) = x * s, s = sigmoid(2u). Constant beyond 10 to all digits; NaN stays NaN.
+__device__ inline float matmul_backward_dgelu(float x) {
+    x = x > 10.0f ? 10.0f : x;
+    x = x < -10.0f ? -10.0f : x;
+    float u = 0.7978845608f * (x + 0.044715f * x * x * x), du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+    float s = __fdividef(1.0f, 1.0f + __expf(-2.0f * u));
+    return s + 2.0f * x * s * (1.0f - s) * du;
+}
+
+__global__ void matmul_backward_dgelu_kernel6(floatX* dinp, const floatX* pre_gelu, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 d = load128(dinp + i), x = load128(pre_gelu + i);
+    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * matmul_backward_dgelu((float)x[k])); }
+    store128(dinp + i, d);
+}
+
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
+                           int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    MatmulCall call;
+    call.out = dinp;
+    call.a = dout, call.b = weight;
+    call.M = N, call.N = C, call.K = OC;
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would set the error
+        call.epilogue = MATMUL_DGELU;
+        call.aux = (void*)pre_gelu; // read only
+        if (cublaslt_matmul(call, stream)) { return; }
+    }
+    call.epilogue = MATMUL_PLAIN;
+    call.aux = NULL;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    if (pre_gelu) {
+        size_t n = (size_t)N * C;
+        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
+        matmul_backward_dgelu_kernel6<<<num_blocks, 256, 0, stream>>>(dinp, pre_gelu, n);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+// dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
+void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                            bool accumulate, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    MatmulCall call;
+    call.out = dweight, call.out_is_float = true;
+    call.a = dout, call.a_transposed = true;
+    call.b = inp;
+    call.M = OC, call.N = C, call.K = N;
+    call.add = accumulate ? dweight : NULL;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+}
+// ==== end promoted: matmul_backward ====
+
+// ==== promoted: matmul_backward_bias ====
+constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block; 512 contiguous bytes of a row for a warp
+
+// Sums of `rows` rows: partial[blockIdx.y, c]
+__global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout, int N, int OC, int rows) {
+    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, U = 4; // rows in flight
+    extern __shared__ float matmul_backward_bias_shared[];
+    float* shared = matmul_backward_bias_shared; // (warps, columns)
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    int c = blockIdx.x * columns + lane * x128::size;
+    float sum[x128::size] = {};
+    if (c < OC) {
+        int row = blockIdx.y * rows + warp, end = min(N, (int)(blockIdx.y + 1) * rows);
+        size_t stride = (size_t)num_warps * OC;
+        const floatX* p = dout + (size_t)row * OC + c;
+        for (; row + (U - 1) * num_warps < end; row += U * num_warps, p += U * stride) {
+            x128 x[U];
+#pragma unroll
+            for (int u = 0; u < U; u++) { x[u] = load128cs(p + u * stride); }
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
+            }
+        }
+        for (; row < end; row += num_warps, p += stride) {
+            x128 x = load128cs(p);
+            for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
+        }
+    }
+    // element k of all lanes side by side: no bank is hit twice
+    for (int k = 0; k < x128::size; k++) { shared[warp * columns + k * 32 + lane] = sum[k]; }
+    __syncthreads();
+    for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+        float total = 0;
+        for (int w = 0; w < num_warps; w++) { total += shared[w * columns + i]; }
+        int column = blockIdx.x * columns + i % 32 * x128::size + i / 32;
+        if (column < OC) { partial[(size_t)blockIdx.y * OC + column] = total; }
+    }
+}
+
+// dbias += the `num` rows of partial; a block of 32 warps has 32 columns
+__global__ void matmul_backward_bias_join_kernel6(float* dbias, const float* partial, int num, int OC) {
+    __shared__ float sums[32][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+    float sum = 0;
+    if (c < OC) {
+#pragma unroll 4
+        for (int i = warp; i < num; i += 32) { sum += partial[(size_t)i * OC + c]; }
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= OC) { return; }
+    for (int w = 1; w < 32; w++) { sum += sums[w][lane]; }
+    dbias[c] += sum;
+}
+
+// Rows of a block, so that there are about 2048 blocks: two waves or three, whose ends do not fall together.
+static int matmul_backward_bias_rows(int N, int OC) {
+    int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
+    return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: four rows in flight of 16 warps
+}
+
+// The scratch that matmul_backward_bias needs, in floats.
+size_t matmul_backward_bias_scratch(int N, int OC) {
+    return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
+}
+
+// dbias (OC) += | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
+                          int block_size = 256) {
+    require(OC % x128::size == 0);
+    int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
+    size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
+    dim3 grid(ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS), num);
+    matmul_backward_bias_kernel6<<<grid, block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    cudaCheck(cudaGetLastError());
+    matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: matmul_backward_bias ====
+
+// ==== promoted: attention_forward ====
+// softmax(scale * q k^T, causal) v without the T x T matrix: tiles of queries stay, tiles of keys stream past, and what
+// has been summed is rescaled when a row's maximum grows. Kernel 8 runs on tensor cores, kernel 3 anywhere.
+// Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+
+struct AttentionForwardWork {
+    int head, tile; // of B*NH, and of the queries
+};
+
+// Blocks start in the order of their index. Within a group of heads, whose keys and values fit L2 together, the tiles
+// with the most keys come first, so that what runs last is short.
+__device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
+    int first = blockIdx.x / (group * num_tiles) * group;
+    int rest = blockIdx.x % (group * num_tiles);
+    int heads = min(group, num_heads - first);
+    return {first + rest % heads, num_tiles - 1 - rest / heads};
+}
+
+inline int attention_forward_group(int T, int HS, int num_heads) {
+    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of a head
+    size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
+    return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
+}
+
+// ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
+
+// + 4: rows that follow each other start 4 banks apart, so that 8 lanes' 16 bytes meet no bank twice
+template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
+    float q[rows][max_HS + 4];
+    float kv[keys][max_HS + 4]; // the keys of a tile, then its values
+    float p[rows][keys + 4];
+};
+
+// Rows first..first+rows-1 of src, whose rows lie `stride` apart, as floats; zeros past T. Columns past HS stay as they
+// are: what they lead to is not stored.
+template <int max_HS, int rows> __device__ inline void
+attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
+    constexpr int vectors = max_HS / x128::size;
+#pragma unroll
+    for (int i = 0; i < rows * vectors / 128; i++) {
+        int row = (i * 128 + threadIdx.x) / vectors, d = (i * 128 + threadIdx.x) % vectors * x128::size;
+        if (d >= HS) { continue; }
+        x128 x = {};
+        if (first + row < T) { x = load128(src + (first + row) * stride + d); }
+        for (int j = 0; j < x128::size; j += 4) {
+            store128(&tile[row][d + j], f128{(float)x[j], (float)x[j + 1], (float)x[j + 2], (float)x[j + 3]});
+        }
+    }
+}
+
+// A warp owns rows / 4 queries, half a warp every other of them; a thread has keys / 16 columns of the scores and
+// max_HS / 16 of the output.
+template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
+    attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
+                              int group, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = *reinterpret_cast<AttentionForwardPlainSMem<max_HS, rows, keys>*>(attention_forward_shared);
+    constexpr int R = rows / 8, K = keys / 16, D = max_HS / 64;
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
+    int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
+    size_t C = (size_t)NH * HS, stride = 3 * C;
+    const floatX* src = qkv + b * T * stride + (size_t)h * HS;
+    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2; // rows row0, row0+2, ...
+
+    float o[R][4 * D] = {}, m[R], l[R] = {}; // m: the maximum, times scale_log2; l: this thread's share of the sum
+    for (int i = 0; i < R; i++) { m[i] = -INFINITY; }
+    attention_forward_plain_load<max_HS, rows>(smem.q, src, q0, T, HS, stride);
+    int num_keys = min(q0 + rows, T);
+    for (int k0 = 0; k0 < num_keys; k0 += keys) {
+        __syncthreads(); // the last tile's values have been read
+        attention_forward_plain_load<max_HS, keys>(smem.kv, src + C, k0, T, HS, stride);
+        __syncthreads();
+        float s[R][K] = {};
+        for (int d = 0; d < HS; d += 4) {
+            f128 k[K];
+            for (int j = 0; j < K; j++) { k[j] = load128(&smem.kv[tx + 16 * j][d]); }
+            for (int i = 0; i < R; i++) {
+                f128 q = load128(&smem.q[row0 + 2 * i][d]);
+                for (int j = 0; j < K; j++) {
+                    for (int e = 0; e < 4; e++) { s[i][j] = fmaf(q[e], k[j][e], s[i][j]); }
+                }
+            }
+        }
+        for (int i = 0; i < R; i++) {
+            int row = row0 + 2 * i;
+            float row_max = -INFINITY;
+            for (int j = 0; j < K; j++) {
+                if (k0 + tx + 16 * j > q0 + row) { s[i][j] = -INFINITY; }
+                row_max = fmaxf(row_max, s[i][j]);
+            }
+            for (int offset = 8; offset > 0; offset /= 2) {
+                row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, offset));
+            }
+            // finite from the first tile on: every row has key 0
+            float new_m = fmaxf(m[i], row_max * scale_log2), rescale = exp2_approx(m[i] - new_m);
+            m[i] = new_m, l[i] *= rescale;
+            for (int j = 0; j < 4 * D; j++) { o[i][j] *= rescale; }
+            for (int j = 0; j < K; j++) {
+                float p = exp2_approx(fmaf(s[i][j], scale_log2, -new_m));
+                l[i] += p;
+                smem.p[row][tx + 16 * j] = p;
+            }
+        }
+        __syncthreads(); // the keys have been read
+        attention_forward_plain_load<max_HS, keys>(smem.kv, src + 2 * C, k0, T, HS, stride);
+        __syncthreads();
+        for (int key = 0; key < keys; key += 4) {
+            f128 p[R];
+            for (int i = 0; i < R; i++) { p[i] = load128(&smem.p[row0 + 2 * i][key]); }
+            for (int e = 0; e < 4; e++) {
+                for (int j = 0; j < D; j++) {
+                    f128 v = load128(&smem.kv[key + e][64 * j + 4 * tx]); // past HS: not stored below
+                    for (int i = 0; i < R; i++) {
+                        for (int c = 0; c < 4; c++) { o[i][4 * j + c] = fmaf(p[i][e], v[c], o[i][4 * j + c]); }
+                    }
+                }
+            }
+        }
+    }
+    struct alignas(4 * sizeof(floatX)) Vec4 {
+        floatX v[4];
+    };
+    for (int i = 0; i < R; i++) {
+        for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
+        int t = q0 + row0 + 2 * i;
+        if (t >= T) { continue; }
+        float inverse = 1.0f / l[i];
+        floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
+        for (int j = 0; j < D; j++) {
+            Vec4 x;
+            for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
+            if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
+        }
+        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * 0.69314718f; }
+    }
+}
+
+template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
+                                                                             int B, int T, int HS, int NH,
+                                                                             cudaStream_t stream) {
+    auto kernel = attention_forward_kernel3<max_HS, rows, keys>;
+    constexpr int shared = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
+    static_assert(shared <= 64 << 10, "all that compute capability 7.5 has");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    kernel<<<B * NH * ceil_div(T, rows), 128, shared, stream>>>(
+        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+    cudaCheck(cudaGetLastError());
+}
+
+void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+                             cudaStream_t stream) {
+    if (HS <= 64) {
+        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, stream);
+    } else if (HS <= 128) {
+        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, stream);
+    } else {
+        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, stream);
+    }
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 8: steps of 32 keys, so that registers suffice for 3 blocks of 4 warps ----
+// A warp has 16 * row_tiles queries. A row's sums are rescaled when its maximum has grown by more than 2^slack.
+
+// 64 * row_tiles queries, and two stages of 64 keys: while one is read, the other is filled
+template <int HS, int row_tiles> struct AttentionForwardSMem {
+    floatX q[64 * row_tiles * HS]; // at the end the output, each warp its own rows
+    floatX kv[2][2][64 * HS];      // of each stage the keys, then their values
+};
+
+// Where 16-byte chunk `chunk` of row `row` lies in a tile (rows, HS), in elements: chunks are permuted so that the same
+// one of 8 rows that follow each other, which ldmatrix reads at once, falls on all 32 banks.
+template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
+    int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return row * HS + permuted * 8;
+}
+
+// The shared-memory address 16 * d columns on in the same row, where the chunk was 0 or 1. Needs rows that start at a
+// multiple of their swizzled span, which the alignment of 256 bytes gives.
+template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
+    return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
+}
+
+// Starts the copy of rows first..first+rows-1 of src, which lie 3 * C apart; zeros past T. parts = 2: then also of what
+// lies C behind them, to a second tile. Not unrolled: it would keep all the addresses in registers.
+template <int HS, int rows, int parts>
+__device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
+    constexpr int chunks = HS / 8;
+    static_assert(rows * chunks % 128 == 0, "every thread copies as many");
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * chunks; i += 128) {
+        int row = i / chunks, chunk = i % chunks;
+        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            cp_async_16(tile + part * rows * HS + attention_forward_at<HS>(row, chunk), from + part * C,
+                        first + row < T);
+        }
+    }
+}
+
+// What a thread keeps of its warp's queries: rows g and g + 8 of each 16, where g = lane / 4.
+template <int HS, int row_tiles> struct AttentionForwardState {
+    uint32_t q[row_tiles][HS / 16][4];
+    float o[row_tiles][HS / 8][4]; // the output, before its division by the sum
+    float m[row_tiles][2];         // the maximum that o and l are relative to, times scale_log2
+    float l[row_tiles][2];         // this thread's share of the sum of P
+};
+
+// One step: keys `key..key+step-1`, counted from the warp's first query where masked; k and v are the shared-memory
+// addresses of this lane's rows of the first two of ldmatrix's operands.
+template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
+attention_forward_step(AttentionForwardState<HS, row_tiles>& x, uint32_t k, uint32_t v, int key, float scale_log2) {
+    int lane = threadIdx.x % 32;
+    constexpr int row_bytes = HS * sizeof(floatX);
+    float s[row_tiles][step / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < HS / 16; d++) {
+#pragma unroll
+        for (int n = 0; n < step / 16; n++) {
+            uint32_t b[4]; // keys 0-7 by 16 of HS, then keys 8-15
+            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * row_bytes);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(s[i][2 * n], x.q[i][d], b[0], b[1], floatX());
+                mma_16x8x16(s[i][2 * n + 1], x.q[i][d], b[2], b[3], floatX());
+            }
+        }
+    }
+    float new_m[row_tiles][2];
+    bool grew = false;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float row_max = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& score = s[i][n][2 * half_row + e];
+                    if (masked && key + 8 * n + lane % 4 * 2 + e > row) { score = -INFINITY; }
+                    row_max = fmaxf(row_max, score);
+                }
+            }
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
+            new_m[i][half_row] = row_max * scale_log2;
+            grew |= new_m[i][half_row] > x.m[i][half_row] + slack;
+        }
+    }
+    // P may exceed 1 by the slack: it is divided by its own sum in the end
+    if (__any_sync(0xFFFFFFFFu, grew)) {
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int half_row = 0; half_row < 2; half_row++) {
+                // finite from the first step on: every row has key 0
+                float m = fmaxf(x.m[i][half_row], new_m[i][half_row]), rescale = exp2_approx(x.m[i][half_row] - m);
+                x.m[i][half_row] = m, x.l[i][half_row] *= rescale;
+#pragma unroll
+                for (int n = 0; n < HS / 8; n++) {
+                    x.o[i][n][2 * half_row] *= rescale, x.o[i][n][2 * half_row + 1] *= rescale;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < step / 16; n++) {
+        uint32_t p[row_tiles][4]; // 16 keys of P: two accumulators side by side are one operand
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float* score = &s[i][2 * n + j / 2][j % 2 * 2];
+                float p0 = exp2_approx(fmaf(score[0], scale_log2, -x.m[i][j % 2]));
+                float p1 = exp2_approx(fmaf(score[1], scale_log2, -x.m[i][j % 2]));
+                x.l[i][j % 2] += p0 + p1;
+                p[i][j] = pack_16x2(p0, p1, floatX());
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            uint32_t b[4]; // 16 keys by columns 0-7 of 16, then 8-15
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * row_bytes);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(x.o[i][2 * d], p[i], b[0], b[1], floatX());
+                mma_16x8x16(x.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// Divides by the sum and stores a warp's rows by 16 bytes, by way of its part of smem.q.
+template <int HS, int row_tiles> __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
+                                                                                AttentionForwardState<HS, row_tiles>& x,
+                                                                                int row0, int T, size_t C) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float l = x.l[i][half_row];
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+            float inverse = 1.0f / l;
+            if (lse && lane % 4 == 0 && row0 + row < T) {
+                lse[row0 + row] = (x.m[i][half_row] + log2f(l)) * 0.69314718f;
+            }
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                uint32_t pair =
+                    pack_16x2(x.o[i][n][2 * half_row] * inverse, x.o[i][n][2 * half_row + 1] * inverse, floatX());
+                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row0 + row < T) {
+            // not load128 and store128: the compiler makes a copy by 4 bytes of the two
+            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
+                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
+        }
+    }
+}
+
+template <int HS, int row_tiles, int step, int slack, int blocks> __global__ void __launch_bounds__(128, blocks)
+    attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
+                              float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = *reinterpret_cast<AttentionForwardSMem<HS, row_tiles>*>(attention_forward_shared);
+    constexpr int rows = 64 * row_tiles;
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
+    int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
+    int lane = threadIdx.x % 32;
+    int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
+    size_t C = (size_t)NH * HS;
+    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
+    int num_tiles = ceil_div(min(q0 + rows, T), 64), num_unmasked = q0 / 64;
+
+    attention_forward_load<HS, rows, 1>(smem.q, src, q0, T, C);
+    attention_forward_load<HS, 64, 2>(smem.kv[0][0], src + C, 0, T, C);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+
+    AttentionForwardState<HS, row_tiles> x;
+    floatX* warp_q = smem.q + warp_row * HS;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            ldmatrix_x4(x.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+        }
+        for (int n = 0; n < HS / 8; n++) {
+            for (int e = 0; e < 4; e++) { x.o[i][n][e] = 0; }
+        }
+        for (int half_row = 0; half_row < 2; half_row++) { x.m[i][half_row] = -INFINITY, x.l[i][half_row] = 0; }
+    }
+    // ldmatrix reads keys 0-7 and 8-15, HS 0-7 and 8-15: as (HS, HS, keys) for S = Q K^T, and as (keys, HS) for P V
+    constexpr int row_bytes = HS * sizeof(floatX), stage_bytes = sizeof(smem.kv[0]);
+    uint32_t k_address =
+        shared_address(smem.kv[0][0] + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    uint32_t v_address = shared_address(smem.kv[0][1] + attention_forward_at<HS>(lane % 16, lane / 16));
+    for (int tile = 0; tile < num_tiles; tile++) {
+        if (tile > 0) {
+            cp_async_wait<0>();
+            __syncthreads(); // this tile has come, and all have read the last one, whose place the next one takes
+        }
+        if (tile + 1 < num_tiles) {
+            attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
+            cp_async_commit();
+        }
+        uint32_t k = k_address + tile % 2 * stage_bytes, v = v_address + tile % 2 * stage_bytes;
+        if (tile < num_unmasked) {
+#pragma unroll 1
+            for (int j = 0; j < 64; j += step) {
+                attention_forward_step<false, step, slack>(x, k + j * row_bytes, v + j * row_bytes, 0, scale_log2);
+            }
+        } else {
+            int key = tile * 64 - q0 - warp_row; // of the warp's 16 * row_tiles queries none sees keys past its last
+#pragma unroll 1
+            for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
+                attention_forward_step<true, step, slack>(x, k + j * row_bytes, v + j * row_bytes, key + j, scale_log2);
+            }
+        }
+    }
+    floatX* dst = out + ((size_t)b * T * NH + h) * HS;
+    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, x, q0 + warp_row, T, C);
+}
+
+template <int HS, int row_tiles, int step, int slack, int blocks>
+void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
+    constexpr int shared = sizeof(AttentionForwardSMem<HS, row_tiles>);
+    static_assert(shared <= 99 << 10, "all that compute capability 8.6 has");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, shared, stream>>>(
+        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+// out (B,T,NH,HS), lse (B,NH,T) or NULL, qkv (B,T,3,NH,HS), C = NH * HS. All pointers are aligned to 16 bytes.
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(NH > 0 && C % NH == 0);
+    int HS = C / NH;
+    require(HS % 8 == 0 && HS <= 256);
+    require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80) {
+        switch (HS) {
+        case 32:
+            return attention_forward_mma<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        case 64:
+            return attention_forward_mma<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        case 96:
+            return attention_forward_mma<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
+        case 128:
+            return attention_forward_mma<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+        }
+    }
+#endif
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
+}
+// ==== end promoted: attention_forward ====
+
+// ==== promoted: attention_backward ====
+// ---- kernel 5: fp32 tiles in registers, 4x4 a thread; for fp32 builds, older devices and other head sizes ----
+
+// What both gradient kernels need of every query row besides lse: dsum = rowsum(dout * out), for with
+// P = exp(scale * q.k - lse) and dS = P * (dout.v - dsum):  dv = P^T dout, dk = scale * dS^T q, dq = scale * dS k.
+// 8 threads for each row of HS.
+__global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
+                                                int HS, int num_rows) {
+    int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
+    float sum = 0.0f;
+    if (row < num_rows) {
+        for (int i = part * x128::size; i < HS; i += 8 * x128::size) {
+            x128 a = load128(dout + (size_t)row * HS + i), b = load128(out + (size_t)row * HS + i);
+            for (int j = 0; j < x128::size; j++) { sum += (float)a[j] * (float)b[j]; }
+        }
+    }
+    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (row < num_rows && part == 0) { // row = (b * T + t) * NH + h
+        int h = row % NH, t = row / NH % T, b = row / NH / T;
+        dsum[((size_t)b * NH + h) * T + t] = sum;
+    }
+}
+
+// 4 elements as floats
+__device__ inline f128 attention_backward_load4(const floatX* p) {
+#if defined(ENABLE_FP32)
+    return load128(p);
+#else
+    int2 bits = *reinterpret_cast<const int2*>(p);
+    floatX x[4];
+    memcpy(x, &bits, sizeof(bits));
+    return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
+#endif
+}
+
+// sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
+template <int K> __device__ inline void attention_backward_multiply4x4(float (&sum)[4][4], const float (*a)[64],
+                                                                       const float (*b)[64], int row, int col) {
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        f128 x = load128(&a[k][4 * row]), y = load128(&b[k][4 * col]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) { sum[i][j] += x[i] * y[j]; }
+        }
+    }
+}
+
+// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. keys: it owns keys, walks over
+// queries, and computes dk and dv; else it owns queries, walks over keys, and computes dq: the scores are computed
+// twice so that every gradient has one writer. Scores stand as [walked][owned], which is how the second product reads
+// them. 64 * D >= HS.
+template <bool keys, int D> __global__ void __launch_bounds__(256)
+    attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                     const floatX* qkv, int T, int C, int NH, float scale) {
+    struct SMem {
+        float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
+        float p[64][64], ds[64][64];
+    };
+    static_assert(sizeof(SMem) == 48 * 1024, "what every device allows");
+    __shared__ SMem smem;
+    int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks first
+    int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
+    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
+    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
+    lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
+    size_t stride = 3 * (size_t)C, stride_d = C;
+
+    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // of dk and dv, or of dq
+    int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
+    for (int walk = first; walk <= last; walk++) {
+        int walked = 64 * walk;
+        float s[4][4] = {}, dp[4][4] = {};
+        for (int c = 0; c < HS; c += 16) {
+            int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
+            f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
+            if (c + cc < HS && walked + r < T) {
+                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
+                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
+            }
+            if (c + cc < HS && owned + r < T) {
+                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
+                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
+            }
+            __syncthreads(); // the tiles are no longer read
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                smem.walked1[cc + i][r] = w1[i], smem.walked2[cc + i][r] = w2[i];
+                smem.owned1[cc + i][r] = o1[i], smem.owned2[cc + i][r] = o2[i];
+            }
+            __syncthreads();
+            attention_backward_multiply4x4<16>(s, smem.walked1, smem.owned1, row, col);
+            attention_backward_multiply4x4<16>(dp, smem.walked2, smem.owned2, row, col);
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f128 p, ds;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int w = walked + 4 * row + i, o = owned + 4 * col + j;
+                int query = keys ? w : o, key = keys ? o : w;
+                bool seen = key <= query && query < T;
+                p[j] = seen ? expf(scale * s[i][j] - lse[query]) : 0.0f;
+                ds[j] = seen ? p[j] * (dp[i][j] - dsum[query]) : 0.0f;
+            }
+            if (keys) { store128(&smem.p[4 * row + i][4 * col], p); }
+            store128(&smem.ds[4 * row + i][4 * col], ds);
+        }
+
+        // 16 walked rows at a time, 64 columns of them
+#pragma unroll
+        for (int part = 0; part < D; part++) {
+            for (int w = 0; w < 64; w += 16) {
+                int t = walked + w + row, c = 64 * part + 4 * col;
+                f128 y1 = {}, y2 = {};
+                if (t < T && c < HS) {
+                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
+                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
+                }
+                __syncthreads(); // the tiles are no longer read; at first, p and ds are complete after the next barrier
+                store128(&smem.walked1[row][4 * col], y1);
+                if (keys) { store128(&smem.walked2[row][4 * col], y2); }
+                __syncthreads();
+                attention_backward_multiply4x4<16>(sum1[part], &smem.ds[w], smem.walked1, row, col);
+                if (keys) { attention_backward_multiply4x4<16>(sum2[part], &smem.p[w], smem.walked2, row, col); }
+            }
+        }
+    }
+
+    floatX* out1 = dqkv + (size_t)b * T * 3 * C + h * HS + (keys ? C : 0);
+#pragma unroll
+    for (int part = 0; part < D; part++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int t = owned + 4 * row + i, c = 64 * part + 4 * col + j;
+                if (t < T && c < HS) {
+                    out1[t * stride + c] = (floatX)(scale * sum1[part][i][j]);
+                    if (keys) { out1[t * stride + C + c] = (floatX)sum2[part][i][j]; }
+                }
+            }
+        }
+    }
+}
+
+template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
+                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
+                                                     cudaStream_t stream) {
+    dim3 grid(ceil_div(T, 64), B * NH);
+    float scale = 1.0f / sqrtf((float)(C / NH));
+    attention_backward_plain_kernel5<true, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+    attention_backward_plain_kernel5<false, D><<<grid, 256, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
+    cudaCheck(cudaGetLastError());
+}
+
+void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                              int B, int T, int C, int NH, cudaStream_t stream) {
+    int HS = C / NH;
+    require(HS % 8 == 0 && HS <= 256);
+    require(B * NH <= 65535);
+    if (HS <= 64) {
+        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS <= 128) {
+        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else {
+        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    }
+}
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 7: tensor cores, 32 rows a warp, one owned operand in shared memory ----
+
+// Both kernels: 4 warps own 16 * M rows each of one head, k or q in registers, v or dout in shared memory, and walk
+// over tiles of 64 rows of the other side in shared memory, 8 * N rows at a time. Scores come out as [owned][walked],
+// so that P and dS turn from accumulators into operands of the second product without leaving the registers.
+template <int HS, int M> struct AttentionBackwardSMem {
+    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // q and dout, or k and v; two deep
+    floatX owned[64 * M * HS];                   // v, or dout
+    float lse[2][64], dsum[2][64];               // of the queries of a tile
+};
+static_assert(sizeof(AttentionBackwardSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
+
+// Where the 8 elements at 8 * chunk of a row stand. The chunks of a row are permuted so that one chunk of 8 rows in
+// succession, what ldmatrix reads at a time, lies in 32 different banks.
+template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
+    return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
+}
+// From the chunk at `offset`, 0 or 1 of its row, to the one that is an even number of chunks further.
+template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
+    constexpr int group = HS % 64 == 0 ? 8 : 4;
+    return memory + (offset ^ chunk % group * 8) + chunk / group * group * 8;
+}
+
+// This thread's part of the next tile of 64 rows: a pointer for each of two tensors.
+template <int HS> struct AttentionBackwardLoader {
+    static constexpr int lanes = HS % 64 == 0 ? 8 : 4, rows_at_a_time = 128 / lanes; // lanes to a row, 16 bytes each
+    const floatX *next1, *next2;
+    int num_valid; // rows left, from this thread's first row on; those past the end become 0
+
+    __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
+                                       int T) {
+        int row = t + threadIdx.x / lanes, column = threadIdx.x % lanes * 8;
+        next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
+        num_valid = T - row;
+    }
+    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2) {
+        int row = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+#pragma unroll
+        for (int i = 0; i < 64; i += rows_at_a_time) {
+#pragma unroll
+            for (int c = 0; c < HS / 8; c += lanes) {
+                int to = attention_backward_offset<HS>(0, row + i, c + lane);
+                cp_async_16(tile1 + to, next1 + c * 8, i < num_valid);
+                cp_async_16(tile2 + to, next2 + c * 8, i < num_valid);
+            }
+            next1 += rows_at_a_time * stride1, next2 += rows_at_a_time * stride2;
+        }
+        num_valid -= 64;
+    }
+};
+
+// 16 * M rows from `row` on, of T in all, as the operand a of mma
+template <int HS, int M> __device__ inline void
+attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half_m = 0; half_m < 2; half_m++) {
+            int r = row + 16 * m + 8 * half_m + lane / 4;
+            const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
+#pragma unroll
+            for (int k = 0; k < HS / 16; k++) {
+                a[m][k][half_m] = r < T ? p[8 * k] : 0;
+                a[m][k][half_m + 2] = r < T ? p[8 * k + 4] : 0;
+            }
+        }
+    }
+}
+
+// 16 * M rows, of which num_valid exist, to the shared memory of this warp; waiting is the caller's.
+template <int HS, int M>
+__device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
+                    row < num_valid);
+    }
+}
+
+// sum (16 M, 8 N) += a (16 M, HS) times 8 * N rows of a tile, transposed
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32;
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// The same with a in the shared memory of this warp.
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
+    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
+    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * HS);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// sum (16 M, HS) += x (16 M, 8 N) times 8 * N rows of a tile
+template <int HS, int M, int N> __device__ inline void
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
+    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* pair = &x[m][2 * k + i / 2][i % 2 * 2];
+                a[m][i] = pack_16x2(pair[0], pair[1], floatX());
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < HS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, attention_backward_column<HS>(memory, offset, n) + 16 * k * HS);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// rows[r] = factor * sum for r < num_valid, by way of `owned`, which is no longer needed, for 16-byte stores
+template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
+                                                                         const float (&sum)[M][HS / 8][4], float factor,
+                                                                         floatX* owned) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++) {
+#pragma unroll
+            for (int half_m = 0; half_m < 2; half_m++) {
+                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
+                const float* pair = &sum[m][n][2 * half_m];
+                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row < num_valid) {
+            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
+            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
+        }
+    }
+}
+
+// The head of this block and its rank, 0 for the tiles with the longest walks: these come first, for as many heads at a
+// time as the L2 cache holds.
+__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
+    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
+    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
+    return make_int2(first + i % heads, i / heads);
+}
+
+// P and dS of the owned keys from kv on and the 8 * N queries from q on, which stand at offset `tile`; what they add to
+// dk and dv.
+template <bool masked, int HS, int M, int N>
+__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
+                                                  const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
+                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
+                                                  int kv, int q, float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4];
+    lse += lane % 4 * 2, dsum += lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
+            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
+    attention_backward_multiply_owned<HS, M, N>(ds, v, d_tiles, tile);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float x[2] = {lse[8 * n] * 1.44269504f, lse[8 * n + 1] * 1.44269504f};
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
+                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p[m][n][i] = 0.0f; }
+                ds[m][n][i] *= p[m][n][i];
+            }
+        }
+    }
+    attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile);
+    attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
+}
+
+template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 is seen by all queries
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
+    int stride = 3 * C, stride_d = C;
+    const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
+    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
+    float scale2 = scale * 1.44269504f;
+
+    int first = M * work.y, num_walks = ceil_div(T, 64);
+    AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
+    auto load = [&](int stage, int t) {
+        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
+        // queries past the end: q, dout, lse and dsum are 0, and so is what they add
+        int i = threadIdx.x % 64;
+        cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
+                   t + i < T);
+        cp_async_commit();
+    };
+    floatX* v_owned = smem.owned + 16 * M * HS * warp;
+    attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
+    load(0, 64 * first);
+
+    uint32_t k_operand[M][HS / 16][4];
+    attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T);
+    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
+        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
+        if (walk < first + M) { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                int t = 64 * walk + row;
+                if (t + 8 * N <= kv) { continue; } // no query of these sees this warp's keys
+                attention_backward_step_kv<true, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                           (64 * stage + row) * HS, smem.lse[stage] + row,
+                                                           smem.dsum[stage] + row, kv, t, scale2);
+            }
+        } else {
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                attention_backward_step_kv<false, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
+                                                            (64 * stage + row) * HS, smem.lse[stage] + row,
+                                                            smem.dsum[stage] + row, kv, 0, scale2);
+            }
+        }
+    }
+
+    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * HS + C;
+    attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned);
+    attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
+}
+
+// As attention_backward_step_kv, for owned queries from q on and keys from kv on. lse2, in base 2, and dsum are those
+// of the lane's rows.
+template <bool masked, int HS, int M, int N>
+__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
+                                                 floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
+                                                 const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
+                                                 float scale2) {
+    int lane = threadIdx.x % 32;
+    float p[M][N][4] = {}, ds[M][N][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
+        }
+    }
+    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
+    attention_backward_multiply_owned<HS, M, N>(ds, d, v_tiles, tile);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
+                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
+                if (masked && key > query) { p_i = 0.0f; }
+                ds[m][n][i] *= p_i;
+            }
+        }
+    }
+    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
+}
+
+template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_bounds__(128, blocks_per_sm)
+    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                 const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
+    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
+    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    int num_tiles = ceil_div(T, 64 * M);
+    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
+    int tile = num_tiles - 1 - work.y; // the last one sees all keys
+    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C;
+    const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
+    float scale2 = scale * 1.44269504f;
+
+    AttentionBackwardLoader<HS> loader(k, k + C, stride, stride, 0, T);
+    floatX* d_owned = smem.owned + 16 * M * HS * warp;
+    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * HS, C, T - q);
+    loader.load(smem.tile1[0], smem.tile2[0], stride, stride);
+    cp_async_commit();
+
+    uint32_t q_operand[M][HS / 16][4];
+    attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T);
+    float lse2[M][2], d_sum[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
+            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * 1.44269504f : 0.0f;
+            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
+        }
+    }
+    float dq[M][HS / 8][4] = {};
+    int num_walks = min(M * (tile + 1), ceil_div(T, 64));
+    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        if (walk + 1 < num_walks) {
+            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
+            cp_async_commit();
+        }
+        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
+        if (walk < M * tile) {
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                           (64 * stage + row) * HS, lse2, d_sum, q, 0, scale2);
+            }
+        } else { // on the diagonal
+#pragma unroll 1
+            for (int row = 0; row < 64; row += 8 * N) {
+                int t = 64 * walk + row;
+                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
+                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
+                                                          (64 * stage + row) * HS, lse2, d_sum, q, t, scale2);
+            }
+        }
+    }
+
+    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * HS;
+    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
+}
+
+// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_: of the one for dq
+template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
+void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                            int B, int T, int C, int NH, cudaStream_t stream) {
+    auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
+    auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
+    int kv_bytes = sizeof(AttentionBackwardSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardSMem<HS, q_M>);
+    cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
+    cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
+    float scale = 1.0f / sqrtf((float)HS);
+    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v, dout
+    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of 40 to 50 in L2
+    int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
+    kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    cudaCheck(cudaGetLastError());
+    q_kernel<<<q_grid, 128, q_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
+                             cudaStream_t stream) {
+    int num_rows = B * T * NH, block_size = 256;
+    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+        dsum, dout, out, T, NH, C / NH, num_rows);
+    cudaCheck(cudaGetLastError());
+}
+
+// Floats of scratch: dsum (B,NH,T).
+size_t attention_backward_scratch(int B, int T, int /*C*/, int NH) { return (size_t)B * NH * T; }
+
+// dqkv (B,T,3,NH,HS) out | scratch | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
+// lse (B,NH,T), natural logarithm, in. HS a multiple of 8, at most 256; 32, 64, 96 and 128 run on tensor cores where
+// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691.
+void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    float* dsum = scratch;
+    attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) {
+        switch (C / NH) {
+        case 32:
+            return attention_backward_mma<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        case 64:
+            return attention_backward_mma<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        case 96:
+            return attention_backward_mma<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        case 128:
+            return attention_backward_mma<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+        }
+    }
+#endif
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+// ==== end promoted: attention_backward ====
+
+// ==== promoted: fused_classifier ====
+
+// What a thread knows of the logits it has seen: the greatest, the sum of exp(x - max), the least.
+struct FusedClassifierSums {
+    float max, sum, min;
+};
+
+// An infinity among x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
+__device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
+    float max = s.max;
+    for (int k = 0; k < x128::size; k++) {
+        max = fmaxf(max, (float)x[k]);
+        s.min = fminf(s.min, (float)x[k]);
+    }
+    s.sum *= __expf(s.max - max);
+    for (int k = 0; k < x128::size; k++) { s.sum += __expf((float)x[k] - max); }
+    s.max = max;
+}
+
+// Maximum and sum over the block; `shared` (32) is scratch.
+__device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
+    *max = block_max(s.max, shared);
+    // exp(-inf) is 0 and would hide that the head overflowed
+    *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
+}
+
+__device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
+    x128 gradient;
+    for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
+    return gradient;
+}
+
+// The thread that writes column `target`, when vectors go to threads in turn and columns from `tail` one to a thread.
+__device__ inline int fused_classifier_owner(int target, int tail) {
+    return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
+}
+
+// ---- kernel 6: two reads, the second from the end of the row, where the caches still hold it ----
+
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel6(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    __shared__ float shared[32];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
+    int target = targets[blockIdx.x];
+    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
+    float correct = owner ? (float)row[target] : 0.0f;
+    // the last V % x128::size columns: one for each of the first threads
+    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
+    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
+
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        fused_classifier_add(s, load128(row + i * x128::size));
+    }
+    float max, sum;
+    fused_classifier_reduce(&max, &sum, s, shared);
+    // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
+    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (dloss == NULL) { return; }
+
+    float scale = *dloss / sum;
+    int last = (num_vectors - 1) / (int)blockDim.x * (int)blockDim.x + (int)threadIdx.x;
+    for (int i = last; i >= 0; i -= blockDim.x) {
+        if (i >= num_vectors) { continue; }
+        x128 x = load128(row + i * x128::size);
+        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+    }
+    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
+    }
+    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+}
+
+// ---- kernel 7: one read: the row stays in shared memory, and is summed while the rest of it still travels ----
+
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    extern __shared__ int4 fused_classifier_row[];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
+    float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
+    // 4 groups of copies; each thread reads what it copied itself, so none needs a barrier
+    int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
+    for (int j = 0; j < 4; j++) {
+        int end = min((j + 1) * group, num_vectors);
+        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
+            cp_async_16(&fused_classifier_row[i], row + i * x128::size);
+        }
+        cp_async_commit();
+    }
+
+    int target = targets[blockIdx.x];
+    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
+    float correct = owner ? (float)row[target] : 0.0f;
+    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
+    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
+    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
+    for (int j = 0; j < 4; j++) {
+        if (j == 0) { cp_async_wait<3>(); }
+        if (j == 1) { cp_async_wait<2>(); }
+        if (j == 2) { cp_async_wait<1>(); }
+        if (j == 3) { cp_async_wait<0>(); }
+        int end = min((j + 1) * group, num_vectors);
+        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
+            fused_classifier_add(s, vec128_from_bits<floatX>(fused_classifier_row[i]));
+        }
+    }
+    float max, sum;
+    fused_classifier_reduce(&max, &sum, s, shared);
+    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (dloss == NULL) { return; }
+
+    float scale = *dloss / sum;
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
+        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+    }
+    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
+    }
+    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+}
+
+// Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2
+// in 16 bits share an SM of an H200: one is read while the other is written. In 32 bits one block has the SM alone.
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream, int block_size = sizeof(floatX) == 4 ? 1024 : 512) {
+    require(Vp % 8 == 0 && 1 <= V && V <= Vp);
+    size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
+    bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
+        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                       cudaSharedmemCarveoutMaxShared)); // else one row an SM
+        fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
+    } else {
+        fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    }
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: fused_classifier ====
+
+// ==== promoted: mean_loss ====
+
+// One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
+__global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
+    __shared__ float shared[32];
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < N; i += blockDim.x) { sum += losses[i]; }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { *mean += sum * scale; }
+}
+
+// mean one float, += | losses (N) | scale: 1 / (N * micro steps)
+void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
+    mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: mean_loss ====
+
+// ==== promoted: global_norm ====
+
+// ---- kernel 4: 128-bit loads, 4 of them in flight, one sum a block, and a second launch adds those in order ----
+
+__global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
+    __shared__ float shared[32];
+    size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
+    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
+    float sums[4][f128::size] = {}; // short sums are exact sums
+    for (; i + 3 * stride < num_vectors; i += 4 * stride) {
+        f128 x[4];
+        for (int j = 0; j < 4; j++) { x[j] = load128cs(grads + (i + j * stride) * f128::size); }
+        for (int j = 0; j < 4; j++) {
+            for (int k = 0; k < f128::size; k++) { sums[j][k] += x[j][k] * x[j][k]; }
+        }
+    }
+    for (; i < num_vectors; i += stride) {
+        f128 x = load128cs(grads + i * f128::size);
+        for (int k = 0; k < f128::size; k++) { sums[0][k] += x[k] * x[k]; }
+    }
+    if (thread < n % f128::size) {
+        float x = grads[num_vectors * f128::size + thread];
+        sums[1][0] += x * x;
+    }
+    float sum = 0.0f;
+    for (int j = 0; j < 4; j++) { sum += (sums[j][0] + sums[j][1]) + (sums[j][2] + sums[j][3]); }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
+}
+
+// One warp; the order is fixed.
+__global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
+    for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
+}
+
+// Floats of scratch: one for each block.
+size_t global_norm_scratch() { return 4096; }
+
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size = 512) {
+    require((size_t)grads % 16 == 0);
+    int num_blocks; // as many as run at once
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
+    num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
+    global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
+    global_norm_finish_kernel4<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: global_norm ====
+
+// ==== promoted: adamw ====
+
+// What adamw_prepare decides on the device, so that no step waits for the host.
+struct AdamWStep {
+    int apply;  // 0: the loss or a gradient is not finite, and the update does nothing
+    int update; // t = 1, 2, ... of those that are applied
+    float grad_scale;
+    float inverse_bias1, inverse_bias2; // 1 / (1 - beta^t)
+};
+
+__global__ void adamw_prepare_kernel(AdamWStep* step, int* num_updates, const float* loss, const float* norm,
+                                     float inverse_loss_scale, float clip, float beta1, float beta2) {
+    step->apply = isfinite(*loss) && isfinite(*norm);
+    int t = *num_updates + step->apply;
+    *num_updates = t;
+    step->update = t;
+    float true_norm = *norm * inverse_loss_scale;
+    step->grad_scale = inverse_loss_scale * (clip > 0.0f && true_norm > clip ? clip / true_norm : 1.0f);
+    step->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)beta1, (double)t)));
+    step->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)beta2, (double)t)));
+}
+
+// step, num_updates, loss, norm: one each in device memory. num_updates grows by 1 when the step is applied. norm is of
+// the gradients as they are, 1 / inverse_loss_scale times too large. clip: the greatest norm, 0 for no clipping.
+void adamw_prepare(AdamWStep* step, int* num_updates, const float* loss, const float* norm, float inverse_loss_scale,
+                   float clip, float beta1, float beta2, cudaStream_t stream) {
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(step, num_updates, loss, norm, inverse_loss_scale, clip, beta1, beta2);
+    cudaCheck(cudaGetLastError());
+}
+
+// What is the same for all elements of a tensor.
+struct AdamWScalars {
+    float learning_rate, beta1, beta2, eps, weight_decay;
+};
+
+// The new parameter; updates m and v.
+__device__ inline float adamw_update(float p, float& m, float& v, float grad, const AdamWStep& step,
+                                     const AdamWScalars& s) {
+    float g = grad * step.grad_scale;
+    m = s.beta1 * m + (1.0f - s.beta1) * g;
+    v = s.beta2 * v + (1.0f - s.beta2) * g * g;
+    float direction = m * step.inverse_bias1 / (sqrtf(v * step.inverse_bias2) + s.eps);
+    return p - s.learning_rate * (direction + s.weight_decay * p);
+}
+
+// The seed of one update, from that of the tensor; 0, which rounds to nearest, stays 0.
+__device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
+    return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
+}
+
+__device__ inline floatX adamw_round(float p, size_t i, uint32_t seed) {
+    return seed == 0 ? (floatX)p : stochastic_round(p, hash_bits((uint32_t)i, seed));
+}
+
+// Four parameters: 8 or 16 bytes in one access.
+struct alignas(4 * sizeof(floatX)) AdamWParams {
+    floatX x[4];
+};
+
+__device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
+                                    const AdamWStep& step, const AdamWScalars& s, size_t i, uint32_t seed) {
+    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], step, s);
+    if (master) { master[i] = p; }
+    params[i] = adamw_round(p, i, seed);
+}
+
+// ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
+
+__global__ void __launch_bounds__(512)
+    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
+                  size_t n, AdamWScalars s, uint32_t seed) {
+    size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
+    f128 p[2], m4[2], v4[2], g4[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        size_t i = first + j * stride;
+        if (i + 4 > n) { continue; }
+        m4[j] = load128cs(m + i), v4[j] = load128cs(v + i), g4[j] = load128cs(grads + i);
+        if (master) {
+            p[j] = load128cs(master + i);
+        } else {
+            AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
+            for (int k = 0; k < 4; k++) { p[j][k] = (float)old.x[k]; }
+        }
+    }
+    AdamWStep step = *step_;
+    if (!step.apply) { return; }
+    seed = adamw_seed(seed, step.update);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        size_t i = first + j * stride;
+        if (i + 4 > n) {
+            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
+            continue;
+        }
+        AdamWParams rounded;
+        for (int k = 0; k < 4; k++) {
+            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], step, s);
+            rounded.x[k] = adamw_round(p[j][k], i + k, seed);
+        }
+        store128cs(m + i, m4[j]);
+        store128cs(v + i, v4[j]);
+        if (master) { store128cs(master + i, p[j]); }
+        *reinterpret_cast<AdamWParams*>(params + i) = rounded;
+    }
+}
+
+// master: NULL when params are all there is. seed: 0 rounds params to nearest; else by chance, other in each update.
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+           cudaStream_t stream, int block_size = 128) {
+    require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
+    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
+    size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
+    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
+    cudaCheck(cudaGetLastError());
+}
+
+__global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
+    seed = adamw_seed(seed, update);
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { params[i] = adamw_round(master[i], i, seed); }
+}
+
+// params (n) as adamw left them in update number `update`, from the master weights (n) that it left.
+void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
+                         cudaStream_t stream) {
+    adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: adamw ====
+
+// ==== promoted: decode_embed ====
+
+// x (B,C) = wte[token] + wpe[position]. A token of -1, of a sequence whose logits were NaN, gives NaN again.
+__global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
+                                     const floatX* wpe, int C) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n"); // the next kernel may start to fetch its weights
+#endif
+    int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
+    if (c >= C) { return; }
+    int token = tokens[b];
+    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)positions[b] * C + c), sum;
+    for (int e = 0; e < x128::size; e++) { sum[e] = (floatX)(token < 0 ? NAN : (float)t[e] + (float)p[e]); }
+    store128(x + (size_t)b * C + c, sum);
+}
+
+// The first kernel of a step. It is launched without overlap: all of the step before has ended when it starts, which
+// the other kernels of a step rely on. x (B,C) out; tokens (B); positions (B); wte (Vp,C); wpe (T,C).
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream, int block_size = 128) {
+    require(B > 0 && B <= 65535 && C % x128::size == 0);
+    dim3 grid(ceil_div(C / x128::size, block_size), B);
+    decode_embed_kernel1<<<grid, block_size, 0, stream>>>(x, tokens, positions, wte, wpe, C);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: decode_embed ====
+
+// ==== promoted: decode_matvec ====
+
+constexpr int decode_matvec_ahead = 3; // vectors of a row that a lane asks for before it needs them: all, if K is 768
+
+// Rows of the weight for each warp: what x costs (loads, conversions) is shared among them.
+__host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
+// Blocks of 256 threads that fit an SM: 64 registers a thread, 128 for the larger batches.
+__host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
+
+// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
+__device__ inline void decode_matvec_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); // the next one may start to wait in its turn
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
+template <int n> __device__ inline float decode_matvec_sums(float* values) {
+    int lane = threadIdx.x % 32, offset = 16;
+#pragma unroll
+    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of the values
+        bool upper = lane & offset;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            float kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
+            values[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, offset);
+        }
+    }
+#pragma unroll
+    for (; offset > 0; offset /= 2) { values[0] += __shfl_xor_sync(0xFFFFFFFFu, values[0], offset); }
+    return values[0];
+}
+
+// x (batch,K), rows clamped to B, normalised into shared memory. g and s are this thread's first vectors of the
+// layernorm's weight and bias, fetched before the wait.
+template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
+                                                        const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
+                                                        int K) {
+    __shared__ float mean[batch], rstd[batch];
+    int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = K / x128::size;
+    for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
+        const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
+        float sum = 0.0f, squares = 0.0f;
+        for (int first = lane; first < num_vec; first += 32 * decode_matvec_ahead) {
+            int4 value[decode_matvec_ahead]; // loaded together
+#pragma unroll
+            for (int i = 0; i < decode_matvec_ahead; i++) {
+                value[i] = reinterpret_cast<const int4*>(from)[min(first + 32 * i, num_vec - 1)];
+            }
+#pragma unroll
+            for (int i = 0; i < decode_matvec_ahead; i++) {
+                if (first + 32 * i >= num_vec) { continue; }
+                x128 elements = vec128_from_bits<floatX>(value[i]);
+                for (int e = 0; e < x128::size; e++) { sum += (float)elements[e]; }
+                shared[b * num_vec + first + 32 * i] = elements;
+            }
+        }
+        float center = warp_sum(sum) / K;
+        for (int v = lane; v < num_vec; v += 32) { // each lane reads what it wrote
+            x128 value = shared[b * num_vec + v];
+            for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
+        }
+        squares = warp_sum(squares);
+        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + 1e-5f); }
+    }
+    __syncthreads();
+    for (int v = threadIdx.x; v < num_vec; v += blockDim.x) {
+        if (v != (int)threadIdx.x) {
+            g = reinterpret_cast<const int4*>(norm_weight)[v];
+            s = reinterpret_cast<const int4*>(norm_bias)[v];
+        }
+        x128 scale = vec128_from_bits<floatX>(g), shift = vec128_from_bits<floatX>(s);
+        for (int b = 0; b < batch; b++) {
+            x128 value = shared[b * num_vec + v];
+            for (int e = 0; e < x128::size; e++) {
+                value[e] = (floatX)(((float)value[e] - mean[b]) * rstd[b] * (float)scale[e] + (float)shift[e]);
+            }
+            shared[b * num_vec + v] = value;
+        }
+    }
+    __syncthreads();
+}
+
+// The first vectors of a warp's rows; zeros beyond the end.
+template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][decode_matvec_ahead], const floatX* weight,
+                                                               int row, int first, int step, int num_vec, int OC) {
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+#pragma unroll
+        for (int i = 0; i < decode_matvec_ahead; i++) {
+            int v = first + i * step;
+            bool there = row + r < OC && v < num_vec;
+            const int4* from = reinterpret_cast<const int4*>(weight) + (size_t)(row + r) * num_vec + v;
+            w[r][i] = there ? __ldcs(from) : make_int4(0, 0, 0, 0);
+        }
+    }
+}
+
+// A block is (warps / split) groups of `split` warps. A group has `rows` rows of the weight at a time and each of its
+// warps a share of the columns. blockIdx.x: which `batch` of the sequences; blockIdx.y: which rows.
+template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
+    decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                          int OC, int split) {
+    constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
+    extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
+    __shared__ float partial[8][num_sums];         // of each warp
+    x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
+    const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
+    int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
+    int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
+    int row = blockIdx.y * rows_per_block + warp / split * rows; // of the group's first row
+    // what this lane writes, if it does
+    int own_row = lane / lanes_per_sum / batch, own_b = first_b + lane / lanes_per_sum % batch;
+    bool writes = segment == 0 && lane % lanes_per_sum == 0 && own_b < B;
+
+    int4 w[rows][decode_matvec_ahead], g = {}, s = {}; // bits of x128: half the registers of their elements
+    decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
+    float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+    if (norm && (int)threadIdx.x < num_vec) {
+        g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
+        s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
+    }
+    decode_matvec_wait();
+    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
+
+    // the groups of a block take the same number of turns: there are barriers in the loop
+    for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
+        bool writes_now = writes && row + own_row < OC;
+        size_t at = (size_t)own_b * OC + row + own_row;
+        float bias_now = next_bias, residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
+        float sums[num_sums] = {};
+        for (int chunk = first; chunk < num_vec; chunk += decode_matvec_ahead * step) {
+            if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
+#pragma unroll
+            for (int i = 0; i < decode_matvec_ahead; i++) {
+                int v = min(chunk + i * step, num_vec - 1); // beyond the end the weights are 0; no branch, so that the
+                                                            // loads of x come together
+                float weights[rows][x128::size];
+#pragma unroll
+                for (int r = 0; r < rows; r++) {
+                    x128 elements = vec128_from_bits<floatX>(w[r][i]);
+#pragma unroll
+                    for (int e = 0; e < x128::size; e++) { weights[r][e] = (float)elements[e]; }
+                }
+#pragma unroll
+                for (int b = 0; b < batch; b++) {
+                    x128 value = norm ? normalised[b * num_vec + v]
+                                      : load128(own_x + (min(b, B - 1 - first_b) * num_vec + v) * x128::size);
+#pragma unroll
+                    for (int e = 0; e < x128::size; e++) {
+#pragma unroll
+                        for (int r = 0; r < rows; r++) { sums[r * batch + b] += (float)value[e] * weights[r][e]; }
+                    }
+                }
+            }
+        }
+        row += gridDim.y * rows_per_block;
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // the next rows come during the sums
+        next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+
+        float sum = decode_matvec_sums<num_sums>(sums);
+        if (split > 1) {
+            if (lane % lanes_per_sum == 0) { partial[warp][lane / lanes_per_sum] = sum; }
+            __syncthreads();
+            if (writes) {
+                for (int s = 1; s < split; s++) { sum += partial[warp + s][lane / lanes_per_sum]; }
+            }
+            __syncthreads(); // partial may be written again
+        }
+        sum += bias_now;
+        if (gelu) { // 0.5 * (1 + tanh(u)) = 1 / (1 + exp(-2u))
+            sum = sum / (1.0f + expf(-1.5957691216f * (sum + 0.044715f * sum * sum * sum)));
+        }
+        if (writes_now) { out[at] = (Out)(sum + residual_now); }
+    }
+}
+
+template <class Out, int batch, bool norm>
+void decode_matvec_launch(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                          int OC, cudaStream_t stream, int block_size, bool overlap) {
+    auto kernel = decode_matvec_kernel6<Out, batch, norm>;
+    constexpr int rows = decode_matvec_rows(batch);
+    int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
+    // a row is split over warps until a lane has all of its share in flight and every SM has two blocks
+    while (split < num_warps && (num_vec > 32 * decode_matvec_ahead * split ||
+                                 (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
+        split *= 2;
+    }
+    int blocks =
+        min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(ceil_div(B, batch), blocks);
+    config.blockDim = dim3(block_size);
+    config.dynamicSmemBytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    // code for older devices has no wait
+    config.numAttrs =
+        overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K,
+                                 OC, split));
+}
+
+template <class Out> void decode_matvec_any(Out* out, const floatX* x, const floatX* norm_weight,
+                                            const floatX* norm_bias, const floatX* weight, const floatX* bias,
+                                            const floatX* residual, bool gelu, int B, int K, int OC,
+                                            cudaStream_t stream, int block_size, bool overlap) {
+    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no permission
+    bool norm = norm_weight != NULL;
+    require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
+    require(!norm || (norm_bias != NULL && K * sizeof(floatX) <= shared_limit));
+    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 warps share sums
+    int batch = 1; // sequences that a block takes at once
+    while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
+    auto launch = norm ? decode_matvec_launch<Out, 8, true> : decode_matvec_launch<Out, 8, false>;
+    if (batch == 1) { launch = norm ? decode_matvec_launch<Out, 1, true> : decode_matvec_launch<Out, 1, false>; }
+    if (batch == 2) { launch = norm ? decode_matvec_launch<Out, 2, true> : decode_matvec_launch<Out, 2, false>; }
+    if (batch == 4) { launch = norm ? decode_matvec_launch<Out, 4, true> : decode_matvec_launch<Out, 4, false>; }
+    launch(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, overlap);
+}
+
+// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual: x (B,K); norm_weight, norm_bias (K) or NULL; weight
+// (OC,K); bias (OC) or NULL; residual (B,OC) or NULL, may be out. Before the kernel ahead of it in the stream has ended
+// it reads weight, bias, norm_weight and norm_bias: no kernel of the step may write them.
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream, int block_size = 256) {
+    decode_matvec_any(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, true);
+}
+
+// logits (B,Vp) float = layernorm(x) wte^T: x (B,C); norm_weight, norm_bias (C); wte (Vp,C)
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
+                 int B, int C, int Vp, cudaStream_t stream, int block_size = 256) {
+    decode_matvec_any<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size,
+                             true);
+}
+// ==== end promoted: decode_matvec ====
+
+// ==== promoted: decode_attention ====
+
+constexpr int decode_attention_warps = 8;                             // of a block
+constexpr int decode_attention_threads = 32 * decode_attention_warps; // one for each element of a head: HS <= 256
+constexpr int decode_attention_step = 64;                             // keys of a part: a multiple of this
+constexpr int decode_attention_ahead = 2;                             // keys that a thread has in flight
+constexpr float decode_attention_lowest = -1e30f;                     // finite: the difference of two is no NaN
+
+struct DecodeAttentionShared {
+    float sum[decode_attention_warps][decode_attention_threads]; // of values, weighted relative to the warp's maximum
+    float max[decode_attention_warps], total[decode_attention_warps]; // of the scores, of the weights
+    bool last;
+};
+
+// One element of a weighted sum of values, with the maximum of the scores that the weights are relative to.
+struct DecodeAttentionSum {
+    float sum, max, total;
+};
+
+// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
+__device__ inline void decode_attention_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// What the warps left in shared memory, for the element of this thread; always in the order of the warps.
+__device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
+    DecodeAttentionSum x = {0.0f, decode_attention_lowest, 0.0f};
+#pragma unroll
+    for (int w = 0; w < decode_attention_warps; w++) { x.max = fmaxf(x.max, shared.max[w]); }
+#pragma unroll
+    for (int w = 0; w < decode_attention_warps; w++) {
+        float scale = exp2f(shared.max[w] - x.max);
+        x.sum += scale * shared.sum[w][threadIdx.x];
+        x.total += scale * shared.total[w];
+    }
+    return x;
+}
+
+// This thread's vectors of the keys or values that a step of the block begins at `row`; of those from `end` on, zeros.
+template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[decode_attention_ahead][depth],
+                                                                              const floatX* cache, int row, int end,
+                                                                              int C, int num_vec) {
+    constexpr int groups = decode_attention_threads / lanes;
+#pragma unroll
+    for (int u = 0; u < decode_attention_ahead; u++) {
+        int t = row + u * groups + (int)threadIdx.x / lanes;
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+            int v = threadIdx.x % lanes + d * lanes;
+            bool there = t < end && v < num_vec;
+            x[u][d] = there ? reinterpret_cast<const int4*>(cache + (size_t)t * C)[v] : make_int4(0, 0, 0, 0);
+        }
+    }
+}
+
+// Attends over keys begin .. end-1, of which number `now` is the new token's, not yet in the cache: it is put there.
+// `lanes` lanes have a key, `depth` vectors each. cache and qkv point to the head's first element. Every thread gets
+// the result for element threadIdx.x, without meaning from HS on.
+template <int lanes, int depth>
+__device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
+                                                    const floatX* qkv, int begin, int end, int now, int C, int HS) {
+    constexpr int groups = decode_attention_threads / lanes, ahead = decode_attention_ahead;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
+    int4 k[ahead][depth], v[ahead][depth];
+    decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
+    decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
+    decode_attention_wait();
+
+    float q[depth][x128::size], sum[depth][x128::size] = {};
+    float max = decode_attention_lowest, total = 0.0f, scale = 1.4426950409f * rsqrtf((float)HS); // log2(e): for exp2
+#pragma unroll
+    for (int d = 0; d < depth; d++) {
+        x128 vec = {};
+        if (place + d * lanes < num_vec) { vec = load128(qkv + (place + d * lanes) * x128::size); }
+#pragma unroll
+        for (int e = 0; e < x128::size; e++) { q[d][e] = (float)vec[e] * scale; }
+    }
+    for (int row = begin; row < end; row += ahead * groups) {
+        if (row != begin) {
+            decode_attention_fetch<lanes, depth>(k, keys, row, min(end, now), C, num_vec);
+            decode_attention_fetch<lanes, depth>(v, values, row, min(end, now), C, num_vec);
+        }
+        float score[ahead], old_max = max;
+#pragma unroll
+        for (int u = 0; u < ahead; u++) {
+            int t = row + u * groups + (int)threadIdx.x / lanes;
+            score[u] = 0.0f;
+#pragma unroll
+            for (int d = 0; d < depth; d++) {
+                int i = place + d * lanes;
+                if (t == now && t < end && i < num_vec) {
+                    k[u][d] = reinterpret_cast<const int4*>(qkv + C)[i];
+                    v[u][d] = reinterpret_cast<const int4*>(qkv + 2 * C)[i];
+                    reinterpret_cast<int4*>(keys + (size_t)now * C)[i] = k[u][d];
+                    reinterpret_cast<int4*>(values + (size_t)now * C)[i] = v[u][d];
+                }
+                x128 key = vec128_from_bits<floatX>(k[u][d]);
+#pragma unroll
+                for (int e = 0; e < x128::size; e++) { score[u] += q[d][e] * (float)key[e]; }
+            }
+#pragma unroll
+            for (int offset = lanes / 2; offset > 0; offset /= 2) {
+                score[u] += __shfl_xor_sync(0xFFFFFFFFu, score[u], offset);
+            }
+            if (t >= end) { score[u] = -INFINITY; }
+            max = fmaxf(max, score[u]);
+        }
+        float rescale = exp2f(old_max - max);
+        total *= rescale;
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+#pragma unroll
+            for (int e = 0; e < x128::size; e++) { sum[d][e] *= rescale; }
+        }
+#pragma unroll
+        for (int u = 0; u < ahead; u++) {
+            float weight = exp2f(score[u] - max);
+            total += weight;
+#pragma unroll
+            for (int d = 0; d < depth; d++) {
+                x128 value = vec128_from_bits<floatX>(v[u][d]);
+#pragma unroll
+                for (int e = 0; e < x128::size; e++) { sum[d][e] += weight * (float)value[e]; }
+            }
+        }
+    }
+
+    float warp_max = max; // over the keys of the warp's groups of lanes
+#pragma unroll
+    for (int offset = 16; offset >= lanes; offset /= 2) {
+        warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
+    }
+    float rescale = exp2f(max - warp_max);
+    total *= rescale;
+#pragma unroll
+    for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+#pragma unroll
+    for (int d = 0; d < depth; d++) {
+#pragma unroll
+        for (int e = 0; e < x128::size; e++) {
+            float x = sum[d][e] * rescale;
+#pragma unroll
+            for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+            int i = (place + d * lanes) * x128::size + e;
+            if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
+        }
+    }
+    if (lane == 0) { shared.max[warp] = warp_max, shared.total[warp] = total; }
+    __syncthreads();
+    return decode_attention_join(shared);
+}
+
+// The sum of num_parts partial sums, each {max, total, sum (HS)}: every warp takes some, always the same ones.
+__device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
+                                                              int num_parts, int HS) {
+    constexpr int num_elements = decode_attention_threads / 32; // of a lane
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float sum[num_elements] = {}, max = decode_attention_lowest, total = 0.0f;
+#pragma unroll 2
+    for (int p = warp; p < num_parts; p += decode_attention_warps) {
+        const float* from = partial + (size_t)p * (HS + 2);
+        float part_max = __ldcg(from), part_total = __ldcg(from + 1), both = fmaxf(max, part_max);
+        float old_scale = exp2f(max - both), part_scale = exp2f(part_max - both);
+        max = both, total = total * old_scale + part_total * part_scale;
+#pragma unroll
+        for (int j = 0; j < num_elements; j++) {
+            float x = lane + 32 * j < HS ? __ldcg(from + 2 + lane + 32 * j) : 0.0f;
+            sum[j] = sum[j] * old_scale + x * part_scale;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < num_elements; j++) { shared.sum[warp][lane + 32 * j] = sum[j]; }
+    if (lane == 0) { shared.max[warp] = max, shared.total[warp] = total; }
+    __syncthreads();
+    return decode_attention_join(shared);
+}
+
+// Where a head's partial sums stand in scratch: after a counter for each head.
+__device__ inline float* decode_attention_partials(float* scratch, int num_heads, int head, int num_parts, int HS) {
+    return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
+}
+
+template <int lanes, int depth> __global__ void __launch_bounds__(decode_attention_threads)
+    decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                             const int* positions, int NH, int HS, int capacity, int part_keys) {
+    __shared__ DecodeAttentionShared shared;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n"); // the next kernel may start to fetch its weights
+#endif
+    int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
+    int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
+    if (begin >= end) { return; }
+    size_t cache = (size_t)b * capacity * C + h * HS;
+    DecodeAttentionSum x = decode_attention_part<lanes, depth>(
+        shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
+
+    int num_parts = now / part_keys + 1; // that have keys
+    if (num_parts > 1) {
+        int head = b * NH + h;
+        int* counter = reinterpret_cast<int*>(scratch) + head;
+        float* partials = decode_attention_partials(scratch, gridDim.z * NH, head, gridDim.x, HS);
+        float* own = partials + (size_t)part * (HS + 2);
+        if (i < HS) { own[2 + i] = x.sum; }
+        if (i == 0) { own[0] = x.max, own[1] = x.total; }
+        __threadfence();
+        __syncthreads();
+        if (i == 0) {
+            shared.last = atomicAdd(counter, 1) == num_parts - 1;
+            if (shared.last) { *counter = 0; } // for the next launch
+            __threadfence();
+        }
+        __syncthreads();
+        if (!shared.last) { return; }
+        x = decode_attention_combine(shared, partials, num_parts, HS);
+    }
+    if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
+}
+
+// Keys of a part: as many parts as give every SM four blocks, when the cache is full.
+inline int decode_attention_part_keys(int B, int NH, int capacity) {
+    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, decode_attention_step)));
+    return ceil_div(ceil_div(capacity, parts), decode_attention_step) * decode_attention_step;
+}
+
+// Floats of scratch. They are zeroed once, before the first launch; decode_attention leaves the counters at zero.
+inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
+    int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
+    return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
+}
+
+inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                                    const int* positions, int B, int C, int NH, int capacity, int part_keys,
+                                    cudaStream_t stream) {
+    require(B > 0 && B <= 65535 && NH > 0 && NH <= 65535 && C % NH == 0 && capacity > 0);
+    int HS = C / NH, num_vec = HS / x128::size;
+    require(HS % 8 == 0 && HS <= decode_attention_threads);
+    auto kernel = decode_attention_kernel4<8, 1>;
+    if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
+    if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
+    if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(ceil_div(capacity, part_keys), NH, B);
+    config.blockDim = dim3(decode_attention_threads);
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    // code for older devices has no wait
+    config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
+    cudaCheck(
+        cudaLaunchKernelEx(&config, kernel, out, keys, values, scratch, qkv, positions, NH, HS, capacity, part_keys));
+}
+
+// out (B,C): the new token of each sequence, qkv (B,3,NH,HS), attends over itself and the positions[b] tokens before it in
+// keys, values (B,capacity,C), and is put there as row positions[b]. scratch: see decode_attention_scratch(). Before the
+// kernel ahead of it in the stream has ended it reads positions and the rows before it: they are written by kernels
+// before decode_embed.
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
+                            decode_attention_part_keys(B, NH, capacity), stream);
+}
+// ==== end promoted: decode_attention ====
+
+// ==== promoted: decode_cache_fill ====
+
+__global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const floatX* qkv, int T, int num_vec,
+                                          int capacity, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) { return; }
+    int v = i % num_vec, t = i / num_vec % T, b = i / num_vec / T;
+    const floatX* from = qkv + (((size_t)b * T + t) * 3 * num_vec + v) * x128::size;
+    size_t to = (((size_t)b * capacity + t) * num_vec + v) * x128::size;
+    store128(keys + to, load128cs(from + (size_t)num_vec * x128::size));
+    store128(values + to, load128cs(from + (size_t)2 * num_vec * x128::size));
+}
+
+// The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).
+void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
+                       cudaStream_t stream, int block_size = 256) {
+    require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
+    int num_vec = C / x128::size;
+    size_t n = (size_t)B * T * num_vec;
+    decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(
+        keys, values, qkv, T, num_vec, capacity, n);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: decode_cache_fill ====
+
+// ==== promoted: decode_sample ====
+
+constexpr int decode_sample_room = 4096;   // candidates whose keys shared memory holds: 32 KB
+constexpr int decode_sample_chunks = 1024; // of the vocabulary, one for each thread
+
+// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
+__device__ inline void decode_sample_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// Larger for a larger logit, among equals for the lower id, so no two are the same; 0 for what is never drawn.
+__device__ inline uint64_t decode_sample_key(float logit, int id) {
+    if (!(logit > -INFINITY)) { return 0; } // NaN, too
+    uint32_t bits = __float_as_uint(logit);
+    if (bits == 0x80000000u) { bits = 0; } // -0 equals 0
+    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (uint64_t)bits << 32 | (uint32_t)~id;
+}
+__device__ inline int decode_sample_id(uint64_t key) { return key ? (int)~(uint32_t)key : -1; }
+__device__ inline float decode_sample_logit(uint64_t key) {
+    uint32_t bits = key >> 32;
+    return __uint_as_float(bits & 0x80000000u ? bits & 0x7FFFFFFFu : ~bits);
+}
+
+__device__ inline uint64_t decode_sample_warp_max(uint64_t x) {
+    for (int offset = 16; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
+    return x;
+}
+__device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
+    for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+// of this lane's x and those of the lanes below it
+__device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
+    for (int offset = 1; offset < 32; offset *= 2) {
+        uint64_t below = __shfl_up_sync(0xFFFFFFFFu, x, offset);
+        if ((int)threadIdx.x % 32 >= offset) { x += below; }
+    }
+    return x;
+}
+// Over the block; `shared` (32) is scratch, free again after the call. Every thread gets the result.
+template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sample_reduce(uint64_t x, uint64_t* shared) {
+    x = warp_op(x);
+    if (threadIdx.x % 32 == 0) { shared[threadIdx.x / 32] = x; }
+    __syncthreads();
+    x = warp_op(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0); // 0 is neutral for max and sum
+    __syncthreads();
+    return x;
+}
+
+// tokens: of the largest logits. best (B), arrived (B): zero, and zero again at the end.
+__global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
+                                             const float* logits, int V, int Vp) {
+    __shared__ uint64_t shared[32];
+    int b = blockIdx.y, step = gridDim.x * blockDim.x;
+    const float4* row = reinterpret_cast<const float4*>(logits + (size_t)b * Vp);
+    decode_sample_wait();
+    uint64_t key = 0;
+#pragma unroll 2
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i * 4 < V; i += step) {
+        float4 x = row[i];
+        key = max(key, decode_sample_key(x.x, 4 * i));
+        if (4 * i + 1 < V) { key = max(key, decode_sample_key(x.y, 4 * i + 1)); }
+        if (4 * i + 2 < V) { key = max(key, decode_sample_key(x.z, 4 * i + 2)); }
+        if (4 * i + 3 < V) { key = max(key, decode_sample_key(x.w, 4 * i + 3)); }
+    }
+    key = decode_sample_reduce<decode_sample_warp_max>(key, shared);
+    if (threadIdx.x != 0) { return; }
+    unsigned long long* top = reinterpret_cast<unsigned long long*>(best + b);
+    atomicMax(top, (unsigned long long)key); // the same in any order
+    __threadfence();
+    if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
+    tokens[b] = decode_sample_id(atomicExch(top, 0ull));
+    arrived[b] = 0;
+    positions[b] += 1;
+}
+
+struct DecodeSampleShared {
+    uint64_t list[decode_sample_room]; // keys of the candidates, in no order
+    uint64_t chunk[decode_sample_chunks];
+    uint64_t reduce[32];
+    uint64_t rest;
+    int list_size, found, token;
+};
+
+// The candidates of a sequence: `count` keys from `floor` on. They are found among n logits, or in the list.
+struct DecodeSampleRow {
+    const float* logits;
+    int n;
+    bool listed;
+    uint64_t best, floor, count; // best: the largest key
+    float scale;                 // log2(e) / temperature
+};
+
+// What a token weighs in the draw, the best 2^44: a sum of integers is the same in any order.
+__device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
+    float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
+    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // inf - inf is NaN
+    return (uint64_t)(exp2f(distance) * 17592186044416.0f);
+}
+
+__device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& shared, const DecodeSampleRow& row,
+                                                   int i) {
+    return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
+}
+
+// Of the candidates from `floor` on: how many, and their weight: their shares, or one each.
+__device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
+                                         bool shares, uint64_t* count) {
+    uint64_t weight = 0, number = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
+        uint64_t key = decode_sample_candidate(shared, row, i);
+        if (key < floor) { continue; }
+        number++;
+        if (shares) { weight += decode_sample_share(row, key); }
+    }
+    *count = decode_sample_reduce<decode_sample_warp_sum>(number, shared.reduce);
+    return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
+}
+
+// Copies the candidates, at most decode_sample_room, to the list.
+__device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
+    if (threadIdx.x == 0) { shared.list_size = 0; }
+    __syncthreads();
+    for (int i = threadIdx.x; i < row.n; i += blockDim.x) {
+        uint64_t key = decode_sample_key(row.logits[i], i);
+        if (key >= row.floor) { shared.list[atomicAdd(&shared.list_size, 1)] = key; }
+    }
+    __syncthreads();
+    row.listed = true, row.n = (int)row.count;
+}
+
+// Raises row.floor until it leaves the fewest of the best candidates that weigh `target` together; all of them do.
+__device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
+    uint64_t end = row.best + 1, end_count = 0; // those from `end` on weigh less than the target
+    while (row.count - end_count > 1 && end - row.floor > 1) {
+        if (!row.listed && row.count <= decode_sample_room) { decode_sample_make_list(shared, row); }
+        uint64_t middle = row.floor + (end - row.floor) / 2, count;
+        if (decode_sample_weight(shared, row, middle, shares, &count) >= target) {
+            row.floor = middle, row.count = count;
+        } else {
+            end = middle, end_count = count;
+        }
+    }
+}
+
+// The first token, in the order of ids, with which the shares of the candidates come to more than `random` (0 to 1) of
+// their sum.
+__device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int size = ceil_div(ceil_div(V, decode_sample_chunks), 32) * 32; // of a chunk
+    for (int c = warp; c < decode_sample_chunks; c += blockDim.x / 32) {
+        uint64_t sum = 0;
+        for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
+            uint64_t key = decode_sample_key(row.logits[i], i);
+            if (key >= row.floor) { sum += decode_sample_share(row, key); }
+        }
+        sum = decode_sample_warp_sum(sum);
+        if (lane == 0) { shared.chunk[c] = sum; }
+    }
+    __syncthreads();
+    uint64_t own = shared.chunk[threadIdx.x], upto = decode_sample_warp_scan(own);
+    if (lane == 31) { shared.reduce[warp] = upto; }
+    __syncthreads();
+    uint64_t warps_upto = decode_sample_warp_scan(shared.reduce[lane]);
+    uint64_t sum = __shfl_sync(0xFFFFFFFFu, warps_upto, 31);
+    uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
+    upto += warp > 0 ? warps_before : 0;
+    uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
+    if (upto - own <= point && point < upto) { // one thread
+        shared.found = threadIdx.x;
+        shared.rest = point - (upto - own);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        uint64_t rest = shared.rest, before = 0;
+        for (int begin = shared.found * size;; begin += 32) { // ends within the chunk
+            uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
+            uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
+            uint64_t reached = before + decode_sample_warp_scan(share);
+            unsigned past = __ballot_sync(0xFFFFFFFFu, reached > rest);
+            if (past) {
+                if (lane == 0) { shared.token = begin + __ffs(past) - 1; }
+                break;
+            }
+            before = __shfl_sync(0xFFFFFFFFu, reached, 31);
+        }
+    }
+    __syncthreads();
+    return shared.token;
+}
+
+__global__ void __launch_bounds__(decode_sample_chunks, 1)
+    decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
+                          int top_k, float top_p, int V, int Vp) {
+    __shared__ DecodeSampleShared shared;
+    int b = blockIdx.x;
+    decode_sample_wait();
+    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, 1.4426950409f / temperature};
+    uint64_t key = 0, lowest = ~0ull, count = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < V; i += blockDim.x) {
+        uint64_t x = decode_sample_key(row.logits[i], i);
+        key = max(key, x);
+        if (x) { lowest = min(lowest, x), count++; }
+    }
+    row.best = decode_sample_reduce<decode_sample_warp_max>(key, shared.reduce);
+    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
+    row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
+
+    int token = -1; // nothing can be drawn
+    if (row.count > 0) {
+        if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
+        if (top_p < 1.0f) {
+            double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
+            decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
+        }
+        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
+        token = decode_sample_draw(shared, row, V, random);
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all have read it: there are barriers in the draw
+    }
+    if (threadIdx.x == 0) {
+        tokens[b] = token;
+        positions[b] += 1;
+    }
+}
+
+// Launches a kernel that begins with decode_sample_wait().
+template <class... Params, class... Args>
+void decode_sample_launch(void (*kernel)(Params...), dim3 grid, int block_size, cudaStream_t stream, Args... args) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(block_size);
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    // code for older devices has no wait
+    config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+                                 int blocks, cudaStream_t stream, int block_size) {
+    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
+    decode_sample_launch(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, stream, tokens, positions, best,
+                         reinterpret_cast<int*>(best + B), logits, V, Vp);
+}
+
+// Floats of scratch, aligned to 8 bytes. They are zeroed once, before the first launch; decode_sample leaves zeros.
+inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
+
+// tokens (B), and positions (B) += 1, for logits (B,Vp), of which V count. temperature 0: the largest, rng_state may be
+// NULL. Else drawn with rng_state (B), among the top_k largest (0: all), among the fewest that hold the share top_p of
+// the probability (1: all). A NaN or -inf logit is never drawn; -1 when there is no other. tokens and positions must not
+// be read before this kernel has ended: decode_embed is launched without overlap.
+void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
+                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
+                   int block_size = 256) {
+    require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
+    require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
+    if (temperature == 0.0f) {
+        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors a thread
+        decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, blocks, stream, block_size);
+        return;
+    }
+    require(rng_state != NULL);
+    decode_sample_launch(decode_sample_kernel4, dim3(B), decode_sample_chunks, stream, tokens, positions, logits,
+                         rng_state, temperature, top_k, top_p, V, Vp);
+}
+// ==== end promoted: decode_sample ====
+
+// ================================================================================================
+// 2. profiling
+// ================================================================================================
+
+// The times of one step's operations, for --profile.
+typedef struct {
+    const char* name;
+    double bytes, flops; // the least that one call must move and compute
+    cudaEvent_t begin, end;
+} ProfileEntry;
+
+enum { MAX_PROFILE_ENTRIES = 1 << 14 };
+
+typedef struct {
+    bool on;
+    int num_entries;
+    ProfileEntry* entries; // (MAX_PROFILE_ENTRIES)
+} Profile;
+
+static Profile profile;
+
+static nvtxDomainHandle_t nvtx_domain() {
+    static nvtxDomainHandle_t domain = nvtxDomainCreateA("train_gpt2cu");
+    return domain;
+}
+
+// A range in NVTX's timeline from here to the end of the scope: a step, a micro-step, a layer.
+struct Range {
+    Range(const char* name, int64_t number = -1) {
+        char text[64];
+        snprintf(text, sizeof(text), number >= 0 ? "%s %lld" : "%s", name, (long long)number);
+        nvtxEventAttributes_t attributes = {};
+        attributes.version = NVTX_VERSION;
+        attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+        attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+        attributes.message.ascii = text;
+        nvtxDomainRangePushEx(nvtx_domain(), &attributes);
+    }
+    ~Range() { nvtxDomainRangePop(nvtx_domain()); }
+};
+
+// An operation from here to the end of the scope: a range, and with --profile its time on the stream.
+struct Op {
+    Range range;
+    ProfileEntry* entry;
+    cudaStream_t stream;
+    Op(cudaStream_t stream, const char* name, double bytes, double flops = 0)
+        : range(name), entry(nullptr), stream(stream) {
+        if (!profile.on) { return; }
+        require(profile.num_entries < MAX_PROFILE_ENTRIES);
+        entry = &profile.entries[profile.num_entries++];
+        entry->name = name, entry->bytes = bytes, entry->flops = flops;
+        cudaCheck(cudaEventCreate(&entry->begin));
+        cudaCheck(cudaEventCreate(&entry->end));
+        cudaCheck(cudaEventRecord(entry->begin, stream));
+    }
+    ~Op() {
+        if (entry) { cudaCheck(cudaEventRecord(entry->end, stream)); }
+    }
+};
+
+// ================================================================================================
+// 3. the model
+// ================================================================================================
+
+// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order: weights of T = floatX, gradients of T = float.
+template <class T> struct Parameters {
+    T* wte;      // (Vp, C)
+    T* wpe;      // (maxT, C)
+    T* ln1w;     // (L, C)
+    T* ln1b;     // (L, C)
+    T* qkvw;     // (L, 3*C, C)
+    T* qkvb;     // (L, 3*C)
+    T* attprojw; // (L, C, C)
+    T* attprojb; // (L, C)
+    T* ln2w;     // (L, C)
+    T* ln2b;     // (L, C)
+    T* fcw;      // (L, 4*C, C)
+    T* fcb;      // (L, 4*C)
+    T* fcprojw;  // (L, C, 4*C)
+    T* fcprojb;  // (L, C)
+    T* lnfw;     // (C)
+    T* lnfb;     // (C)
+};
+
+template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
+    T** tensors = (T**)p; // a struct of NUM_PARAMS pointers in the order of the table
+    for (int i = 0; i < NUM_PARAMS; i++) { tensors[i] = memory + param_offset(config, i); }
+}
+
+// What the forward pass leaves for the backward pass, for B x T tokens. Tensors marked with an L are kept for every layer
+// in training; (1) of them are there when the backward pass computes them again, and always when there is none.
+typedef struct {
+    int B, T;          // what it is allocated for
+    floatX* encoded;   // (B, T, C)
+    floatX* ln1;       // (L, B, T, C), recompute 2: (1)
+    float* ln1_mean;   // (L, B, T)
+    float* ln1_rstd;   // (L, B, T)
+    floatX* qkv;       // (L, B, T, 3*C)
+    floatX* atty;      // (L, B, T, C)
+    float* lse;        // (L, B, NH, T)
+    floatX* residual2; // (L, B, T, C): after attention
+    floatX* ln2;       // (L, B, T, C), recompute 2: (1)
+    float* ln2_mean;   // (L, B, T)
+    float* ln2_rstd;   // (L, B, T)
+    floatX* fch;       // (L, B, T, 4*C)
+    floatX* fch_gelu;  // (L, B, T, 4*C), recompute 1 or 2: (1)
+    floatX* residual3; // (L, B, T, C): after the MLP
+    floatX* lnf;       // (B, T, C)
+    float* lnf_mean;   // (B, T)
+    float* lnf_rstd;   // (B, T)
+    float* losses;     // (B, T)
+    floatX* logits;    // (rows, Vp); the classifier turns them into their gradients
+    int* inputs;       // (B, T)
+    int* targets;      // (B, T)
+    // backward alone
+    floatX* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
+    floatX* dbtc;      // (B, T, C)
+    floatX* dqkv;      // (B, T, 3*C), where the logits were: their gradients are used up before
+    floatX* dfch;      // (B, T, 4*C), likewise
+    float* scratch;    // what kernels need for themselves
+    // steps from one layer to the next, in tensors: 0 where there is only one
+    size_t keep, keep_gelu, keep_norm;
+} Activations;
+
+// The numbers that the GPU passes from one kernel to a later one, in one block of device memory.
+typedef struct {
+    float loss, norm;     // of this step; the host reads these two
+    float dloss;          // gradient of the step's loss by the loss of one token
+    int num_updates;      // steps that changed the weights
+    AdamWStep adamw_step; // what to do in this step
+} StepScalars;
+
+typedef struct {
+    GPT2Config config;
+    cudaStream_t stream;
+    floatX* params_memory; // (num_params), all tensors one after the other
+    float* master_memory;  // (num_params) fp32 weights; NULL when params are float, or without master weights
+    float* grads_memory;   // (num_params)
+    float* m_memory;       // (num_params), AdamW's first moment
+    float* v_memory;       // (num_params), AdamW's second moment
+    Parameters<floatX> params;
+    Parameters<float> grads;
+    StepScalars* scalars; // in device memory
+    Activations acts;
+    int recompute, gelu_fusion; // as the flags
+    bool stochastic_rounding;
+    uint32_t seed;    // of stochastic rounding
+    void* arenas[2];  // what cudaFree gets: weights and optimizer; activations
+    size_t num_bytes; // in both
+} GPT2;
+
+// ---- memory: planned first, so that the need is known before anything is allocated ---------------
+
+enum PlanGroup { PLAN_WEIGHTS, PLAN_GRADIENTS, PLAN_ADAMW, PLAN_ACTIVATIONS, NUM_PLAN_GROUPS };
+enum { MAX_PLAN_ENTRIES = 64, PLAN_ALIGNMENT = 256 };
+
+typedef struct {
+    int num_entries;
+    struct {
+        void** pointer; // is set by plan_allocate
+        size_t offset;  // bytes from the beginning of the arena
+    } entries[MAX_PLAN_ENTRIES];
+    size_t bytes[NUM_PLAN_GROUPS];
+    size_t total; // bytes
+} Plan;
+
+template <class T> static void plan_add(Plan* plan, PlanGroup group, T** pointer, size_t n) {
+    require(plan->num_entries < MAX_PLAN_ENTRIES);
+    size_t bytes = ceil_div(n * sizeof(T), (size_t)PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
+    plan->entries[plan->num_entries].pointer = (void**)pointer;
+    plan->entries[plan->num_entries].offset = plan->total;
+    plan->num_entries++;
+    plan->bytes[group] += bytes;
+    plan->total += bytes;
+}
+
+// One allocation for all of it, zeroed. Returns it, for cudaFree.
+static void* plan_allocate(const Plan* plan) {
+    char* arena = nullptr;
+    if (plan->total > 0) {
+        cudaCheck(cudaMalloc(&arena, plan->total));
+        cudaCheck(cudaMemset(arena, 0, plan->total));
+    }
+    for (int i = 0; i < plan->num_entries; i++) { *plan->entries[i].pointer = arena + plan->entries[i].offset; }
+    return arena;
+}
+
+// Weights, and what training keeps for each of them.
+static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, bool training, bool master) {
+    size_t n = num_parameters(config);
+    plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
+    plan_add(plan, PLAN_WEIGHTS, &model->scalars, 1);
+    model->master_memory = nullptr;
+    if (!training) { return; }
+    plan_add(plan, PLAN_GRADIENTS, &model->grads_memory, n);
+    plan_add(plan, PLAN_ADAMW, &model->m_memory, n);
+    plan_add(plan, PLAN_ADAMW, &model->v_memory, n);
+    if (master && sizeof(floatX) < sizeof(float)) { plan_add(plan, PLAN_ADAMW, &model->master_memory, n); }
+}
+
+// Floats of scratch that the kernels of a backward pass want, the largest of them.
+static size_t backward_scratch(const GPT2Config* config, int B, int T) {
+    int C = config->channels, NH = config->num_heads;
+    size_t wants[] = {layernorm_backward_scratch(C), matmul_backward_bias_scratch(B * T, 4 * C),
+                      attention_backward_scratch(B, T, C, NH), encoder_backward_scratch(B, T, config->vocab_size),
+                      global_norm_scratch()};
+    size_t most = 0;
+    for (size_t want : wants) { most = want > most ? want : most; }
+    return most;
+}
+
+// logit_rows: of how many tokens at once logits are wanted, B*T in training.
+static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
+                             bool training, int recompute) {
+    size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
+    size_t Vp = config->padded_vocab_size;
+    a->B = B, a->T = T;
+    a->keep = training, a->keep_gelu = training && recompute < 1, a->keep_norm = training && recompute < 2;
+    size_t copies = a->keep ? L : 1, gelus = a->keep_gelu ? L : 1, norms = a->keep_norm ? L : 1;
+    PlanGroup group = PLAN_ACTIVATIONS;
+    plan_add(plan, group, &a->encoded, BT * C);
+    plan_add(plan, group, &a->ln1, norms * BT * C);
+    plan_add(plan, group, &a->ln1_mean, copies * BT);
+    plan_add(plan, group, &a->ln1_rstd, copies * BT);
+    plan_add(plan, group, &a->qkv, copies * BT * 3 * C);
+    plan_add(plan, group, &a->atty, copies * BT * C);
+    plan_add(plan, group, &a->lse, copies * BT * NH);
+    plan_add(plan, group, &a->residual2, copies * BT * C);
+    plan_add(plan, group, &a->ln2, norms * BT * C);
+    plan_add(plan, group, &a->ln2_mean, copies * BT);
+    plan_add(plan, group, &a->ln2_rstd, copies * BT);
+    plan_add(plan, group, &a->fch, copies * BT * 4 * C);
+    plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
+    plan_add(plan, group, &a->residual3, copies * BT * C);
+    plan_add(plan, group, &a->lnf, BT * C);
+    plan_add(plan, group, &a->lnf_mean, BT);
+    plan_add(plan, group, &a->lnf_rstd, BT);
+    plan_add(plan, group, &a->losses, BT);
+    plan_add(plan, group, &a->inputs, BT);
+    plan_add(plan, group, &a->targets, BT);
+    // the gradients of a layer's activations stand where the logits stood
+    size_t backward = training ? BT * (4 * C + 3 * C) : 0;
+    size_t logits = (size_t)logit_rows * Vp;
+    plan_add(plan, group, &a->logits, logits > backward ? logits : backward);
+    if (!training) { return; }
+    plan_add(plan, group, &a->dresidual, BT * C);
+    plan_add(plan, group, &a->dbtc, BT * C);
+    plan_add(plan, group, &a->scratch, backward_scratch(config, B, T));
+}
+
+// after plan_allocate
+static void point_gradients(Activations* a, const GPT2Config* config) {
+    a->dfch = a->logits;
+    a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
+}
+
+// ---- loading and saving ---------------------------------------------------------------------------
+
+// What the kernels cannot do is refused by its name.
+static void check_config(const GPT2Config* config) {
+    int C = config->channels, HS = C / config->num_heads;
+    if (C % 8 != 0) { die("%d channels: train_gpt2cu wants a multiple of 8", C); }
+    if (HS % 8 != 0 || HS > 256) {
+        die("%d channels in %d heads: a head size of %d, train_gpt2cu wants a multiple of 8 up to 256", C,
+            config->num_heads, HS);
+    }
+}
+
+// What rounds tensor p by chance; 0: to nearest.
+static uint32_t rounding_seed(const GPT2* model, int p) {
+    return model->stochastic_rounding && model->master_memory ? hash_bits((uint32_t)p, model->seed) | 1 : 0;
+}
+
+// The weights from host memory (num_params), rounded as update number `num_updates` of a run had rounded them.
+static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
+    size_t n = num_parameters(&model->config), chunk = (size_t)1 << 24;
+    if (model->master_memory) {
+        cudaCheck(cudaMemcpy(model->master_memory, weights, n * sizeof(float), cudaMemcpyHostToDevice));
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            size_t at = param_offset(&model->config, p), count = param_size(&model->config, p);
+            adamw_round_weights(model->params_memory + at, model->master_memory + at, count,
+                                num_updates > 0 ? rounding_seed(model, p) : 0, num_updates, model->stream);
+        }
+    } else {
+        float* staging;
+        cudaCheck(cudaMalloc(&staging, (n < chunk ? n : chunk) * sizeof(float)));
+        for (size_t at = 0; at < n; at += chunk) {
+            size_t count = n - at < chunk ? n - at : chunk;
+            cudaCheck(cudaMemcpy(staging, weights + at, count * sizeof(float), cudaMemcpyHostToDevice));
+            adamw_round_weights(model->params_memory + at, staging, count, 0, 0, model->stream);
+            cudaCheck(cudaStreamSynchronize(model->stream));
+        }
+        cudaCheck(cudaFree(staging));
+    }
+    cudaCheck(cudaStreamSynchronize(model->stream));
+}
+
+// The weights to host memory (num_params): the master weights where there are any.
+static void gpt2_download(const GPT2* model, float* weights) {
+    size_t n = num_parameters(&model->config);
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    if (model->master_memory || sizeof(floatX) == sizeof(float)) {
+        const void* source = model->master_memory ? (void*)model->master_memory : (void*)model->params_memory;
+        cudaCheck(cudaMemcpy(weights, source, n * sizeof(float), cudaMemcpyDeviceToHost));
+        return;
+    }
+    floatX* rounded = (floatX*)malloc_check(n * sizeof(floatX));
+    cudaCheck(cudaMemcpy(rounded, model->params_memory, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) { weights[i] = (float)rounded[i]; }
+    free(rounded);
+}
+
+static void gpt2_free(GPT2* model) {
+    for (void* arena : model->arenas) { cudaCheck(cudaFree(arena)); }
+    if (model->stream) { cudaCheck(cudaStreamDestroy(model->stream)); }
+    memset(model, 0, sizeof(*model));
+}
+
+// ---- forward --------------------------------------------------------------------------------------
+
+// The keys and values of all positions so far, for generation.
+typedef struct {
+    int B, capacity; // sequences, positions
+    floatX* keys;    // (L, B, capacity, C)
+    floatX* values;  // (L, B, capacity, C)
+} KeyValueCache;
+
+// All layers, up to the last layernorm; acts->inputs (B,T). What each layer computes stays in acts; keys and values go to
+// the cache when that is not NULL.
+static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
+    require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
+    const Parameters<floatX>* p = &model->params;
+    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
+    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
+    cudaStream_t stream = model->stream;
+    double tensor = (double)BTC * sizeof(floatX),
+           row = 2.0 * BTC; // bytes of a (B,T,C), FLOPs of a matmul by one column
+
+    {
+        Op op(stream, "encoder_forward", 2 * tensor);
+        encoder_forward(acts->encoded, acts->inputs, p->wte, p->wpe, B, T, C, stream);
+    }
+    const floatX* residual = acts->encoded; // (B,T,C)
+    for (size_t l = 0; l < (size_t)L; l++) {
+        Range range("layer", (int64_t)l);
+        size_t k = l * acts->keep;
+        floatX* ln1 = acts->ln1 + l * acts->keep_norm * BTC;           // (B,T,C)
+        floatX* qkv = acts->qkv + k * BTC * 3;                         // (B,T,3*C)
+        floatX* atty = acts->atty + k * BTC;                           // (B,T,C)
+        floatX* residual2 = acts->residual2 + k * BTC;                 // (B,T,C)
+        floatX* ln2 = acts->ln2 + l * acts->keep_norm * BTC;           // (B,T,C)
+        floatX* fch = acts->fch + k * BTC * 4;                         // (B,T,4*C)
+        floatX* gelu = acts->fch_gelu + l * acts->keep_gelu * BTC * 4; // (B,T,4*C)
+        floatX* residual3 = acts->residual3 + k * BTC;                 // (B,T,C)
+        {
+            Op op(stream, "layernorm_forward", 2 * tensor);
+            layernorm_forward(ln1, acts->ln1_mean + k * BT, acts->ln1_rstd + k * BT, residual, p->ln1w + l * C,
+                              p->ln1b + l * C, BT, C, stream);
+        }
+        {
+            Op op(stream, "matmul_forward qkv", 4 * tensor, row * 3 * C);
+            matmul_forward(qkv, NULL, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, NULL, BT, C, 3 * C, stream);
+        }
+        if (cache) {
+            size_t offset = l * cache->B * cache->capacity * C;
+            decode_cache_fill(cache->keys + offset, cache->values + offset, qkv, B, T, C, cache->capacity, stream);
+        }
+        {
+            Op op(stream, "attention_forward", 4 * tensor, 2.0 * BTC * T);
+            attention_forward(atty, acts->lse + k * BT * NH, qkv, B, T, C, NH, stream);
+        }
+        {
+            Op op(stream, "matmul_forward attproj", 3 * tensor, row * C);
+            matmul_forward(residual2, NULL, atty, p->attprojw + l * CC, p->attprojb + l * C, residual, BT, C, C,
+                           stream);
+        }
+        {
+            Op op(stream, "layernorm_forward", 2 * tensor);
+            layernorm_forward(ln2, acts->ln2_mean + k * BT, acts->ln2_rstd + k * BT, residual2, p->ln2w + l * C,
+                              p->ln2b + l * C, BT, C, stream);
+        }
+        {
+            Op op(stream, model->gelu_fusion ? "matmul_forward fc + gelu" : "matmul_forward fc",
+                  (model->gelu_fusion ? 9 : 5) * tensor, row * 4 * C);
+            floatX* out = model->gelu_fusion ? gelu : fch;
+            matmul_forward(out, model->gelu_fusion ? fch : NULL, ln2, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, NULL, BT,
+                           C, 4 * C, stream);
+        }
+        if (!model->gelu_fusion) {
+            Op op(stream, "gelu_forward", 8 * tensor);
+            gelu_forward(gelu, fch, BTC * 4, stream);
+        }
+        {
+            Op op(stream, "matmul_forward fcproj", 6 * tensor, row * 4 * C);
+            matmul_forward(residual3, NULL, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, residual2, BT, 4 * C, C,
+                           stream);
+        }
+        residual = residual3;
+    }
+    Op op(stream, "layernorm_forward", 2 * tensor);
+    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual, p->lnfw, p->lnfb, BT, C, stream);
+}
+
+// After gpt2_forward: logits of all B x T tokens, their losses by acts->targets, and scalars->loss += scale * their sum.
+// In training the logits become gradients, times scalars->dloss, for gpt2_backward.
+static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
+    int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
+    cudaStream_t stream = model->stream;
+    double logit_bytes = (double)BT * Vp * sizeof(floatX);
+    {
+        Op op(stream, "matmul_forward head", logit_bytes + (double)BT * C * sizeof(floatX), 2.0 * BT * C * Vp);
+        matmul_forward(acts->logits, NULL, acts->lnf, model->params.wte, NULL, NULL, BT, C, Vp, stream);
+    }
+    Op op(stream, "fused_classifier", (training ? 2 : 1) * logit_bytes);
+    fused_classifier(acts->logits, acts->losses, acts->targets, training ? &model->scalars->dloss : NULL, BT, V, Vp,
+                     stream);
+    mean_loss(&model->scalars->loss, acts->losses, BT, scale, stream);
+}
+
+// ---- backward -------------------------------------------------------------------------------------
+
+// dinp (N,C) | dweight (OC,C), dbias (OC) or NULL | dout (N,OC) | inp (N,C) | weight (OC,C); with pre_gelu (N,C), inp is
+// gelu(pre_gelu) and dinp the gradient of pre_gelu
+static void matmul_backward(GPT2* model, const char* name_weight, const char* name_input, floatX* dinp, float* dweight,
+                            float* dbias, const floatX* dout, const floatX* inp, const floatX* weight,
+                            const floatX* pre_gelu, int N, int C, int OC, bool accumulate) {
+    cudaStream_t stream = model->stream;
+    double inp_bytes = (double)N * C * sizeof(floatX), out_bytes = (double)N * OC * sizeof(floatX);
+    if (dbias) {
+        Op op(stream, "matmul_backward_bias", out_bytes);
+        matmul_backward_bias(dbias, model->acts.scratch, dout, N, OC, stream);
+    }
+    {
+        Op op(stream, name_weight, inp_bytes + out_bytes + 4.0 * C * OC, 2.0 * N * C * OC);
+        matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
+    }
+    bool fused = pre_gelu && model->gelu_fusion == 2;
+    {
+        Op op(stream, name_input, inp_bytes + out_bytes, 2.0 * N * C * OC);
+        matmul_backward_input(dinp, dout, weight, fused ? pre_gelu : NULL, N, C, OC, stream);
+    }
+    if (pre_gelu && !fused) {
+        Op op(stream, "gelu_backward", 3 * inp_bytes);
+        gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream);
+    }
+}
+
+// Gradients of all parameters, after gpt2_loss in training: written for the first micro-batch of a step, added to for the
+// others.
+static void gpt2_backward(GPT2* model, int B, int T, bool first) {
+    const Parameters<floatX>* p = &model->params;
+    const Parameters<float>* g = &model->grads;
+    Activations* acts = &model->acts;
+    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
+    int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
+    bool add = !first; // matrices of weights are large: their first gradient is written instead of zeroed and added to
+    cudaStream_t stream = model->stream;
+    double tensor = (double)BTC * sizeof(floatX);
+    for (int i = 0; first && i < NUM_PARAMS; i++) {
+        float* gradient = ((float* const*)g)[i];
+        if (gpt2_params[i].rows == DIM_1 || gradient == g->wpe) {
+            cudaCheck(cudaMemsetAsync(gradient, 0, param_size(&model->config, i) * sizeof(float), stream));
+        }
+    }
+    floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
+    float* scratch = acts->scratch;
+
+    matmul_backward(model, "matmul_backward_weight head", "matmul_backward_input head", dbtc, g->wte, NULL,
+                    acts->logits, acts->lnf, p->wte, NULL, BT, C, Vp, add);
+    const floatX* residual = acts->residual3 + (L - 1) * acts->keep * BTC;
+    {
+        Op op(stream, "layernorm_backward", 3 * tensor);
+        layernorm_backward(dresidual, g->lnfw, g->lnfb, scratch, dbtc, NULL, residual, p->lnfw, acts->lnf_mean,
+                           acts->lnf_rstd, BT, C, stream);
+    }
+    for (size_t l = (size_t)L; l-- > 0;) {
+        Range range("layer", (int64_t)l);
+        residual = l == 0 ? acts->encoded : acts->residual3 + (l - 1) * BTC;
+        floatX *ln1 = acts->ln1 + l * acts->keep_norm * BTC, *ln2 = acts->ln2 + l * acts->keep_norm * BTC;
+        const floatX *residual2 = acts->residual2 + l * BTC, *qkv = acts->qkv + l * BTC * 3;
+        const floatX *atty = acts->atty + l * BTC, *fch = acts->fch + l * BTC * 4;
+        floatX* gelu = acts->fch_gelu + l * acts->keep_gelu * BTC * 4;
+        float *ln1_mean = acts->ln1_mean + l * BT, *ln1_rstd = acts->ln1_rstd + l * BT;
+        float *ln2_mean = acts->ln2_mean + l * BT, *ln2_rstd = acts->ln2_rstd + l * BT;
+        if (!acts->keep_gelu) {
+            Op op(stream, "gelu_forward", 8 * tensor);
+            gelu_forward(gelu, fch, BTC * 4, stream);
+        }
+        if (!acts->keep_norm) {
+            Op op(stream, "layernorm_forward", 4 * tensor);
+            layernorm_forward(ln1, ln1_mean, ln1_rstd, residual, p->ln1w + l * C, p->ln1b + l * C, BT, C, stream);
+            layernorm_forward(ln2, ln2_mean, ln2_rstd, residual2, p->ln2w + l * C, p->ln2b + l * C, BT, C, stream);
+        }
+
+        matmul_backward(model, "matmul_backward_weight fcproj", "matmul_backward_input fcproj", acts->dfch,
+                        g->fcprojw + l * 4 * CC, g->fcprojb + l * C, dresidual, gelu, p->fcprojw + l * 4 * CC, fch, BT,
+                        4 * C, C, add);
+        matmul_backward(model, "matmul_backward_weight fc", "matmul_backward_input fc", dbtc, g->fcw + l * 4 * CC,
+                        g->fcb + l * 4 * C, acts->dfch, ln2, p->fcw + l * 4 * CC, NULL, BT, C, 4 * C, add);
+        {
+            Op op(stream, "layernorm_backward", 4 * tensor);
+            layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, scratch, dbtc, dresidual, residual2,
+                               p->ln2w + l * C, ln2_mean, ln2_rstd, BT, C, stream);
+        }
+        matmul_backward(model, "matmul_backward_weight attproj", "matmul_backward_input attproj", dbtc,
+                        g->attprojw + l * CC, g->attprojb + l * C, dresidual, atty, p->attprojw + l * CC, NULL, BT, C,
+                        C, add);
+        {
+            Op op(stream, "attention_backward", 8 * tensor, 5.0 * BTC * T);
+            attention_backward(acts->dqkv, scratch, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH, stream);
+        }
+        matmul_backward(model, "matmul_backward_weight qkv", "matmul_backward_input qkv", dbtc, g->qkvw + l * 3 * CC,
+                        g->qkvb + l * 3 * C, acts->dqkv, ln1, p->qkvw + l * 3 * CC, NULL, BT, C, 3 * C, add);
+        {
+            Op op(stream, "layernorm_backward", 4 * tensor);
+            layernorm_backward(dresidual, g->ln1w + l * C, g->ln1b + l * C, scratch, dbtc, dresidual, residual,
+                               p->ln1w + l * C, ln1_mean, ln1_rstd, BT, C, stream);
+        }
+    }
+    Op op(stream, "encoder_backward", tensor);
+    encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, V, stream);
+}
+
+// ---- update ---------------------------------------------------------------------------------------
+
+// The norm of all gradients into scalars->norm; they are loss_scale times too large, and so is the norm.
+static void gpt2_gradient_norm(GPT2* model) {
+    size_t n = num_parameters(&model->config);
+    Op op(model->stream, "global_norm", 4.0 * n);
+    global_norm(&model->scalars->norm, model->acts.scratch, model->grads_memory, n, model->stream);
+}
+
+typedef struct {
+    float learning_rate, beta1, beta2, eps, weight_decay;
+    float clip;               // longest gradient, 0: no clipping
+    float inverse_loss_scale; // gradients count times this
+} AdamW;
+
+// One step of AdamW on all parameters, after gpt2_gradient_norm; none if loss or norm is not finite. Source: Loshchilov
+// and Hutter 2019, arXiv:1711.05101.
+static void gpt2_update(GPT2* model, const AdamW* o) {
+    StepScalars* s = model->scalars;
+    size_t n = num_parameters(&model->config);
+    double per_parameter = 20.0 + 2 * sizeof(floatX) + (model->master_memory ? 8.0 - sizeof(floatX) : 0.0);
+    Op op(model->stream, "adamw", per_parameter * n);
+    adamw_prepare(&s->adamw_step, &s->num_updates, &s->loss, &s->norm, o->inverse_loss_scale, o->clip, o->beta1,
+                  o->beta2, model->stream);
+    for (int i = 0; i < NUM_PARAMS; i++) {
+        size_t at = param_offset(&model->config, i), count = param_size(&model->config, i);
+        float decay = gpt2_params[i].decay ? o->weight_decay : 0.0f;
+        adamw(model->params_memory + at, model->master_memory ? model->master_memory + at : NULL, model->m_memory + at,
+              model->v_memory + at, model->grads_memory + at, &s->adamw_step, count, o->learning_rate, o->beta1,
+              o->beta2, o->eps, decay, rounding_seed(model, i), model->stream);
+    }
+}
+
+// ================================================================================================
+// 4. generation
+// ================================================================================================
+
+// Continues up to 64 texts side by side. A token costs one launch of a captured graph; the host reads it while the next
+// one is under way.
+typedef struct {
+    int B;        // texts
+    int length;   // positions filled in the longest of them
+    int capacity; // positions there are
+    KeyValueCache cache;
+    Activations acts; // of the prefill
+    floatX* x;        // (B, C): the residual stream
+    floatX* qkv;      // (B, 3*C)
+    floatX* atty;     // (B, C)
+    floatX* fch;      // (B, 4*C)
+    float* logits;    // (B, Vp)
+    float* attention_scratch;
+    float* sample_scratch;
+    int* tokens;      // (B): the newest of each text
+    int* positions;   // (B): where that one stands
+    uint64_t* rng;    // (B)
+    void* arena;      // all of the above
+    int* host_tokens; // (2, B) pinned: what was read of two steps, in turn
+    cudaEvent_t read[2];
+    cudaGraphExec_t graph;
+} Generator;
+
+static void generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity) {
+    const GPT2Config* config = &model->config;
+    size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
+    Plan plan = {};
+    memset(g, 0, sizeof(*g));
+    g->B = B, g->capacity = capacity;
+    g->cache.B = B, g->cache.capacity = capacity;
+    plan_activations(&plan, &g->acts, config, B, T, 0, false, 0);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->cache.keys, cache);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->cache.values, cache);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->x, B * C);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->qkv, B * 3 * C);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->atty, B * C);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->fch, B * 4 * C);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->logits, B * Vp);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->attention_scratch,
+             decode_attention_scratch(B, (int)C, config->num_heads, capacity));
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->sample_scratch, decode_sample_scratch(B));
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->tokens, B);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->positions, B);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->rng, B);
+    size_t free_bytes, all_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (plan.total > free_bytes) {
+        die("%d texts of up to %d tokens need %.1f GB and the GPU has %.1f free: take fewer, or a smaller --num-tokens",
+            B, capacity, (double)plan.total * 1e-9, (double)free_bytes * 1e-9);
+    }
+    g->arena = plan_allocate(&plan);
+    cudaCheck(cudaMallocHost(&g->host_tokens, 2 * B * sizeof(int)));
+    for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+}
+
+static void generator_free(Generator* g) {
+    if (g->graph) { cudaCheck(cudaGraphExecDestroy(g->graph)); }
+    for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
+    cudaCheck(cudaFreeHost(g->host_tokens));
+    cudaCheck(cudaFree(g->arena));
+    memset(g, 0, sizeof(*g));
+}
+
+// From the residual stream of each text's last token to its next token.
+static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler) {
+    const Parameters<floatX>* p = &model->params;
+    int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
+    decode_sample(g->tokens, g->positions, g->sample_scratch, g->logits, g->rng, sampler->temperature, sampler->top_k,
+                  sampler->top_p, g->B, V, Vp, model->stream);
+}
+
+// All prompts in one pass: fills the cache and draws the first token of each. prompts (B,T), of lengths (B), padded with
+// any token at the end, which attention does not see.
+static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const int* prompts, const int* lengths,
+                              int T) {
+    int C = model->config.channels;
+    cudaStream_t stream = model->stream;
+    std::vector<uint64_t> rng(g->B);
+    std::vector<int> last(g->B);
+    for (int b = 0; b < g->B; b++) {
+        rng[b] = b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
+        last[b] = lengths[b] - 1;
+    }
+    cudaCheck(cudaMemcpyAsync(g->acts.inputs, prompts, (size_t)g->B * T * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(g->rng, rng.data(), g->B * sizeof(uint64_t), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(g->positions, last.data(), g->B * sizeof(int), cudaMemcpyHostToDevice, stream));
+    gpt2_forward(model, &g->acts, g->B, T, &g->cache);
+    for (size_t b = 0; b < (size_t)g->B; b++) {
+        cudaCheck(cudaMemcpyAsync(g->x + b * C, g->acts.residual3 + (b * T + lengths[b] - 1) * C, C * sizeof(floatX),
+                                  cudaMemcpyDeviceToDevice, stream));
+    }
+    generator_sample(g, model, sampler);
+    g->length = T;
+}
+
+// The newest token of each text through the model, to the next one.
+static void generator_launch_step(Generator* g, const GPT2* model, const Sampler* sampler) {
+    const Parameters<floatX>* p = &model->params;
+    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, B = g->B;
+    size_t CC = (size_t)C * C, layer = (size_t)B * g->capacity * C;
+    cudaStream_t stream = model->stream;
+    decode_embed(g->x, g->tokens, g->positions, p->wte, p->wpe, B, C, stream);
+    for (size_t l = 0; l < (size_t)L; l++) {
+        decode_matvec(g->qkv, g->x, p->ln1w + l * C, p->ln1b + l * C, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, NULL,
+                      false, B, C, 3 * C, stream);
+        decode_attention(g->atty, g->cache.keys + l * layer, g->cache.values + l * layer, g->attention_scratch, g->qkv,
+                         g->positions, B, C, NH, g->capacity, stream);
+        decode_matvec(g->x, g->atty, NULL, NULL, p->attprojw + l * CC, p->attprojb + l * C, g->x, false, B, C, C,
+                      stream);
+        decode_matvec(g->fch, g->x, p->ln2w + l * C, p->ln2b + l * C, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, NULL,
+                      true, B, C, 4 * C, stream);
+        decode_matvec(g->x, g->fch, NULL, NULL, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, g->x, false, B, 4 * C, C,
+                      stream);
+    }
+    generator_sample(g, model, sampler);
+}
+
+static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
+    require(g->length < g->capacity);
+    if (!g->graph) {
+        cudaGraph_t graph;
+        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+        generator_launch_step(g, model, sampler);
+        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
+        cudaCheck(cudaGraphInstantiate(&g->graph, graph, 0));
+        cudaCheck(cudaGraphDestroy(graph));
+    }
+    cudaCheck(cudaGraphLaunch(g->graph, model->stream));
+    g->length++;
+}
+
+// Begins to read the tokens of a step; the pointer may be read after the event read[slot].
+static int* generator_read(Generator* g, const GPT2* model, int slot) {
+    int* tokens = g->host_tokens + slot * g->B;
+    cudaCheck(cudaMemcpyAsync(tokens, g->tokens, g->B * sizeof(int), cudaMemcpyDeviceToHost, model->stream));
+    cudaCheck(cudaEventRecord(g->read[slot], model->stream));
+    return tokens;
+}
+
+// Continues B prompts (B,T), of lengths (B), each by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to
+// the last position of the model. New tokens go to new_tokens (B, num_tokens) and their numbers to counts (B); the first
+// text goes to `out` as it comes when that is not NULL. The sampler's state moves on. False when the logits are not
+// numbers.
+static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
+                     int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out) {
+    int maxT = model->config.max_seq_len, active = B;
+    int capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
+    bool good = true;
+    std::vector<char> done(B, 0);
+    Generator g;
+    generator_allocate(&g, model, B, T, capacity);
+    generator_prefill(&g, model, sampler, prompts, lengths, T);
+    memset(counts, 0, B * sizeof(int));
+    for (int step = 0; step < num_tokens && active > 0; step++) {
+        int* tokens = generator_read(&g, model, step % 2);
+        bool more = step + 1 < num_tokens && g.length < g.capacity;
+        if (more) { generator_step(&g, model, sampler); }
+        cudaCheck(cudaEventSynchronize(g.read[step % 2]));
+        for (int b = 0; b < B; b++) {
+            if (done[b]) { continue; }
+            good &= tokens[b] >= 0;
+            done[b] = tokens[b] < 0 || tokens[b] == stop;
+            if (!done[b]) {
+                new_tokens[(size_t)b * num_tokens + counts[b]++] = tokens[b];
+                if (b == 0 && out) { text_token(out, tokens[b]); }
+            }
+            active -= done[b];
+        }
+        if (!more) { break; }
+    }
+    cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    generator_free(&g);
+    return good;
+}
+
+// ================================================================================================
+// 5. training
+// ================================================================================================
+
+// What the host wants to know of a step, and gets when the GPU is done with it.
+typedef struct {
+    int64_t step; // from 1
+    float learning_rate;
+    double loss_scale;
+    float* scalars; // (2) pinned: loss, norm
+    cudaEvent_t begin, end;
+    bool judged;           // z-scores were taken, and the verdict said, before the update
+    double loss_z, norm_z; // then
+} Report;
+
+typedef struct {
+    GPT2 model;
+    Training job;    // data, checkpoints, logs: llmc/training.h
+    int* batches[2]; // pinned (2, B, T): inputs and targets of two micro-batches, in turn
+    cudaEvent_t copied[2];
+    int64_t num_batches; // micro-batches copied so far
+    Report reports[2];
+    Report* pending; // launched, not yet reported; or NULL
+    struct {
+        cudaGraphExec_t exec;
+        int num_runs; // without the graph: the first one times matmuls, which a capture cannot
+    } graphs[2];      // of a micro-step that adds to gradients, and of one that writes them
+    EvalLoader hellaswag;
+    double machine_flops; // by the table of llmc/mfu.h, or measured
+    bool machine_measured;
+} Trainer;
+
+static int64_t num_micro_steps() { return args.total_batch / ((int64_t)args.B * args.T); }
+
+// The device's name into name (256), its free memory in bytes.
+static size_t device_memory(char* name) {
+    cudaDeviceProp properties;
+    size_t free_bytes, all_bytes;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    snprintf(name, 256, "%s", properties.name);
+    return free_bytes;
+}
+
+static void plan_training(Plan* parameters, Plan* activations, GPT2* model, const GPT2Config* config, int B, int T,
+                          int recompute) {
+    memset(parameters, 0, sizeof(*parameters));
+    memset(activations, 0, sizeof(*activations));
+    plan_parameters(parameters, model, config, true, args.master_weights);
+    plan_activations(activations, &model->acts, config, B, T, B * T, true, recompute);
+}
+
+// Bytes beside the plan: the library's workspace, and what the driver takes for kernels, graphs and itself.
+static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)512 << 20); }
+
+static size_t training_bytes(const GPT2Config* config, int B, int recompute) {
+    Plan parameters, activations;
+    GPT2 model;
+    plan_training(&parameters, &activations, &model, config, B, args.T, recompute);
+    return parameters.total + activations.total + memory_beside();
+}
+
+// Says which flags would make the run fit, and ends the program.
+__attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, const char* device, size_t have) {
+    char advice[512] = "";
+    size_t need = training_bytes(config, args.B, args.recompute), n = 0;
+    for (int r = args.recompute + 1; r <= 2 && n == 0; r++) {
+        size_t bytes = training_bytes(config, args.B, r);
+        if (bytes <= have) {
+            n += snprintf(advice + n, sizeof(advice) - n, "; -r %d needs %.1f", r, (double)bytes * 1e-9);
+        }
+    }
+    for (int b = args.B / 2; b >= 1; b /= 2) {
+        size_t bytes = training_bytes(config, b, args.recompute);
+        bool divides = args.total_batch % ((int64_t)b * args.T) == 0;
+        if (bytes <= have && divides) {
+            n += snprintf(advice + n, sizeof(advice) - n, "; -b %d -d %lld needs %.1f for the same result", b,
+                          (long long)args.total_batch, (double)bytes * 1e-9);
+            break;
+        }
+    }
+    if (n == 0) { snprintf(advice, sizeof(advice), "; neither -r 2 nor a smaller -b is enough: take a smaller model"); }
+    die("the run needs %.1f GB and %s has %.1f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
+}
+
+// Plans, says what is needed, and allocates it.
+static void allocate_training(GPT2* model, const GPT2Config* config) {
+    char device[256];
+    Plan parameters, activations;
+    size_t have = device_memory(device);
+    plan_training(&parameters, &activations, model, config, args.B, args.T, args.recompute);
+    size_t need = parameters.total + activations.total + memory_beside();
+    printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
+           config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
+           (double)num_parameters(config) * 1e-6, PRECISION_NAME);
+    printf(
+        "memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f, library and driver %.2f: %.2f of the "
+        "%.1f GB free on %s\n",
+        (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
+        (double)parameters.bytes[PLAN_ADAMW] * 1e-9, (double)activations.total * 1e-9, (double)memory_beside() * 1e-9,
+        (double)need * 1e-9, (double)have * 1e-9, device);
+    if (need > have) { die_of_memory(config, device, have); }
+    model->arenas[0] = plan_allocate(&parameters);
+    model->arenas[1] = plan_allocate(&activations);
+    model->num_bytes = parameters.total + activations.total;
+    point_gradients(&model->acts, config);
+    point_parameters(&model->params, model->params_memory, config);
+    point_parameters(&model->grads, model->grads_memory, config);
+}
+
+static void gpt2_open(GPT2* model, const GPT2Config* config) {
+    memset(model, 0, sizeof(*model));
+    check_config(config);
+    model->config = *config;
+    model->recompute = args.recompute;
+    model->gelu_fusion = args.gelu_fusion;
+    model->stochastic_rounding = args.stochastic_rounding;
+    model->seed = (uint32_t)splitmix64((uint64_t)args.seed) | 1; // not 0, which means nearest
+    cudaCheck(cudaStreamCreateWithFlags(&model->stream, cudaStreamNonBlocking));
+}
+
+// What one token's loss counts in the gradient: the step's loss is the mean over all its tokens, times the loss scale.
+static void set_dloss(Trainer* t) {
+    float dloss = (float)(t->job.run.loss_scale / (double)args.total_batch);
+    cudaCheck(
+        cudaMemcpyAsync(&t->model.scalars->dloss, &dloss, sizeof(dloss), cudaMemcpyHostToDevice, t->model.stream));
+    cudaCheck(cudaStreamSynchronize(t->model.stream));
+}
+
+// The next micro-batch on its way to the GPU.
+static void load_batch(Trainer* t, DataLoader* loader) {
+    Error err;
+    int slot = (int)(t->num_batches++ % 2);
+    size_t BT = (size_t)args.B * args.T;
+    cudaCheck(cudaEventSynchronize(t->copied[slot])); // of two micro-batches ago
+    if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, &err)) { die("%s", err.text); }
+    cudaStream_t stream = t->model.stream;
+    Activations* acts = &t->model.acts;
+    cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaEventRecord(t->copied[slot], stream));
+}
+
+static void launch_micro_step(GPT2* model, bool first) {
+    gpt2_forward(model, &model->acts, args.B, args.T, NULL);
+    gpt2_loss(model, &model->acts, args.B, args.T, true, 1.0f / (float)args.total_batch);
+    gpt2_backward(model, args.B, args.T, first);
+}
+
+// Forward and backward of one micro-batch, as a graph from the second time on.
+static void micro_step(Trainer* t, bool first) {
+    Range range("micro_step");
+    GPT2* model = &t->model;
+    if (!args.use_graph || profile.on || t->graphs[first].num_runs++ == 0) {
+        launch_micro_step(model, first);
+        return;
+    }
+    if (!t->graphs[first].exec) {
+        cudaGraph_t graph;
+        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+        launch_micro_step(model, first);
+        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
+        cudaCheck(cudaGraphInstantiate(&t->graphs[first].exec, graph, 0));
+        cudaCheck(cudaGraphDestroy(graph));
+    }
+    cudaCheck(cudaGraphLaunch(t->graphs[first].exec, model->stream));
+}
+
+static void read_scalars(Trainer* t, float* scalars) { // (2) pinned: loss, norm
+    cudaCheck(
+        cudaMemcpyAsync(scalars, &t->model.scalars->loss, 2 * sizeof(float), cudaMemcpyDeviceToHost, t->model.stream));
+}
+
+// With -sl or -sg the host says whether the update happens, and must see loss and norm before it.
+static bool judge_before_update(Trainer* t, Report* r) {
+    read_scalars(t, r->scalars);
+    cudaCheck(cudaStreamSynchronize(t->model.stream));
+    double loss = r->scalars[0], norm = r->scalars[1] / r->loss_scale;
+    r->judged = true;
+    r->loss_z = outlier_update(&t->job.run.loss_outliers, loss);
+    r->norm_z = outlier_update(&t->job.run.norm_outliers, norm);
+    return training_step_is_sound(&t->job, r->step, loss, norm, r->loss_z, r->norm_z);
+}
+
+// Puts one step on the stream. Its report is due when the GPU has done it.
+static void launch_step(Trainer* t) {
+    Range range("step", t->job.run.step + 1);
+    GPT2* model = &t->model;
+    Report* r = &t->reports[t->job.run.step % 2];
+    r->step = t->job.run.step + 1;
+    r->learning_rate = lr_at(&t->job.schedule, t->job.run.step);
+    r->loss_scale = t->job.run.loss_scale;
+    r->judged = false;
+    if (args.overfit) { dataloader_reset(&t->job.train); }
+    cudaCheck(cudaEventRecord(r->begin, model->stream));
+    cudaCheck(cudaMemsetAsync(&model->scalars->loss, 0, sizeof(float), model->stream));
+    for (int64_t i = 0, n = num_micro_steps(); i < n; i++) {
+        load_batch(t, &t->job.train);
+        micro_step(t, i == 0);
+    }
+    gpt2_gradient_norm(model);
+    AdamW optimizer = {
+        r->learning_rate, args.beta1, args.beta2, args.eps, args.weight_decay, args.clip, (float)(1.0 / r->loss_scale)};
+    bool host_judges = args.skip_loss_z > 0 || args.skip_norm_z > 0;
+    if (!host_judges || judge_before_update(t, r)) { gpt2_update(model, &optimizer); }
+    read_scalars(t, r->scalars);
+    cudaCheck(cudaEventRecord(r->end, model->stream));
+    t->job.run.step++;
+    t->job.run.num_tokens_seen += args.total_batch;
+    t->pending = r;
+}
+
+static void save_checkpoint(Trainer* t) {
+    size_t n = num_parameters(&t->model.config);
+    float* arrays[3];
+    for (float*& array : arrays) { array = (float*)malloc_check(n * sizeof(float)); }
+    gpt2_download(&t->model, arrays[0]);
+    cudaCheck(cudaMemcpy(arrays[1], t->model.m_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(arrays[2], t->model.v_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
+    training_save(&t->job, arrays[0], arrays[1], arrays[2]);
+    for (float* array : arrays) { free(array); }
+}
+
+// fp16: half the scale after a step that overflowed, twice after many that did not. Returns whether a smaller scale may be
+// all that the step needed.
+static bool adapt_loss_scale(Trainer* t, double loss, double norm) {
+#if defined(ENABLE_FP16)
+    enum { GOOD_STEPS = 2000 };
+    RunState* run = &t->job.run;
+    if (isfinite(loss) && isfinite(norm)) {
+        if (++run->loss_scale_good_steps < GOOD_STEPS || run->loss_scale >= 65536.0) { return false; }
+        run->loss_scale *= 2.0;
+    } else {
+        if (!isfinite(loss) || run->loss_scale <= 1.0) { return false; }
+        run->loss_scale /= 2.0;
+        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)run->step,
+               run->loss_scale);
+    }
+    run->loss_scale_good_steps = 0;
+    set_dloss(t);
+    return !isfinite(norm);
+#else
+    (void)t, (void)loss, (void)norm;
+    return false;
+#endif
+}
+
+// Ends a run whose steps were not finite too often in a row.
+__attribute__((noreturn)) static void give_up(Trainer* t) {
+    size_t n = num_parameters(&t->model.config);
+    float* weights = (float*)malloc_check(n * sizeof(float));
+    gpt2_download(&t->model, weights);
+    bool good = true;
+    for (size_t i = 0; i < n; i++) { good &= (bool)isfinite(weights[i]); }
+    if (good && args.output) { save_checkpoint(t); }
+    training_give_up(&t->job, good);
+}
+
+// Waits for the step that is under way, if there is one, and says how it went.
+static void finish_report(Trainer* t) {
+    Report* r = t->pending;
+    if (!r) { return; }
+    t->pending = nullptr;
+    cudaCheck(cudaEventSynchronize(r->end));
+    float step_ms;
+    cudaCheck(cudaEventElapsedTime(&step_ms, r->begin, r->end));
+    double loss = r->scalars[0], norm = r->scalars[1] / r->loss_scale, ms = step_ms;
+    if (!r->judged) {
+        r->loss_z = outlier_update(&t->job.run.loss_outliers, loss);
+        r->norm_z = outlier_update(&t->job.run.norm_outliers, norm);
+        training_step_is_sound(&t->job, r->step, loss, norm, r->loss_z, r->norm_z);
+    }
+    if (adapt_loss_scale(t, loss, norm)) { t->job.nonfinite_in_a_row = 0; }
+
+    double tokens_per_second = args.total_batch / ms * 1e3;
+    double flops = training_flops_per_token(&t->model.config, args.T) * tokens_per_second;
+    t->job.step_ms = t->job.step_ms > 0 ? 0.9 * t->job.step_ms + 0.1 * ms : ms;
+    char line[512], left[32];
+    format_step_line(line, sizeof(line), r->step, args.num_steps, loss, r->loss_z, norm, r->norm_z, r->learning_rate,
+                     ms, 100.0 * flops / t->machine_flops, PRECISION_NAME, tokens_per_second);
+    format_duration(left, sizeof(left), (double)(args.num_steps - r->step) * t->job.step_ms * 1e-3);
+    printf("%s | %.1f TFLOP/s | %.1f GB | ETA %s\n", line, flops * 1e-12, (double)t->model.num_bytes * 1e-9, left);
+    logger_train(&t->job.logger, r->step, loss, r->learning_rate, norm, ms, tokens_per_second);
+    if (args.log_memory_every && r->step % args.log_memory_every == 0) {
+        size_t free_bytes, all_bytes;
+        cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+        printf("GPU memory: %.2f GB in use, %.2f free\n", (double)(all_bytes - free_bytes) * 1e-9,
+               (double)free_bytes * 1e-9);
+    }
+    if (t->job.nonfinite_in_a_row >= args.max_nonfinite) {
+        cudaCheck(cudaStreamSynchronize(t->model.stream));
+        give_up(t);
+    }
+}
+
+// One step, and the report of the one before: the GPU has work while the host prints.
+static void train_step(Trainer* t) {
+    Report* earlier = t->pending;
+    launch_step(t);
+    Report* launched = t->pending;
+    t->pending = earlier;
+    finish_report(t);
+    t->pending = launched;
+    // fp16: the next step's loss scale depends on this one
+    if (sizeof(floatX) == 2 && strcmp(PRECISION_NAME, "fp16") == 0) { finish_report(t); }
+}
+
+// ---- evaluation ----------------------------------------------------------------------------------
+
+static double read_loss(GPT2* model) {
+    float loss;
+    cudaCheck(cudaMemcpyAsync(&loss, &model->scalars->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->stream));
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    return loss;
+}
+
+static double evaluate(Trainer* t) {
+    Range range("evaluate");
+    GPT2* model = &t->model;
+    int64_t epoch = t->job.val.batches_per_epoch, steps = args.val_steps < epoch ? args.val_steps : epoch;
+    dataloader_reset(&t->job.val);
+    cudaCheck(cudaMemsetAsync(&model->scalars->loss, 0, sizeof(float), model->stream));
+    for (int64_t i = 0; i < steps; i++) {
+        load_batch(t, &t->job.val);
+        gpt2_forward(model, &model->acts, args.B, args.T, NULL);
+        gpt2_loss(model, &model->acts, args.B, args.T, false, 1.0f / ((float)args.B * args.T * steps));
+    }
+    return read_loss(model);
+}
+
+// The share of HellaSwag's questions whose right ending has the lowest mean loss.
+static double evaluate_hellaswag(Trainer* t) {
+    Range range("hellaswag");
+    GPT2* model = &t->model;
+    Activations* acts = &model->acts;
+    Error err;
+    size_t BT = (size_t)args.B * args.T;
+    float* losses = (float*)malloc_check(BT * sizeof(float));
+    double start = time_ms();
+    eval_reset(&t->hellaswag);
+    while (eval_next(&t->hellaswag, t->batches[0], t->batches[0] + BT, &err)) {
+        cudaStream_t stream = model->stream;
+        cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[0], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+        cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[0] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+        gpt2_forward(model, acts, args.B, args.T, NULL);
+        gpt2_loss(model, acts, args.B, args.T, false, 0.0f);
+        cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, stream));
+        cudaCheck(cudaStreamSynchronize(stream));
+        eval_score(&t->hellaswag, losses);
+        if (isatty(STDERR_FILENO)) {
+            fprintf(stderr, "\rHellaSwag: %lld of %lld", (long long)t->hellaswag.num_scored,
+                    (long long)t->hellaswag.num_examples);
+        }
+    }
+    if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r\033[K"); }
+    free(losses);
+    double accuracy = (double)t->hellaswag.num_correct / (double)t->hellaswag.num_examples;
+    printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)t->hellaswag.num_correct,
+           (long long)t->hellaswag.num_examples, accuracy, time_ms() - start);
+    return accuracy;
+}
+
+static void sample_in_training(Trainer* t) {
+    int eot = t->job.has_tokenizer ? t->job.tokenizer.eot_id : t->model.config.vocab_size - 1;
+    int prompt = eot >= 0 ? eot : 0, length = 1, count;
+    Sampler sampler = {1.0f, 0, 1.0f, t->job.run.sampler_rng};
+    TextOutput out = {
+        t->job.has_tokenizer ? &t->job.tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, (bool)isatty(STDOUT_FILENO)};
+    std::vector<int> tokens(args.sample_tokens);
+    printf("generating:\n---\n");
+    bool good =
+        generate(&t->model, &sampler, &prompt, &length, 1, 1, args.sample_tokens, -1, tokens.data(), &count, &out);
+    text_end(&out);
+    printf("---\n");
+    if (!good) { printf("the logits are not numbers: no sample\n"); }
+    t->job.run.sampler_rng = sampler.rng;
+    logger_text(&t->job.logger, t->job.run.step, out.text, out.length);
+    free(out.text);
+}
+
+// ---- the machine -----------------------------------------------------------------------------------
+
+// Fills memory with random numbers of both signs: a matmul of zeros draws less power and runs faster.
+static void fill_random(floatX* memory, size_t n, cudaStream_t stream) {
+    const size_t part = (size_t)1 << 20;
+    std::vector<floatX> values(part);
+    for (size_t i = 0; i < part; i++) { values[i] = (floatX)((float)hash_bits((uint32_t)i, 1) * 0x1p-31f - 1.0f); }
+    for (size_t at = 0; at < n; at += part) {
+        size_t count = n - at < part ? n - at : part;
+        cudaCheck(cudaMemcpyAsync(memory + at, values.data(), count * sizeof(floatX), cudaMemcpyHostToDevice, stream));
+    }
+    cudaCheck(cudaStreamSynchronize(stream));
+}
+
+// The median of 10 times of what `launch` puts on the stream, in milliseconds.
+template <class Launch> static double median_ms(cudaStream_t stream, Launch launch) {
+    std::vector<float> ms(10);
+    cudaEvent_t begin, end;
+    cudaCheck(cudaEventCreate(&begin));
+    cudaCheck(cudaEventCreate(&end));
+    for (int i = -3; i < 10; i++) {
+        cudaCheck(cudaEventRecord(begin, stream));
+        launch();
+        cudaCheck(cudaEventRecord(end, stream));
+        cudaCheck(cudaEventSynchronize(end));
+        if (i >= 0) { cudaCheck(cudaEventElapsedTime(&ms[i], begin, end)); }
+    }
+    cudaCheck(cudaEventDestroy(begin));
+    cudaCheck(cudaEventDestroy(end));
+    std::sort(ms.begin(), ms.end());
+    return ms[5];
+}
+
+// FLOP/s of a square matmul of random numbers in floatX, as large as memory and patience allow.
+static double measure_matmul_flops(cudaStream_t stream) {
+    int n = device_attribute(cudaDevAttrMultiProcessorCount) >= 64 ? 8192 : 4096;
+    floatX* memory;
+    size_t size = (size_t)n * n;
+    cudaCheck(cudaMalloc(&memory, 3 * size * sizeof(floatX)));
+    fill_random(memory, 2 * size, stream);
+    double ms = median_ms(
+        stream, [&] { matmul_forward(memory + 2 * size, NULL, memory, memory + size, NULL, NULL, n, n, n, stream); });
+    cudaCheck(cudaFree(memory));
+    return 2.0 * n * n * n / ms * 1e3;
+}
+
+// bytes/s of a large copy on the device, bytes read plus bytes written
+static double measure_copy_bandwidth(cudaStream_t stream) {
+    const size_t bytes = (size_t)1 << 30;
+    char* memory;
+    cudaCheck(cudaMalloc(&memory, 2 * bytes));
+    cudaCheck(cudaMemset(memory, 1, 2 * bytes));
+    double ms = median_ms(
+        stream, [&] { cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream)); });
+    cudaCheck(cudaFree(memory));
+    return 2.0 * bytes / ms * 1e3;
+}
+
+static void find_machine_flops(Trainer* t) {
+    char name[256];
+    device_memory(name);
+    t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args.tf32);
+    if (t->machine_flops > 0) { return; }
+    t->machine_measured = true;
+    t->machine_flops = measure_matmul_flops(t->model.stream);
+    printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
+           t->machine_flops * 1e-12);
+}
+
+// --profile: one step, each operation timed by events; a table sorted by time.
+static int print_profile(Trainer* t) {
+    struct Row {
+        const char* name;
+        int calls;
+        double ms, least_ms, bytes, flops;
+    };
+    std::vector<Row> rows;
+    for (int i = 0; i < 3; i++) { train_step(t); } // matmuls are timed in the first one
+    finish_report(t);
+    double bandwidth = measure_copy_bandwidth(t->model.stream), rate = measure_matmul_flops(t->model.stream);
+    profile.entries = (ProfileEntry*)malloc_check(MAX_PROFILE_ENTRIES * sizeof(ProfileEntry));
+    profile.on = true;
+    train_step(t);
+    finish_report(t);
+    profile.on = false;
+    double sum = 0.0;
+    for (int i = 0; i < profile.num_entries; i++) {
+        ProfileEntry* e = &profile.entries[i];
+        float ms;
+        cudaCheck(cudaEventElapsedTime(&ms, e->begin, e->end));
+        auto same = [&](const Row& row) { return strcmp(row.name, e->name) == 0; };
+        auto row = std::find_if(rows.begin(), rows.end(), same);
+        if (row == rows.end()) { row = rows.insert(row, {e->name, 0, 0, 0, 0, 0}); }
+        double memory_ms = e->bytes / bandwidth * 1e3, math_ms = e->flops / rate * 1e3;
+        row->calls++, row->ms += ms, row->bytes += e->bytes, row->flops += e->flops;
+        row->least_ms += memory_ms > math_ms ? memory_ms : math_ms;
+        sum += ms;
+        cudaCheck(cudaEventDestroy(e->begin));
+        cudaCheck(cudaEventDestroy(e->end));
+    }
+    std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.ms > b.ms; });
+    printf("\nroofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, PRECISION_NAME,
+           rate * 1e-12);
+    printf("%-32s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
+    for (const Row& row : rows) {
+        printf("%-32s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name, row.calls, row.ms, 100.0 * row.ms / sum,
+               row.bytes / row.ms * 1e-9, row.flops / row.ms * 1e-9, 100.0 * row.least_ms / row.ms);
+    }
+    printf("%-32s %6d %9.3f\n", "sum", profile.num_entries, sum);
+    free(profile.entries);
+    profile.entries = nullptr, profile.num_entries = 0;
+    return EXIT_SUCCESS;
+}
+
+// ---- the run ---------------------------------------------------------------------------------------
+
+// Everything that a run needs, checked in an order that finds mistakes before anything is written.
+static void trainer_open(Trainer* t) {
+    Error err;
+    ModelSource source;
+    char resolved[4200];
+    memset(t, 0, sizeof(*t));
+    training_find_checkpoint(&t->job);
+    training_open_model(&t->job, &source, resolved);
+    settle_batch(&source.config);
+    gpt2_open(&t->model, &source.config);
+    allocate_training(&t->model, &source.config);
+    training_open_data(&t->job, &source.config);
+    if (args.hellaswag && !eval_open(&t->hellaswag, args.hellaswag, args.B, args.T, source.config.vocab_size, &err)) {
+        die("--hellaswag %s", err.text);
+    }
+    for (int i = 0; i < 2; i++) {
+        cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)args.B * args.T * sizeof(int)));
+        cudaCheck(cudaMallocHost(&t->reports[i].scalars, 2 * sizeof(float)));
+        cudaCheck(cudaEventCreateWithFlags(&t->copied[i], cudaEventDisableTiming));
+        cudaCheck(cudaEventCreate(&t->reports[i].begin));
+        cudaCheck(cudaEventCreate(&t->reports[i].end));
+    }
+    find_machine_flops(t);
+
+    size_t n = num_parameters(&source.config);
+    bool resumed = t->job.checkpoint[0];
+    float* arrays[3] = {NULL, NULL, NULL};
+    for (int i = 0; i < (resumed ? 3 : 1); i++) { arrays[i] = (float*)malloc_check(n * sizeof(float)); }
+    if (!resumed) { model_source_read(&source, arrays[0]); }
+    bool fp16 = strcmp(PRECISION_NAME, "fp16") == 0;
+    t->job.run.loss_scale = 65536.0;
+    training_begin(&t->job, &source.config, arrays[0], arrays[1], arrays[2]);
+    if (!fp16) { t->job.run.loss_scale = 1.0; } // also where the checkpoint is of another precision
+    int num_updates = (int)(t->job.run.step - t->job.run.skipped_steps);
+    gpt2_upload(&t->model, arrays[0], num_updates);
+    if (resumed) {
+        model_source_close(&source);
+        cudaCheck(cudaMemcpy(t->model.m_memory, arrays[1], n * sizeof(float), cudaMemcpyHostToDevice));
+        cudaCheck(cudaMemcpy(t->model.v_memory, arrays[2], n * sizeof(float), cudaMemcpyHostToDevice));
+        cudaCheck(
+            cudaMemcpy(&t->model.scalars->num_updates, &num_updates, sizeof(num_updates), cudaMemcpyHostToDevice));
+    }
+    for (float* array : arrays) { free(array); }
+    set_dloss(t);
+}
+
+static int trainer_close(Trainer* t) {
+    cudaCheck(cudaStreamSynchronize(t->model.stream));
+    for (int i = 0; i < 2; i++) {
+        if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
+        cudaCheck(cudaFreeHost(t->batches[i]));
+        cudaCheck(cudaFreeHost(t->reports[i].scalars));
+        cudaCheck(cudaEventDestroy(t->copied[i]));
+        cudaCheck(cudaEventDestroy(t->reports[i].begin));
+        cudaCheck(cudaEventDestroy(t->reports[i].end));
+    }
+    if (args.hellaswag) { eval_close(&t->hellaswag); }
+    gpt2_free(&t->model);
+    return training_end(&t->job);
+}
+
+// The training run. Returns the exit code.
+static int train() {
+    static Trainer trainer;
+    Trainer* t = &trainer;
+    trainer_open(t);
+    if (args.profile) { return print_profile(t); }
+    run_install_signal_handlers();
+    int64_t first = t->job.run.step;
+    for (;;) {
+        int64_t step = t->job.run.step;
+        bool last = step >= args.num_steps,
+             resumed = step == first && first > 0; // a checkpoint comes after all of these
+        bool validate = !resumed && args.val_every && (step % args.val_every == 0 || last);
+        bool sample = !resumed && args.sample_every && step > 0 && (step % args.sample_every == 0 || last);
+        bool stop = last || run_stop_signal;
+        bool save = !resumed && step > 0 && args.output && ((args.save_every && step % args.save_every == 0) || stop);
+        if (validate || sample || save || stop) { finish_report(t); }
+        if (validate && t->job.has_val) {
+            double loss = evaluate(t);
+            printf("val loss %.6f\n", loss);
+            logger_val(&t->job.logger, step, loss);
+        }
+        if (validate && args.hellaswag) { logger_eval(&t->job.logger, step, evaluate_hellaswag(t)); }
+        if (sample) { sample_in_training(t); }
+        if (save) { save_checkpoint(t); }
+        if (stop) { break; }
+        train_step(t);
+    }
+    return trainer_close(t);
+}
+
+// The lines of a file, without their ends; at most 64, which are continued side by side.
+static void read_lines(const char* path, std::vector<std::string>* lines) {
+    Error err;
+    MappedFile file;
+    const size_t most = 64;
+    if (!map_file(&file, path, &err)) { die("--prompts %s", err.text); }
+    for (size_t at = 0; at < file.size;) {
+        const void* newline = memchr(file.data + at, '\n', file.size - at);
+        size_t end = newline ? (size_t)((const uint8_t*)newline - file.data) : file.size;
+        lines->push_back(std::string((const char*)file.data + at, end - at));
+        at = end + 1;
+    }
+    unmap_file(&file);
+    if (lines->empty() || lines->size() > most) {
+        die("--prompts %s: has %zu lines, want 1 to %zu", path, lines->size(), most);
+    }
+}
+
+// --prompt, --prompts: continues texts. Returns the exit code.
+static int sample() {
+    Error err;
+    GPT2 model;
+    ModelSource source;
+    Tokenizer tokenizer;
+    bool has_tokenizer;
+    char resolved[4200];
+    double start = time_ms();
+    model_source_open(&source, resolve_model_path(args.model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    const GPT2Config* config = &source.config;
+    Sampler sampler = {args.temperature, args.top_k, args.top_p, splitmix64((uint64_t)args.seed)};
+    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+
+    // the prompts, each as often as --num-samples says, padded to the longest
+    std::vector<std::string> texts;
+    if (args.prompt) {
+        texts.assign(args.num_samples, args.prompt);
+    } else {
+        read_lines(args.prompts, &texts);
+    }
+    int B = (int)texts.size(), T = 0;
+    std::vector<int*> prompts(B);
+    std::vector<int> lengths(B);
+    for (int b = 0; b < B; b++) {
+        lengths[b] = encode_prompt(&prompts[b], texts[b].c_str(), &tokenizer, has_tokenizer, config->max_seq_len);
+        T = lengths[b] > T ? lengths[b] : T;
+    }
+    std::vector<int> padded((size_t)B * T, 0), tokens((size_t)B * args.num_tokens), counts(B);
+    for (int b = 0; b < B; b++) {
+        memcpy(&padded[(size_t)b * T], prompts[b], lengths[b] * sizeof(int));
+        free(prompts[b]);
+    }
+
+    gpt2_open(&model, config);
+    Plan plan = {};
+    plan_parameters(&plan, &model, config, false, false);
+    char device[256];
+    size_t have = device_memory(device);
+    if (plan.total + memory_beside() > have) {
+        die("the weights need %.1f GB and %s has %.1f free", (double)plan.total * 1e-9, device, (double)have * 1e-9);
+    }
+    model.arenas[0] = plan_allocate(&plan);
+    point_parameters(&model.params, model.params_memory, config);
+    float* weights = (float*)malloc_check(num_parameters(config) * sizeof(float));
+    model_source_read(&source, weights);
+    gpt2_upload(&model, weights, 0);
+    free(weights);
+    double load_ms = time_ms() - start;
+
+    int stop = args.stop_at_eot && has_tokenizer ? tokenizer.eot_id : -1;
+    bool terminal = isatty(STDOUT_FILENO);
+    TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, terminal};
+    if (B > 1) { printf("---- 1 of %d ----\n", B); }
+    fputs(texts[0].c_str(), stdout);
+    fflush(stdout);
+    start = time_ms();
+    bool good = generate(&model, &sampler, padded.data(), lengths.data(), B, T, args.num_tokens, stop, tokens.data(),
+                         counts.data(), &out);
+    double ms = time_ms() - start;
+    text_end(&out);
+    free(out.text);
+    int made = counts[0], longest = lengths[0] + counts[0];
+    for (int b = 1; b < B; b++) {
+        TextOutput other = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, terminal};
+        printf("---- %d of %d ----\n%s", b + 1, B, texts[b].c_str());
+        for (int i = 0; i < counts[b]; i++) { text_token(&other, tokens[(size_t)b * args.num_tokens + i]); }
+        text_end(&other);
+        free(other.text);
+        made += counts[b];
+        longest = lengths[b] + counts[b] > longest ? lengths[b] + counts[b] : longest;
+    }
+    if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
+    if (!good) { die("%s: its logits are not numbers", args.model); }
+    fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, lengths[0], made, ms,
+            made / ms * 1e3);
+    if (longest > config->max_seq_len) {
+        fprintf(stderr, "[stopped: all %d positions of the model are used]\n", config->max_seq_len);
+    }
+    if (has_tokenizer) { tokenizer_free(&tokenizer); }
+    gpt2_free(&model);
+    return EXIT_SUCCESS;
+}
+
+// ================================================================================================
+// 6. command line
+// ================================================================================================
+
+// Says what is missing, where a CUDA error would only have a number.
+static void open_device() {
+    int num_devices = 0;
+    cudaError_t e = cudaGetDeviceCount(&num_devices);
+    if (e != cudaSuccess || num_devices == 0) {
+        die("no usable GPU: %s; ./train_gpt2 is the same program for the CPU",
+            e == cudaSuccess ? "none is there" : cudaGetErrorString(e));
+    }
+    cudaCheck(cudaSetDevice(0));
+    cudaFuncAttributes attributes;
+    e = cudaFuncGetAttributes(&attributes, (const void*)adamw_prepare_kernel);
+    if (e != cudaSuccess) {
+        die("this program was not built for this GPU (compute capability %d.%d): make clean, then make train_gpt2cu "
+            "GPU_COMPUTE_CAPABILITY=%d%d",
+            device_attribute(cudaDevAttrComputeCapabilityMajor), device_attribute(cudaDevAttrComputeCapabilityMinor),
+            device_attribute(cudaDevAttrComputeCapabilityMajor), device_attribute(cudaDevAttrComputeCapabilityMinor));
+    }
+#if defined(ENABLE_BF16)
+    if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) {
+        die("this GPU has no bf16: make train_gpt2cu PRECISION=FP16");
+    }
+#endif
+    cublaslt_open();
+    cublaslt_set_tf32(args.tf32);
+    cublaslt_tune(args.tune);
+}
+
+#ifndef TESTING
+int main(int argc, char** argv) {
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // each line at once, also into a file or a pipe
+    if (argc == 1) {                       // the demo, as `make demo` runs it
+        execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
+        die("cannot run scripts/demo.sh: %s", strerror(errno));
+    }
+    cli_parse(argc, argv,
+              "GPT-2 on the GPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a "
+              "minute.",
+              options, sizeof(options) / sizeof(options[0]));
+    if (args.prompt || args.prompts) {
+        open_device();
+        int code = sample();
+        cublaslt_close();
+        return code;
+    }
+    cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+    open_device();
+    int code = train();
+    cublaslt_close();
+    return code;
+}
+#endif
