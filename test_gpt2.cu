@@ -644,7 +644,7 @@ static bool have_program() {
 }
 
 #define SMALL_RUN                                                                                                      \
-    "%s -e d6 --layers 2 --heads 2 --channels 128 --positions 64 --tune 0 -i '%s/d_train_*.bin' -j '%s/d_val_*.bin' "  \
+    "%s -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i '%s/d_train_*.bin' -j '%s/d_val_*.bin' "           \
     "-b 4 -t 64 -s 0 -v 5 -m 2 "
 
 // stopped in the middle and resumed, a run ends with the same bits as one that was not
@@ -687,7 +687,8 @@ static void test_graph(void) {
     for (int graph = 0; graph < 2; graph++) {
         char run[256], path[512];
         snprintf(run, sizeof(run), "%s/graph_%d", test_dir(), graph);
-        int rc = run_command(&out, SMALL_RUN "-d 768 -x 6 -o %s --graph %d", program(), data, data, run, graph);
+        int rc =
+            run_command(&out, SMALL_RUN "-d 768 -x 6 -o %s --graph %d --tune 0", program(), data, data, run, graph);
         check_msg(rc == 0, "exit %d: %s", rc, out.c_str());
         snprintf(path, sizeof(path), "%s/step_00000006/model.safetensors", run);
         logs[graph] = slurp(path);
@@ -773,16 +774,27 @@ static void test_refusals(void) {
     }
 }
 
-// every step after the weights are spoilt is skipped, and the run stops with a message
+// weights that are not numbers: every step is skipped, the run stops with a message, and saves nothing
 static void test_gives_up(void) {
     if (!have_program()) { return; }
     const char* data = make_shards();
+    char dir[256], run[256];
+    Error err;
+    GPT2Config config;
+    float* weights = read_weights(FIXTURES "tiny_gpt2", &config);
     std::string out;
-    int rc = run_command(&out, SMALL_RUN "-x 40 -l 1e30 -u 0 --clip 0 --eps 1 -c 0 --max-nonfinite 3", program(), data,
-                         data);
+    weights[param_offset(&config, 10)] = NAN; // fcw
+    snprintf(dir, sizeof(dir), "%s/spoilt", test_dir());
+    snprintf(run, sizeof(run), "%s/spoilt_run", test_dir());
+    if (!model_save_hf(dir, &config, weights, false, -1, &err)) { die("%s", err.text); }
+    free(weights);
+    int rc = run_command(&out, "%s -e %s -i '%s/d_train_*.bin' -b 4 -t 64 -x 40 -s 0 --max-nonfinite 3 -o %s",
+                         program(), dir, data, run);
     check_msg(rc == 1, "exit %d: %s", rc, out.c_str());
-    check(out.find("not finite, weights left as they are") != std::string::npos);
-    check(out.find("3 steps in a row: stopped") != std::string::npos);
+    check_msg(out.find("step 3: loss nan") != std::string::npos, "%s", out.c_str());
+    check_msg(out.find("3 steps in a row: stopped, and the weights themselves are not finite") != std::string::npos,
+              "%s", out.c_str());
+    check(!run_has_checkpoints(run));
 }
 
 static const Test tests[] = {

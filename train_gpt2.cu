@@ -3316,6 +3316,7 @@ typedef struct {
     floatX* fch;       // (L, B, T, 4*C)
     floatX* fch_gelu;  // (L, B, T, 4*C), recompute 1 or 2: (1)
     floatX* residual3; // (L, B, T, C): after the MLP
+    floatX* projected; // (B, T, C): what a projection gives, before it is added to the residual stream
     floatX* lnf;       // (B, T, C)
     float* lnf_mean;   // (B, T)
     float* lnf_rstd;   // (B, T)
@@ -3325,7 +3326,7 @@ typedef struct {
     int* targets;      // (B, T)
     // backward alone
     floatX* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
-    floatX* dbtc;      // (B, T, C)
+    floatX* dbtc;      // (B, T, C), the memory of projected
     floatX* dqkv;      // (B, T, 3*C), where the logits were: their gradients are used up before
     floatX* dfch;      // (B, T, 4*C), likewise
     float* scratch;    // what kernels need for themselves
@@ -3443,6 +3444,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->fch, copies * BT * 4 * C);
     plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
     plan_add(plan, group, &a->residual3, copies * BT * C);
+    plan_add(plan, group, &a->projected, BT * C);
     plan_add(plan, group, &a->lnf, BT * C);
     plan_add(plan, group, &a->lnf_mean, BT);
     plan_add(plan, group, &a->lnf_rstd, BT);
@@ -3455,12 +3457,12 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->logits, logits > backward ? logits : backward);
     if (!training) { return; }
     plan_add(plan, group, &a->dresidual, BT * C);
-    plan_add(plan, group, &a->dbtc, BT * C);
     plan_add(plan, group, &a->scratch, backward_scratch(config, B, T));
 }
 
 // after plan_allocate
 static void point_gradients(Activations* a, const GPT2Config* config) {
+    a->dbtc = a->projected;
     a->dfch = a->logits;
     a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
 }
@@ -3551,23 +3553,22 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
         Op op(stream, "encoder_forward", 2 * tensor);
         encoder_forward(acts->encoded, acts->inputs, p->wte, p->wpe, B, T, C, stream);
     }
+    {
+        Op op(stream, "layernorm_forward", 2 * tensor);
+        layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, p->ln1w, p->ln1b, BT, C, stream);
+    }
     const floatX* residual = acts->encoded; // (B,T,C)
     for (size_t l = 0; l < (size_t)L; l++) {
         Range range("layer", (int64_t)l);
-        size_t k = l * acts->keep;
-        floatX* ln1 = acts->ln1 + l * acts->keep_norm * BTC;           // (B,T,C)
-        floatX* qkv = acts->qkv + k * BTC * 3;                         // (B,T,3*C)
-        floatX* atty = acts->atty + k * BTC;                           // (B,T,C)
-        floatX* residual2 = acts->residual2 + k * BTC;                 // (B,T,C)
-        floatX* ln2 = acts->ln2 + l * acts->keep_norm * BTC;           // (B,T,C)
-        floatX* fch = acts->fch + k * BTC * 4;                         // (B,T,4*C)
+        size_t k = l * acts->keep, next = k + acts->keep;    // where this layer's tensors stand, and the next one's
+        floatX* ln1 = acts->ln1 + l * acts->keep_norm * BTC; // (B,T,C)
+        floatX* qkv = acts->qkv + k * BTC * 3;               // (B,T,3*C)
+        floatX* atty = acts->atty + k * BTC;                 // (B,T,C)
+        floatX* residual2 = acts->residual2 + k * BTC;       // (B,T,C)
+        floatX* ln2 = acts->ln2 + l * acts->keep_norm * BTC; // (B,T,C)
+        floatX* fch = acts->fch + k * BTC * 4;               // (B,T,4*C)
         floatX* gelu = acts->fch_gelu + l * acts->keep_gelu * BTC * 4; // (B,T,4*C)
         floatX* residual3 = acts->residual3 + k * BTC;                 // (B,T,C)
-        {
-            Op op(stream, "layernorm_forward", 2 * tensor);
-            layernorm_forward(ln1, acts->ln1_mean + k * BT, acts->ln1_rstd + k * BT, residual, p->ln1w + l * C,
-                              p->ln1b + l * C, BT, C, stream);
-        }
         {
             Op op(stream, "matmul_forward qkv", 4 * tensor, row * 3 * C);
             matmul_forward(qkv, NULL, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, NULL, BT, C, 3 * C, stream);
@@ -3581,14 +3582,14 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
             attention_forward(atty, acts->lse + k * BT * NH, qkv, B, T, C, NH, stream);
         }
         {
-            Op op(stream, "matmul_forward attproj", 3 * tensor, row * C);
-            matmul_forward(residual2, NULL, atty, p->attprojw + l * CC, p->attprojb + l * C, residual, BT, C, C,
+            Op op(stream, "matmul_forward attproj", 2 * tensor, row * C);
+            matmul_forward(acts->projected, NULL, atty, p->attprojw + l * CC, p->attprojb + l * C, NULL, BT, C, C,
                            stream);
         }
         {
-            Op op(stream, "layernorm_forward", 2 * tensor);
-            layernorm_forward(ln2, acts->ln2_mean + k * BT, acts->ln2_rstd + k * BT, residual2, p->ln2w + l * C,
-                              p->ln2b + l * C, BT, C, stream);
+            Op op(stream, "fused_residual_layernorm", 4 * tensor);
+            fused_residual_layernorm_forward(residual2, ln2, acts->ln2_mean + k * BT, acts->ln2_rstd + k * BT, residual,
+                                             acts->projected, p->ln2w + l * C, p->ln2b + l * C, BT, C, stream);
         }
         {
             Op op(stream, model->gelu_fusion ? "matmul_forward fc + gelu" : "matmul_forward fc",
@@ -3602,14 +3603,20 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
             gelu_forward(gelu, fch, BTC * 4, stream);
         }
         {
-            Op op(stream, "matmul_forward fcproj", 6 * tensor, row * 4 * C);
-            matmul_forward(residual3, NULL, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, residual2, BT, 4 * C, C,
+            Op op(stream, "matmul_forward fcproj", 5 * tensor, row * 4 * C);
+            matmul_forward(acts->projected, NULL, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, NULL, BT, 4 * C, C,
                            stream);
         }
+        // the layernorm that comes next: the first one of the next layer, or the last of all
+        bool last = l + 1 == (size_t)L;
+        Op op(stream, "fused_residual_layernorm", 4 * tensor);
+        fused_residual_layernorm_forward(residual3, last ? acts->lnf : acts->ln1 + (l + 1) * acts->keep_norm * BTC,
+                                         last ? acts->lnf_mean : acts->ln1_mean + next * BT,
+                                         last ? acts->lnf_rstd : acts->ln1_rstd + next * BT, residual2, acts->projected,
+                                         last ? p->lnfw : p->ln1w + (l + 1) * C, last ? p->lnfb : p->ln1b + (l + 1) * C,
+                                         BT, C, stream);
         residual = residual3;
     }
-    Op op(stream, "layernorm_forward", 2 * tensor);
-    layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual, p->lnfw, p->lnfb, BT, C, stream);
 }
 
 // After gpt2_forward: logits of all B x T tokens, their losses by acts->targets, and scalars->loss += scale * their sum.
@@ -4068,7 +4075,7 @@ static void gpt2_open(GPT2* model, const GPT2Config* config) {
     model->gelu_fusion = args.gelu_fusion;
     model->stochastic_rounding = args.stochastic_rounding;
     model->seed = (uint32_t)splitmix64((uint64_t)args.seed) | 1; // not 0, which means nearest
-    cudaCheck(cudaStreamCreateWithFlags(&model->stream, cudaStreamNonBlocking));
+    cudaCheck(cudaStreamCreate(&model->stream));                 // in order with plain cudaMemcpy and cudaMemset, too
 }
 
 // What one token's loss counts in the gradient: the step's loss is the mean over all its tokens, times the loss scale.
@@ -4162,7 +4169,14 @@ static void launch_step(Trainer* t) {
     t->pending = r;
 }
 
+// Where the choice of matmul algorithms is kept, so that a resumed run gives the same bits.
+static void choices_path(char* path) { snprintf(path, 4096, "%s/matmul_choices.txt", args.output); } // path (4096)
+
 static void save_checkpoint(Trainer* t) {
+    Error err;
+    char path[4096];
+    choices_path(path);
+    if (!cublaslt_save(path, &err)) { die("%s", err.text); }
     size_t n = num_parameters(&t->model.config);
     float* arrays[3];
     for (float*& array : arrays) { array = (float*)malloc_check(n * sizeof(float)); }
@@ -4344,23 +4358,23 @@ static void fill_random(floatX* memory, size_t n, cudaStream_t stream) {
     cudaCheck(cudaStreamSynchronize(stream));
 }
 
-// The median of 10 times of what `launch` puts on the stream, in milliseconds.
-template <class Launch> static double median_ms(cudaStream_t stream, Launch launch) {
-    std::vector<float> ms(10);
+// The least of 20 times of what `launch` puts on the stream, in milliseconds: the roof, not the usual.
+template <class Launch> static double least_ms(cudaStream_t stream, Launch launch) {
+    float least = INFINITY, ms;
     cudaEvent_t begin, end;
     cudaCheck(cudaEventCreate(&begin));
     cudaCheck(cudaEventCreate(&end));
-    for (int i = -3; i < 10; i++) {
+    for (int i = 0; i < 20; i++) {
         cudaCheck(cudaEventRecord(begin, stream));
         launch();
         cudaCheck(cudaEventRecord(end, stream));
         cudaCheck(cudaEventSynchronize(end));
-        if (i >= 0) { cudaCheck(cudaEventElapsedTime(&ms[i], begin, end)); }
+        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
+        least = ms < least ? ms : least;
     }
     cudaCheck(cudaEventDestroy(begin));
     cudaCheck(cudaEventDestroy(end));
-    std::sort(ms.begin(), ms.end());
-    return ms[5];
+    return least;
 }
 
 // FLOP/s of a square matmul of random numbers in floatX, as large as memory and patience allow.
@@ -4370,7 +4384,7 @@ static double measure_matmul_flops(cudaStream_t stream) {
     size_t size = (size_t)n * n;
     cudaCheck(cudaMalloc(&memory, 3 * size * sizeof(floatX)));
     fill_random(memory, 2 * size, stream);
-    double ms = median_ms(
+    double ms = least_ms(
         stream, [&] { matmul_forward(memory + 2 * size, NULL, memory, memory + size, NULL, NULL, n, n, n, stream); });
     cudaCheck(cudaFree(memory));
     return 2.0 * n * n * n / ms * 1e3;
@@ -4382,7 +4396,7 @@ static double measure_copy_bandwidth(cudaStream_t stream) {
     char* memory;
     cudaCheck(cudaMalloc(&memory, 2 * bytes));
     cudaCheck(cudaMemset(memory, 1, 2 * bytes));
-    double ms = median_ms(
+    double ms = least_ms(
         stream, [&] { cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream)); });
     cudaCheck(cudaFree(memory));
     return 2.0 * bytes / ms * 1e3;
@@ -4490,6 +4504,9 @@ static void trainer_open(Trainer* t) {
     }
     for (float* array : arrays) { free(array); }
     set_dloss(t);
+    char choices[4096];
+    if (resumed) { choices_path(choices); }
+    if (resumed && file_exists(choices) && !cublaslt_load(choices, &err)) { die("%s", err.text); }
 }
 
 static int trainer_close(Trainer* t) {
@@ -4650,7 +4667,9 @@ static void open_device() {
     cudaError_t e = cudaGetDeviceCount(&num_devices);
     if (e != cudaSuccess || num_devices == 0) {
         die("no usable GPU: %s; ./train_gpt2 is the same program for the CPU",
-            e == cudaSuccess ? "none is there" : cudaGetErrorString(e));
+            e == cudaErrorInsufficientDriver ? "no NVIDIA driver, or one older than this program's CUDA"
+            : e == cudaSuccess               ? "none is there"
+                                             : cudaGetErrorString(e));
     }
     cudaCheck(cudaSetDevice(0));
     cudaFuncAttributes attributes;

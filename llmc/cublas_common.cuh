@@ -6,14 +6,16 @@ swap happens in cublaslt_plan() and nowhere else.
 
 The library proposes several algorithms for a product. By default each one is timed at the first call with a shape, and
 the fastest is kept for the calls that follow. Two runs of a program may thus choose differently, and then differ in the
-last bits; within a run equal calls give equal bits. cublaslt_tune(false) takes the library's first proposal instead:
-equal bits in every run on the same kind of GPU. Splits of K that sum in 16 bits are not accepted.
+last bits; within a run equal calls give equal bits. Where that matters, cublaslt_save() writes the choices to a file and
+cublaslt_load() repeats them in a later run, or cublaslt_tune(false) takes the library's first proposal: equal bits in
+every run on the same kind of GPU. Splits of K that sum in 16 bits are not accepted.
 
 One handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
 */
 #pragma once
 
 #include <cublasLt.h>
+#include <string>
 #include <vector>
 
 #include "cuda_common.cuh"
@@ -65,12 +67,19 @@ struct CublasLtPlan {
     cublasLtMatmulAlgo_t algo;
 };
 
+// A choice of an earlier run.
+struct CublasLtChoice {
+    CublasLtKey key;
+    cublasLtMatmulAlgo_t algo; // plain data, which the library allows to be stored for its own version
+};
+
 struct CublasLt {
     cublasLtHandle_t handle = NULL;
     void* workspace = NULL;
     size_t workspace_bytes = 0;
     bool tf32 = false, tuned = true;
     std::vector<CublasLtPlan> plans;
+    std::vector<CublasLtChoice> loaded;
 };
 inline CublasLt& cublaslt() {
     static CublasLt state;
@@ -177,6 +186,21 @@ inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublas
     return best;
 }
 
+// Whether an earlier run's choice for this product is known and still fits: then plan.algo is that.
+inline bool cublaslt_recall(CublasLtPlan& plan) {
+    CublasLt& lt = cublaslt();
+    for (const CublasLtChoice& choice : lt.loaded) {
+        if (memcmp(&choice.key, &plan.key, sizeof(plan.key)) != 0) { continue; }
+        cublasLtMatmulHeuristicResult_t result;
+        plan.algo = choice.algo;
+        plan.found = cublasLtMatmulAlgoCheck(lt.handle, plan.product, plan.a, plan.b, plan.out, plan.out, &plan.algo,
+                                             &result) == CUBLAS_STATUS_SUCCESS &&
+                     result.workspaceSize <= lt.workspace_bytes;
+        return plan.found;
+    }
+    return false;
+}
+
 // Chooses plan.algo among the library's proposals. Under stream capture nothing can be timed: the first is taken.
 inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
     CublasLt& lt = cublaslt();
@@ -246,7 +270,7 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
                                                                    : CUBLASLT_EPILOGUE_DEFAULT;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)c.N); }
-    cublaslt_choose(plan, c, stream);
+    if (!cublaslt_recall(plan)) { cublaslt_choose(plan, c, stream); }
     return plan;
 }
 
@@ -277,6 +301,68 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
     const CublasLtPlan& plan = lt.plans[i];
     if (plan.found) { cublasCheck(cublaslt_launch(plan, plan.algo, c, stream)); }
     return plan.found;
+}
+
+// ---- choices on disk ----------------------------------------------------------------
+
+// What choices are good for: this library on this kind of GPU. Into text (512).
+inline void cublaslt_choices_header(char* text) {
+    cudaDeviceProp properties;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    snprintf(text, 512, "cublasLt %zu, %s, %s\n", cublasLtGetVersion(), PRECISION_NAME, properties.name);
+}
+
+// Writes the choices of this process and of the file it loaded. One line for each: the key, then the algorithm, as words.
+inline bool cublaslt_save(const char* path, Error* err) {
+    CublasLt& lt = cublaslt();
+    char header[512], temporary[4096];
+    FileWriter w;
+    snprintf(temporary, sizeof(temporary), "%s.new", path);
+    cublaslt_choices_header(header);
+    if (!writer_open(&w, temporary, err)) { return false; }
+    writer_printf(&w, "%s", header);
+    for (const CublasLtPlan& plan : lt.plans) {
+        int words[(sizeof(plan.key) + sizeof(plan.algo)) / sizeof(int)], n = sizeof(words) / sizeof(int);
+        if (!plan.found) { continue; }
+        memcpy(words, &plan.key, sizeof(plan.key));
+        memcpy((char*)words + sizeof(plan.key), &plan.algo, sizeof(plan.algo));
+        for (int i = 0; i < n; i++) { writer_printf(&w, "%d%c", words[i], i + 1 < n ? ' ' : '\n'); }
+    }
+    if (!writer_close(&w, err)) { return false; }
+    return rename(temporary, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
+}
+
+// Choices of an earlier run for products that this one has not met yet. A file for another library or GPU is passed over,
+// with a line that says so. False if it cannot be read.
+inline bool cublaslt_load(const char* path, Error* err) {
+    CublasLt& lt = cublaslt();
+    char header[512];
+    MappedFile file;
+    if (!map_file(&file, path, err)) { return false; }
+    std::string text((const char*)file.data, file.size);
+    unmap_file(&file);
+    cublaslt_choices_header(header);
+    if (text.compare(0, strlen(header), header) != 0) {
+        printf("%s: made for another GPU or library: matmuls are timed again, and last bits may differ\n", path);
+        return true;
+    }
+    const char* at = text.c_str() + strlen(header);
+    while (*at) {
+        CublasLtChoice choice;
+        int words[sizeof(choice) / sizeof(int)];
+        for (int& word : words) {
+            char* end;
+            word = (int)strtol(at, &end, 10);
+            if (end == at) { return error_set(err, "%s: is damaged; without it matmuls are timed again", path); }
+            at = end;
+        }
+        while (*at == '\n' || *at == ' ') { at++; }
+        memcpy(&choice, words, sizeof(choice));
+        lt.loaded.push_back(choice);
+    }
+    return true;
 }
 
 // What this GPU reaches, in TFLOP/s: a product of 8192^3 random numbers. Zeros would be faster: they cost less power.

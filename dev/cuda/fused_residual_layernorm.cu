@@ -322,8 +322,8 @@ void fused_residual_layernorm_forward5(floatX* residual, floatX* normed, float* 
 
 // ---- kernel 6: one round of shuffles: mean and variance from sums of differences to a near value -------
 
-// The row's first element stands in for the mean: var = E[d^2] - E[d]^2 with d = x - x[0] loses no more digits than the
-// square of (mean - x[0]) / std has, whatever the mean is. The two sums are independent: their shuffles overlap.
+// The average of the row's first vector stands in for the mean: with d = x - near, var = E[d^2] - E[d]^2 loses few digits,
+// whatever the mean is. The two sums do not depend on each other: their shuffles overlap.
 template <int num_vecs> __global__ void __launch_bounds__(512)
     fused_residual_layernorm_kernel6(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
@@ -336,7 +336,9 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 
     for (int row = blockIdx.x * block_rows + threadIdx.x / width; row < N; row += gridDim.x * block_rows) {
         size_t start = (size_t)row * C + first;
-        float near = (float)(floatX)((float)inp1[(size_t)row * C] + (float)inp2[(size_t)row * C]);
+        x128 near1 = load128(inp1 + (size_t)row * C), near2 = load128(inp2 + (size_t)row * C);
+        float near = 0.0f;
+        for (int k = 0; k < x128::size; k++) { near += ((float)near1[k] + (float)near2[k]) / x128::size; }
         x128 x[num_vecs] = {}, add[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {

@@ -197,10 +197,12 @@ void layernorm_backward3(floatX* dinp, float* dweight, float* dbias, float* scra
 
 // ---- kernel 4: one block per row: a thread keeps its columns, and their sums in registers, over many rows ------
 
-template <int num_vecs> __global__ void layernorm_backward_kernel4(floatX* dinp, float* partials, const floatX* dout,
-                                                                   const floatX* dresidual, const floatX* inp,
-                                                                   const floatX* weight, const float* mean,
-                                                                   const float* rstd, int N, int C) {
+constexpr int layernorm_backward_max_block_size4 = 768; // C = 6144 in 16 bits with one vector for each thread
+
+template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_max_block_size4)
+    layernorm_backward_kernel4(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C) {
     __shared__ float shared[32];
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
     for (int row = blockIdx.x; row < N; row += gridDim.x) {
@@ -248,11 +250,12 @@ template <int num_vecs> __global__ void layernorm_backward_kernel4(floatX* dinp,
 void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int) {
-    require(C % x128::size == 0 && C / x128::size <= 2048);
-    int num_vecs = C / x128::size <= 768 ? 1 : 2;
+    require(C % x128::size == 0 && C <= 6144);
+    constexpr int most = x128::size == 4 ? 2 : 1; // vectors a thread for the longest row
+    int num_vecs = C / x128::size <= layernorm_backward_max_block_size4 ? 1 : most;
     int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32; // the row decides
     int grid_size = min(N, num_multiprocessors() * 4);             // as many as scratch has room for
-    auto kernel = num_vecs == 1 ? layernorm_backward_kernel4<1> : layernorm_backward_kernel4<2>;
+    auto kernel = num_vecs == 1 ? layernorm_backward_kernel4<1> : layernorm_backward_kernel4<most>;
     kernel<<<grid_size, block_size, 0, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
     layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
@@ -278,12 +281,15 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
 
-template <int num_vecs> __global__ void layernorm_backward_kernel5(floatX* dinp, float* partials, const floatX* dout,
-                                                                   const floatX* dresidual, const floatX* inp,
-                                                                   const floatX* weight, const float* mean,
-                                                                   const float* rstd, int N, int C) {
-    constexpr int rows = 4;
-    __shared__ float shared[2][32][2 * rows]; // of each warp: sum and dot of each row; two sets, used in turn
+constexpr int layernorm_backward_max_block_size5 = 384; // 168 registers each
+
+// Long rows have 2 or 4 vectors for each thread, and 2 or 1 at a time.
+template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_max_block_size5)
+    layernorm_backward_kernel5(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C) {
+    constexpr int rows = 4 / num_vecs;
+    __shared__ float shared[2][32][8]; // of each warp: sum and dot of each row; two sets, used in turn
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, parity = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
     x128 w[num_vecs] = {};
@@ -294,7 +300,7 @@ template <int num_vecs> __global__ void layernorm_backward_kernel5(floatX* dinp,
     }
     for (int start = blockIdx.x * rows; start < N; start += gridDim.x * rows) {
         x128 dy[rows][num_vecs] = {}, x[rows][num_vecs] = {}, dx[rows][num_vecs] = {};
-        float m[rows] = {}, r[rows] = {}, sums[2 * rows] = {};
+        float m[rows] = {}, r[rows] = {}, sums[8] = {};
 #pragma unroll
         for (int i = 0; i < rows; i++) {
             if (start + i < N) { m[i] = mean[start + i], r[i] = rstd[start + i]; }
@@ -356,12 +362,16 @@ template <int num_vecs> __global__ void layernorm_backward_kernel5(floatX* dinp,
 void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int) {
-    require(C % x128::size == 0 && C / x128::size <= 2048);
-    int num_vecs = C / x128::size <= 512 ? 1 : 2;
+    require(C % x128::size == 0 && C <= 6144);
+    constexpr int most = x128::size == 4 ? 4 : 2; // vectors a thread for the longest row
+    int num_vecs = 1;
+    while (C / x128::size > num_vecs * layernorm_backward_max_block_size5) { num_vecs *= 2; }
     int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32, resident;
-    auto kernel = num_vecs == 1 ? layernorm_backward_kernel5<1> : layernorm_backward_kernel5<2>;
+    auto kernel = num_vecs == 1   ? layernorm_backward_kernel5<1>
+                  : num_vecs == 2 ? layernorm_backward_kernel5<2>
+                                  : layernorm_backward_kernel5<most>;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, 0));
-    int grid_size = min(ceil_div(N, 4), num_multiprocessors() * min(resident, 4));
+    int grid_size = min(ceil_div(N, 4 / num_vecs), num_multiprocessors() * min(resident, 4));
     kernel<<<grid_size, block_size, 0, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
     layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
@@ -374,7 +384,8 @@ void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scra
 __global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                            const floatX* inp, const floatX* weight, const float* mean,
                                            const float* rstd, int N, int C) {
-    extern __shared__ float layernorm_backward_sums[];
+    extern __shared__ int4 layernorm_backward_sums_memory[];
+    float* layernorm_backward_sums = (float*)layernorm_backward_sums_memory;
     int warp = threadIdx.x / 32, num_warps = blockDim.x / 32, first = threadIdx.x % 32 * x128::size;
     float *dw = layernorm_backward_sums + warp * 2 * C, *db = dw + C;
     for (int c = threadIdx.x; c < num_warps * 2 * C; c += blockDim.x) { layernorm_backward_sums[c] = 0.0f; }
@@ -394,14 +405,21 @@ __global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const 
         dot = warp_sum(dot) / C;
         for (int c = first; c < C; c += 32 * x128::size) {
             x128 dy = load128(dout + start + c), x = load128(inp + start + c), w = load128(weight + c), dx = {};
+            float dw_add[x128::size], db_add[x128::size];
             if (dresidual) { dx = load128cs(dresidual + start + c); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[k], norm = ((float)x[k] - m) * r;
                 dx[k] = (floatX)((float)dx[k] + r * (d * (float)w[k] - sum - norm * dot));
-                dw[c + k] += d * norm;
-                db[c + k] += d;
+                dw_add[k] = d * norm;
+                db_add[k] = d;
             }
             store128(dinp + start + c, dx);
+            for (int k = 0; k < x128::size; k += f128::size) {
+                f128 dw_sum = load128(dw + c + k), db_sum = load128(db + c + k);
+                for (int i = 0; i < f128::size; i++) { dw_sum[i] += dw_add[k + i], db_sum[i] += db_add[k + i]; }
+                store128(dw + c + k, dw_sum);
+                store128(db + c + k, db_sum);
+            }
         }
     }
     __syncthreads();
@@ -811,15 +829,18 @@ static void declare(Bench& b) {
     Buffer<float> dweight_start = b.input<float>("dweight_start", C);
     Buffer<float> dbias_start = b.input<float>("dbias_start", C);
     Tolerance rounding = {64 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
-    Buffer<floatX> dinp = b.output<floatX>("dinp", n, rounding);
+    // some shapes are checked without dresidual, some with dresidual in dinp itself
+    const bool no_residual = C % 16 != 0, in_place = !no_residual && C % 128 != 0;
+    Buffer<floatX> dinp =
+        in_place ? b.inout<floatX>("dinp", n, dresidual, rounding) : b.output<floatX>("dinp", n, rounding);
+    floatX* dresidual_dev = no_residual ? NULL : in_place ? dinp.dev : dresidual.dev;
     Buffer<float> dweight = b.inout<float>("dweight", C, dweight_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> dbias = b.inout<float>("dbias", C, dbias_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> scratch = b.scratch<float>("scratch", b.dry ? 0 : layernorm_backward_scratch(C));
-    const bool first_of_stream = C % 16 == 8; // some shapes are checked without dresidual
     b.reference([=] {
         memcpy(dweight.host, dweight_start.host, C * sizeof(float));
         memcpy(dbias.host, dbias_start.host, C * sizeof(float));
-        layernorm_backward_cpu(dinp.host, dweight.host, dbias.host, dout.host, first_of_stream ? NULL : dresidual.host,
+        layernorm_backward_cpu(dinp.host, dweight.host, dbias.host, dout.host, no_residual ? NULL : dresidual.host,
                                inp.host, weight.host, mean.host, rstd.host, N, C);
     });
     b.cost(4.0 * n * sizeof(floatX), 0);
@@ -828,8 +849,7 @@ static void declare(Bench& b) {
         b.kernel(
             number, what,
             [=](int bs) {
-                launch(dinp, dweight, dbias, scratch, dout, first_of_stream ? NULL : dresidual.dev, inp, weight, mean,
-                       rstd, N, C, stream, bs);
+                launch(dinp, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C, stream, bs);
             },
             block_sizes);
     };
