@@ -88,6 +88,7 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits a pass
 constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 for each digit
 constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // every block reads the counts of all
+constexpr int ENCODER_MAX_BLOCK = 512;      // threads; rows in flight take registers
 constexpr int ENCODER_TILE = 32;            // sorted indices, one for each lane
 constexpr int ENCODER_COLUMNS = 768;        // for which there is room for partial sums; more columns are more launches
 constexpr int ENCODER_WARP_COLUMNS = 128;   // a warp's: four a lane, so that rows of dwte are read and written whole
@@ -217,8 +218,9 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
 }
 
 // Sums the runs of a tile, for ENCODER_WARP_COLUMNS columns from c0 on.
-__global__ void encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
-                                              const int* tokens, int N, int C, int c0, int num_slices) {
+__global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
+    encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
+                                  const int* tokens, int N, int C, int c0, int num_slices) {
     int lane = threadIdx.x % 32;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     int tile = warp / num_slices, slice = warp % num_slices, first = tile * ENCODER_TILE;
@@ -313,7 +315,8 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
-__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
+    encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
     constexpr int U = 8; // rows in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
@@ -341,6 +344,7 @@ __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* do
 }
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size) {
+    require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
     encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
@@ -439,7 +443,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 256) {
+                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 64) {
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
@@ -455,91 +459,50 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 // ==== end promoted: layernorm_forward ====
 
 // ==== promoted: fused_residual_layernorm ====
-// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
-constexpr int fused_residual_layernorm_max_vecs = 3;
-
-// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
-// one barrier for each call is enough.
-__device__ inline float fused_residual_layernorm_row_sum(float x, float* partial, int row_warps) {
-    x = warp_sum(x);
-    if (row_warps == 1) { return x; }
-    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
-    __syncthreads();
-    float sum = 0.0f;
-    for (int i = 0; i < row_warps; i++) { sum += partial[i]; }
-    return sum;
-}
-
-template <int num_vecs> __global__ void __launch_bounds__(512)
-    fused_residual_layernorm_kernel4(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                     int row_warps) {
-    __shared__ float partial[2][16];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
-    size_t start = (size_t)row * C + first;
-    float inv_C = 1.0f / C;
-
-    x128 x[num_vecs] = {}, add[num_vecs] = {}; // zero past the end
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            x[j] = load128cs(inp1 + start + j * stride);
-            add[j] = load128cs(inp2 + start + j * stride);
-        }
-    }
+__global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                                 const floatX* inp1, const floatX* inp2, const floatX* weight,
+                                                 const floatX* bias, int C) {
+    __shared__ float shared[32];
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads what it wrote itself
+    floatX* x = (floatX*)fused_residual_layernorm_row;
+    size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 a = load128cs(inp1 + row_start + c), b = load128cs(inp2 + row_start + c), xv;
         for (int k = 0; k < x128::size; k++) {
-            x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
-            sum += (float)x[j][k];
+            xv[k] = (floatX)((float)a[k] + (float)b[k]);
+            sum += (float)xv[k];
         }
-        if (j < num_vecs - 1 || last_valid) { store128(residual + start + j * stride, x[j]); }
+        store128(x + c, xv);
+        store128(residual + row_start + c, xv);
     }
-    float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            for (int k = 0; k < x128::size; k++) {
-                float centred = (float)x[j][k] - m;
-                squares += centred * centred;
-            }
-        }
-    }
-    float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + 1e-5f);
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            // all rows want the same weight and bias: they come from L1
-            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-            for (int k = 0; k < x128::size; k++) {
-                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-            }
-            store128(normed + start + j * stride, y);
+    float m = block_sum(sum, shared) / C;
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c);
+        for (int k = 0; k < x128::size; k++) {
+            float centred = (float)xv[k] - m;
+            squares += centred * centred;
         }
     }
-    if (first == 0) { mean[row] = m, rstd[row] = r; }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
+        x128 xv = load128(x + c), w = load128(weight + c), b = load128(bias + c), y;
+        for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(((float)xv[k] - m) * r * (float)w[k] + (float)b[k]); }
+        store128(normed + row_start + c, y);
+    }
+    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
 // residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream, int block_size = 256) {
-    int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * fused_residual_layernorm_max_vecs * row_warps) { row_warps *= 2; }
-    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
-    require(block_size % 32 == 0 && block_size <= 512);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
-    auto kernel = num_vecs == 1   ? fused_residual_layernorm_kernel4<1>
-                  : num_vecs == 2 ? fused_residual_layernorm_kernel4<2>
-                                  : fused_residual_layernorm_kernel4<3>;
-    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(residual, normed, mean, rstd, inp1, inp2, weight, bias,
-                                                               N, C, row_warps);
+                                      cudaStream_t stream, int block_size = 128) {
+    require(N >= 1 && C >= 8 && C % 8 == 0);
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // what a block has without asking
+    require(block_size % 32 == 0 && block_size <= 1024);
+    fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
+                                                                                    inp2, weight, bias, C);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: fused_residual_layernorm ====
@@ -722,23 +685,16 @@ __device__ inline x128 gelu_forward_vector(const x128& x) {
     return y;
 }
 
-__global__ void gelu_forward_kernel3(floatX* out, const floatX* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
-    size_t j = i + (size_t)blockDim.x * x128::size;
-    if (j < n) {
-        x128 x = load128cs(inp + i), y = load128cs(inp + j);
-        store128(out + i, gelu_forward_vector(x));
-        store128(out + j, gelu_forward_vector(y));
-    } else if (i < n) {
-        store128(out + i, gelu_forward_vector(load128cs(inp + i)));
-    }
+__global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
 }
 
 // out, inp (n). In place is allowed.
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size = 256) {
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size = 128) {
     require(n % x128::size == 0);
-    size_t num_blocks = ceil_div(n, (size_t)2 * x128::size * block_size);
-    gelu_forward_kernel3<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
+    gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: gelu_forward ====
@@ -3777,18 +3733,24 @@ static void gpt2_update(GPT2* model, const AdamW* o) {
 // 4. generation
 // ================================================================================================
 
+enum { MAX_MATVEC_TEXTS = 8 }; // up to here products of one kernel win, measured
+
 // Continues up to 64 texts side by side. A token costs one launch of a captured graph; the host reads it while the next
 // one is under way.
 typedef struct {
-    int B;        // texts
-    int length;   // positions filled in the longest of them
-    int capacity; // positions there are
+    int B;         // texts
+    int length;    // positions filled in the longest of them
+    int num_steps; // since the prefill
+    int capacity;  // positions there are
     KeyValueCache cache;
     Activations acts; // of the prefill
     floatX* x;        // (B, C): the residual stream
     floatX* qkv;      // (B, 3*C)
     floatX* atty;     // (B, C)
     floatX* fch;      // (B, 4*C)
+    floatX* norm;     // (B, C)
+    float* norm_mean; // (B)
+    float* norm_rstd; // (B)
     float* logits;    // (B, Vp)
     float* attention_scratch;
     float* sample_scratch;
@@ -3815,6 +3777,9 @@ static void generator_allocate(Generator* g, const GPT2* model, int B, int T, in
     plan_add(&plan, PLAN_ACTIVATIONS, &g->qkv, B * 3 * C);
     plan_add(&plan, PLAN_ACTIVATIONS, &g->atty, B * C);
     plan_add(&plan, PLAN_ACTIVATIONS, &g->fch, B * 4 * C);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->norm, B * C);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->norm_mean, B);
+    plan_add(&plan, PLAN_ACTIVATIONS, &g->norm_rstd, B);
     plan_add(&plan, PLAN_ACTIVATIONS, &g->logits, B * Vp);
     plan_add(&plan, PLAN_ACTIVATIONS, &g->attention_scratch,
              decode_attention_scratch(B, (int)C, config->num_heads, capacity));
@@ -3865,13 +3830,33 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     cudaCheck(cudaMemcpyAsync(g->acts.inputs, prompts, (size_t)g->B * T * sizeof(int), cudaMemcpyHostToDevice, stream));
     cudaCheck(cudaMemcpyAsync(g->rng, rng.data(), g->B * sizeof(uint64_t), cudaMemcpyHostToDevice, stream));
     cudaCheck(cudaMemcpyAsync(g->positions, last.data(), g->B * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cublaslt_tune(false); // shapes that are met once are not worth timing
     gpt2_forward(model, &g->acts, g->B, T, &g->cache);
+    cublaslt_tune(args.tune);
     for (size_t b = 0; b < (size_t)g->B; b++) {
         cudaCheck(cudaMemcpyAsync(g->x + b * C, g->acts.residual3 + (b * T + lengths[b] - 1) * C, C * sizeof(floatX),
                                   cudaMemcpyDeviceToDevice, stream));
     }
     generator_sample(g, model, sampler);
     g->length = T;
+}
+
+// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual for the newest token of each text: one kernel that reads
+// weights at the speed of memory for a few texts, the library's tensor-core products for more. norm_weight, norm_bias,
+// residual may be NULL; residual may be out.
+static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
+                             const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
+                             bool gelu, int C, int OC, cudaStream_t stream) {
+    if (g->B <= MAX_MATVEC_TEXTS) {
+        decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream);
+        return;
+    }
+    if (norm_weight) {
+        layernorm_forward(g->norm, g->norm_mean, g->norm_rstd, x, norm_weight, norm_bias, g->B, C, stream);
+        x = g->norm;
+    }
+    matmul_forward(out, NULL, x, weight, bias, residual, g->B, C, OC, stream);
+    if (gelu) { gelu_forward(out, out, (size_t)g->B * OC, stream); }
 }
 
 // The newest token of each text through the model, to the next one.
@@ -3882,22 +3867,27 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
     cudaStream_t stream = model->stream;
     decode_embed(g->x, g->tokens, g->positions, p->wte, p->wpe, B, C, stream);
     for (size_t l = 0; l < (size_t)L; l++) {
-        decode_matvec(g->qkv, g->x, p->ln1w + l * C, p->ln1b + l * C, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, NULL,
-                      false, B, C, 3 * C, stream);
+        generator_matmul(g, g->qkv, g->x, p->ln1w + l * C, p->ln1b + l * C, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C,
+                         NULL, false, C, 3 * C, stream);
         decode_attention(g->atty, g->cache.keys + l * layer, g->cache.values + l * layer, g->attention_scratch, g->qkv,
                          g->positions, B, C, NH, g->capacity, stream);
-        decode_matvec(g->x, g->atty, NULL, NULL, p->attprojw + l * CC, p->attprojb + l * C, g->x, false, B, C, C,
-                      stream);
-        decode_matvec(g->fch, g->x, p->ln2w + l * C, p->ln2b + l * C, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, NULL,
-                      true, B, C, 4 * C, stream);
-        decode_matvec(g->x, g->fch, NULL, NULL, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, g->x, false, B, 4 * C, C,
-                      stream);
+        generator_matmul(g, g->x, g->atty, NULL, NULL, p->attprojw + l * CC, p->attprojb + l * C, g->x, false, C, C,
+                         stream);
+        generator_matmul(g, g->fch, g->x, p->ln2w + l * C, p->ln2b + l * C, p->fcw + l * 4 * CC, p->fcb + l * 4 * C,
+                         NULL, true, C, 4 * C, stream);
+        generator_matmul(g, g->x, g->fch, NULL, NULL, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, g->x, false, 4 * C,
+                         C, stream);
     }
     generator_sample(g, model, sampler);
 }
 
 static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     require(g->length < g->capacity);
+    g->length++;
+    if (g->num_steps++ == 0) { // the library times its products in the first step, which a capture cannot
+        generator_launch_step(g, model, sampler);
+        return;
+    }
     if (!g->graph) {
         cudaGraph_t graph;
         cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
@@ -3907,7 +3897,6 @@ static void generator_step(Generator* g, const GPT2* model, const Sampler* sampl
         cudaCheck(cudaGraphDestroy(graph));
     }
     cudaCheck(cudaGraphLaunch(g->graph, model->stream));
-    g->length++;
 }
 
 // Begins to read the tokens of a step; the pointer may be read after the event read[slot].
@@ -3920,13 +3909,15 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
 
 // Continues B prompts (B,T), of lengths (B), each by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to
 // the last position of the model. New tokens go to new_tokens (B, num_tokens) and their numbers to counts (B); the first
-// text goes to `out` as it comes when that is not NULL. The sampler's state moves on. False when the logits are not
-// numbers.
+// text goes to `out` as it comes when that is not NULL. The sampler's state moves on. *prefill_ms, if not NULL: the time to
+// the first token. False when the logits are not numbers.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
-                     int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out) {
+                     int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
+                     double* prefill_ms = NULL) {
     int maxT = model->config.max_seq_len, active = B;
     int capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
     bool good = true;
+    double start = time_ms();
     std::vector<char> done(B, 0);
     Generator g;
     generator_allocate(&g, model, B, T, capacity);
@@ -3937,6 +3928,7 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
         bool more = step + 1 < num_tokens && g.length < g.capacity;
         if (more) { generator_step(&g, model, sampler); }
         cudaCheck(cudaEventSynchronize(g.read[step % 2]));
+        if (step == 0 && prefill_ms) { *prefill_ms = time_ms() - start; }
         for (int b = 0; b < B; b++) {
             if (done[b]) { continue; }
             good &= tokens[b] >= 0;
@@ -4630,9 +4622,10 @@ static int sample() {
     fputs(texts[0].c_str(), stdout);
     fflush(stdout);
     start = time_ms();
+    double prefill_ms = 0.0;
     bool good = generate(&model, &sampler, padded.data(), lengths.data(), B, T, args.num_tokens, stop, tokens.data(),
-                         counts.data(), &out);
-    double ms = time_ms() - start;
+                         counts.data(), &out, &prefill_ms);
+    double ms = time_ms() - start - prefill_ms;
     text_end(&out);
     free(out.text);
     int made = counts[0], longest = lengths[0] + counts[0];
@@ -4647,8 +4640,10 @@ static int sample() {
     }
     if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
     if (!good) { die("%s: its logits are not numbers", args.model); }
-    fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, lengths[0], made, ms,
-            made / ms * 1e3);
+    int steps = *std::max_element(counts.begin(), counts.end()) - 1; // after the first tokens
+    fprintf(stderr, "[loaded in %.0f ms; first token after %.0f ms; %d tokens", load_ms, prefill_ms, made);
+    if (steps > 0) { fprintf(stderr, ", %.1f us a step, %.1f tok/s", ms / steps * 1e3, (made - B) / ms * 1e3); }
+    fprintf(stderr, "]\n");
     if (longest > config->max_seq_len) {
         fprintf(stderr, "[stopped: all %d positions of the model are used]\n", config->max_seq_len);
     }

@@ -217,3 +217,129 @@ __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int 
 __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
     WGMMA_64x128x16("f16");
 }
+
+// ---- TMA with four coordinates, both ways -------------------------------------------------------------
+
+// As tma_load_2d: x along the innermost dimension, then y, z, w.
+__device__ inline void tma_load_4d(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+              "[%1, {%2, %3, %4, %5}], [%6];\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+              : "memory");
+}
+// A box from shared memory to the tensor; what lies outside of it is left out. Threads that wrote the box call
+// tma_store_fence() and meet at a barrier before one thread stores, commits, and waits before the box is written again
+// or the block ends.
+__device__ inline void tma_store_4d(const void* map, const void* shared, int x, int y, int z, int w) {
+    PTX_SM90A("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n" ::"l"(map),
+              "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
+              : "memory");
+}
+__device__ inline void tma_store_fence() { PTX_SM90A("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+__device__ inline void tma_store_commit() { PTX_SM90A("cp.async.bulk.commit_group;\n" ::: "memory"); }
+// Until shared memory has been read by all but this thread's `pending` newest groups of stores.
+template <int pending> __device__ inline void tma_store_wait() {
+    PTX_SM90A("cp.async.bulk.wait_group.read %0;\n" ::"n"(pending) : "memory");
+}
+
+// ---- barriers of some of a block's warps: id 1 to 15 (0 is __syncthreads) ---------------------------------
+
+// `threads` is how many arrive and sync together; an arrival does not wait.
+__device__ inline void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- wgmma with a in registers and b (k,n) in shared memory: 64x64 += 64x16 16x64 ---------------------------
+
+// `a` is that of mma_16x8x16 for rows 16 * (warp % 4); `b` a wgmma_descriptor of 16 rows along k of 64 elements along n,
+// as TMA writes them with CU_TENSOR_MAP_SWIZZLE_128B; 16 rows on are 2048 bytes on, 128 in units of the descriptor.
+#define WGMMA_64x64x16_REGISTERS_TRANSPOSED(type)                                                                      \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"                                                            \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate,
+                                                 __nv_bfloat16) {
+    WGMMA_64x64x16_REGISTERS_TRANSPOSED("bf16");
+}
+__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
+}
+// The compiler does not know that wgmma writes and reads registers after its own place in the code: values held here
+// are neither used earlier, before a wait that stands above, nor computed later.
+template <int n> __device__ inline void wgmma_hold(float (&x)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) { asm volatile("" : "+f"(x[i])::"memory"); }
+}
+template <int n> __device__ inline void wgmma_hold(uint32_t (&x)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i])::"memory"); }
+}
+
+// wgmma_64x64x16_transposed with `a` (k,m) in shared memory: rows along k of 64 elements along m, laid out as `b` is.
+#define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "%32, %33, p, 1, 1, 1, 1;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x64x16_BOTH_TRANSPOSED("bf16");
+}
+__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16_BOTH_TRANSPOSED("f16");
+}
+
+// ---- stmatrix: ldmatrix_x4 the other way, from compute capability 9.0 on ---------------------------------
+
+__device__ inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
+    PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]),
+              "r"(r[2]), "r"(r[3])
+              : "memory");
+}
+
+// ---- copies of contiguous bytes by one thread, 16 at a time, all addresses aligned to 16 -------------------
+
+// The bytes arrive at `barrier`.
+__device__ inline void bulk_load(void* shared, const void* global, int bytes, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                  shared_address(shared)),
+              "l"(global), "r"(bytes), "r"(shared_address(barrier))
+              : "memory");
+}
+// Part of a group of stores, as tma_store_4d is: tma_store_fence before, tma_store_commit and a wait after.
+__device__ inline void bulk_store(void* global, const void* shared, int bytes) {
+    PTX_SM90A("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(global),
+              "r"(shared_address(shared)), "r"(bytes)
+              : "memory");
+}
+// global += shared, floats
+__device__ inline void bulk_add(float* global, const float* shared, int bytes) {
+    PTX_SM90A("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(global),
+              "r"(shared_address(shared)), "r"(bytes)
+              : "memory");
+}
+// Until all of this thread's stores are in memory, not only out of shared memory.
+__device__ inline void tma_store_wait_written() { PTX_SM90A("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
+// Between ordinary accesses and those of copies, in shared and in global memory.
+__device__ inline void async_proxy_fence() { PTX_SM90A("fence.proxy.async;\n" ::: "memory"); }
+
+// ---- a counter in global memory that one block writes and another awaits -----------------------------------
+
+__device__ inline int load_acquire(const int* p) {
+    int x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+// What this thread wrote, or saw written, is seen by who acquires x.
+__device__ inline void store_release(int* p, int x) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
+}

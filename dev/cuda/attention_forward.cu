@@ -11,6 +11,8 @@
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
    ./attention_forward 8      check kernel 8 against the CPU
    ./attention_forward        every kernel, side by side                                                       */
+#include <cuda.h>
+
 #include "bench.h"
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
@@ -691,6 +693,450 @@ void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T
 void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward_mma<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
 }
+
+// ---- kernel 9: wgmma and TMA, two blocks an SM: the tensor cores of one work under the softmax of the other ----
+// From here on for compute capability 9.0: a warpgroup, four warps, has 64 queries, and steps go over 128 keys, the
+// diagonal first. Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
+// Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
+
+const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
+const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;   // 64 queries
+const int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
+const int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // what TMA announces for them
+static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
+
+// How TMA sees (B,T,num_vectors,64): boxes of box_rows tokens of one vector. T is a dimension of its own, so that past a
+// sequence's end zeros are read and nothing is written, never the next sequence.
+static CUtensorMap attention_forward_tensor_map(const floatX* tensor, int B, int T, int num_vectors, int box_rows) {
+    typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    void* encode; // from the driver at run time: the program links no libcuda
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found));
+#else
+    cudaCheck(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
+#endif
+    require(found == cudaDriverEntryPointSuccess);
+    CUtensorMap map;
+    cuuint64_t row_bytes = ATTENTION_FORWARD_ROW * sizeof(floatX), token_bytes = num_vectors * row_bytes;
+    cuuint64_t sizes[4] = {(cuuint64_t)ATTENTION_FORWARD_ROW, (cuuint64_t)num_vectors, (cuuint64_t)T, (cuuint64_t)B};
+    cuuint64_t strides[3] = {row_bytes, token_bytes, T * token_bytes};
+    cuuint32_t box[4] = {(cuuint32_t)ATTENTION_FORWARD_ROW, 1, (cuuint32_t)box_rows, 1}, steps[4] = {1, 1, 1, 1};
+#if defined(ENABLE_FP16)
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+#else
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+#endif
+    CUresult result = ((Encode*)encode)(&map, type, 4, (void*)tensor, sizes, strides, box, steps,
+                                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    require(result == CUDA_SUCCESS);
+    return map;
+}
+
+// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
+template <class SMem> __device__ inline SMem& attention_forward_sm90_shared(unsigned char* dynamic_shared) {
+    uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
+}
+
+// Brings 128 keys or values, `vector` of the 3 * NH of a token, from token t on.
+__device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const CUtensorMap& qkv_map, int vector,
+                                             int t, int b) {
+    mbarrier_arrive_expect(full, ATTENTION_FORWARD_KEY_BYTES);
+    tma_load_4d(keys, &qkv_map, 0, vector, t, b, full);
+    tma_load_4d(keys + ATTENTION_FORWARD_BOX, &qkv_map, 0, vector, t + 64, b, full);
+}
+
+// s = q k^T for a warpgroup's 64 queries and 128 keys. Starts it, waits for nothing.
+__device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floatX* q, const floatX* k) {
+    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
+#pragma unroll
+    for (int d = 0; d < 4; d++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+        wgmma_64x128x16(s, a + 2 * d, b + 2 * d, d > 0, floatX());
+    }
+}
+
+// o += p v for 128 keys. Starts it, waits for nothing.
+__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[32], const floatX* v) {
+    uint64_t b = wgmma_descriptor(v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) { // 16 rows are 2048 bytes
+        wgmma_64x64x16_transposed(o, p + 4 * k, b + 128 * k, 1, floatX());
+    }
+}
+
+// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's 16: elements i of s and o with i / 2 % 2 = 0
+// belong to the first of them.
+struct AttentionForwardRows {
+    float m[2];       // the maximum that o and l are relative to, times scale_log2
+    float l[2];       // this thread's share of the sum of P
+    float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
+};
+
+// Scores to P, not packed yet. masked: of row g the keys after last_key, counted from this thread's first column, are in
+// the future. True if the warp's sums are relative to a new maximum: if one grew by more than 2^8, as in kernel 7.
+template <bool masked> __device__ inline bool attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x,
+                                                                              int last_key, float scale_log2) {
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
+        row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
+    }
+    float new_m[2];
+    bool grew = false;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        new_m[half_row] = m * scale_log2;
+        grew |= new_m[half_row] > x.m[half_row] + 8.0f;
+    }
+    grew = __any_sync(0xFFFFFFFFu, grew);
+    if (grew) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            float m = fmaxf(x.m[half_row], new_m[half_row]);
+            x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
+            x.m[half_row] = m, x.l[half_row] *= x.rescale[half_row];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+        x.l[i / 2 % 2] += s[i];
+    }
+    return grew;
+}
+
+__device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) { o[i] *= x.rescale[i / 2 % 2]; }
+}
+
+// The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
+__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[32], const float (&s)[64]) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
+}
+
+// Divides a warp's 16 rows from token t on by their sums and gives them to TMA, by way of `tile` (16,64), which must be
+// left alone until tma_store_wait. lse: of this sequence and head, or NULL.
+__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, float* lse, floatX* tile,
+                                                     const float (&o)[32], const AttentionForwardRows& x, int t, int T,
+                                                     int h, int b) {
+    int lane = threadIdx.x % 32;
+    float inverse[2];
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float l = x.l[half_row];
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+        inverse[half_row] = 1.0f / l;
+        int row = t + lane / 4 + 8 * half_row;
+        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        int half_row = i / 2 % 2, row = lane / 4 + 8 * half_row;
+        uint32_t pair = pack_16x2(o[i] * inverse[half_row], o[i + 1] * inverse[half_row], floatX());
+        *reinterpret_cast<uint32_t*>(tile + attention_forward_at<64>(row, i / 4) + lane % 4 * 2) = pair;
+    }
+    tma_store_fence();
+    __syncwarp();
+    if (lane == 0) {
+        tma_store_4d(&out_map, tile, 0, h, t, b);
+        tma_store_commit();
+    }
+}
+
+struct AttentionForwardSMem9 {          // 81 KB: two blocks an SM
+    floatX q[2][ATTENTION_FORWARD_BOX]; // of both warpgroups; in the end their output
+    floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
+    uint64_t q_full, k_full[2], v_full[2];
+};
+
+__global__ void __launch_bounds__(256, 2)
+    attention_forward_sm90_kernel9(float* lse, const __grid_constant__ CUtensorMap qkv_map,
+                                   const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads, int group,
+                                   float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSMem9>(attention_forward_shared);
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, 128), group);
+    int b = work.head / NH, h = work.head % NH, num_steps = work.tile + 1;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&smem.q_full, 1);
+        for (int stage = 0; stage < 2; stage++) {
+            mbarrier_init(&smem.k_full[stage], 1);
+            mbarrier_init(&smem.v_full[stage], 1);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    auto load = [&](int step) {
+        int t = (work.tile - step) * 128, stage = step % 2;
+        attention_forward_tma(smem.k[stage], &smem.k_full[stage], qkv_map, NH + h, t, b);
+        attention_forward_tma(smem.v[stage], &smem.v_full[stage], qkv_map, 2 * NH + h, t, b);
+    };
+    if (threadIdx.x == 0) {
+        attention_forward_tma(smem.q[0], &smem.q_full, qkv_map, h, work.tile * 128, b); // 128 queries
+        for (int step = 0; step < min(num_steps, 2); step++) { load(step); }
+    }
+    float s[64], o[32];
+    uint32_t p[32];
+    AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+#pragma unroll
+    for (int i = 0; i < 32; i++) { o[i] = 0; }
+    int last_key = warp * 16 + lane / 4 - lane % 4 * 2;
+    mbarrier_wait(&smem.q_full, 0);
+    for (int step = 0; step < num_steps; step++) {
+        int stage = step % 2, parity = step / 2 % 2;
+        mbarrier_wait(&smem.k_full[stage], parity);
+        wgmma_fence();
+        attention_forward_wgmma_scores(s, smem.q[warp / 4], smem.k[stage]);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_hold(s);
+        bool grew = step == 0 ? attention_forward_wgmma_softmax<true>(s, x, last_key, scale_log2)
+                              : attention_forward_wgmma_softmax<false>(s, x, 0, scale_log2);
+        if (grew) { attention_forward_wgmma_rescale(o, x); }
+        attention_forward_wgmma_pack(p, s);
+        mbarrier_wait(&smem.v_full[stage], parity);
+        wgmma_hold(o);
+        wgmma_hold(p);
+        wgmma_fence();
+        attention_forward_wgmma_values(o, p, smem.v[stage]);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        __syncthreads(); // both warpgroups have read the stage
+        if (threadIdx.x == 0 && step + 2 < num_steps) { load(step + 2); }
+    }
+    floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all have read their queries
+    attention_forward_wgmma_store(out_map, lse ? lse + (size_t)work.head * T : nullptr, tile, o, x,
+                                  work.tile * 128 + warp * 16, T, h, b);
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    auto kernel = attention_forward_sm90_kernel9;
+    require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    const int bytes = sizeof(AttentionForwardSMem9) + 1024;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<B * NH * ceil_div(T, 128), 256, bytes, stream>>>(
+        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 10: one warpgroup loads, two or three compute: Q k^T of the next keys is under way during the softmax ----
+// of these, and P v under the next softmax
+
+template <int groups, int stages> struct AttentionForwardSM90 {
+    floatX q[2][groups * ATTENTION_FORWARD_BOX]; // of this tile and the next
+    floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
+    floatX out[groups * ATTENTION_FORWARD_BOX];
+    uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
+};
+
+// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes two tiles of a head at a time,
+// whose numbers of keys together are the same for all such pairs, from the whole grid's list.
+template <bool persistent, class F>
+__device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
+    if (!persistent) {
+        AttentionForwardWork work = attention_forward_work(num_heads, num_tiles, group);
+        f(work.head, work.tile);
+        return;
+    }
+    int num_pairs = ceil_div(num_tiles, 2);
+#pragma unroll 1
+    for (int i = blockIdx.x; i < num_heads * num_pairs; i += gridDim.x) {
+        int first = i % num_pairs, last = num_tiles - 1 - first;
+#pragma unroll 1
+        for (int tile = last; tile >= first; tile -= max(last - first, 1)) { f(i / num_pairs, tile); }
+    }
+}
+
+// The products of 128 more keys, number i of the ring, and the values of those before, under the softmax of the former.
+template <bool masked, int groups, int stages, bool pingpong>
+__device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
+                                                   AttentionForwardRows& x, AttentionForwardSM90<groups, stages>& smem,
+                                                   const floatX* q, int i, int last_key, float scale_log2) {
+    int k = i % stages, v = (i - 1) % stages, warpgroup = threadIdx.x / 128; // 1 is the first that computes
+    mbarrier_wait(&smem.k_full[k], i / stages % 2);
+    if (pingpong) { named_barrier_sync(warpgroup, 256); }
+    wgmma_fence();
+    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    wgmma_commit();
+    mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, smem.v[v]);
+    wgmma_commit();
+    if (pingpong) { named_barrier_arrive(warpgroup % groups + 1, 256); }
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
+    bool grew = attention_forward_wgmma_softmax<masked>(s, x, last_key, scale_log2);
+    wgmma_hold(s);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+    if (grew) { attention_forward_wgmma_rescale(o, x); }
+    attention_forward_wgmma_pack(p, s);
+}
+
+// pingpong: the warpgroups that compute take turns at the tensor cores, so that they do not all wait for them at once.
+template <int groups, int stages, bool pingpong, bool persistent>
+__global__ void __launch_bounds__(128 * (groups + 1), 1)
+    attention_forward_sm90_kernel10(float* lse, const __grid_constant__ CUtensorMap qkv_map,
+                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
+                                    int group, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups, stages>>(attention_forward_shared);
+    constexpr int rows = 64 * groups;
+    int num_tiles = ceil_div(T, rows), warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int j = 0; j < 2; j++) {
+            mbarrier_init(&smem.q_full[j], 1);
+            mbarrier_init(&smem.q_empty[j], 4 * groups); // all warps that compute
+        }
+        for (int j = 0; j < stages; j++) {
+            mbarrier_init(&smem.k_full[j], 1);
+            mbarrier_init(&smem.v_full[j], 1);
+            mbarrier_init(&smem.k_empty[j], 4 * groups);
+            mbarrier_init(&smem.v_empty[j], 4 * groups);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    // Both sides count the same: n tiles of queries, i steps over 128 keys. The latter are in the rings as
+    // k0 k1 v0 k2 v1 ..., in the order in which they are released, so that a full ring never holds up what it waits for.
+    int n = 0, i = 0;
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<groups == 2 ? 24 : 32>();
+        if (threadIdx.x != 0) { return; }
+        attention_forward_each_tile<persistent>(num_heads, num_tiles, group, [&](int head, int tile) {
+            int b = head / NH, h = head % NH, q0 = tile * rows;
+            int num_steps = ceil_div(min(q0 + rows, T), 128);
+            mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+            mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+            for (int j = 0; j < groups; j++) {
+                tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b,
+                            &smem.q_full[n % 2]);
+            }
+            for (int step = 0; step <= num_steps; step++, i++) {
+                if (step < num_steps) {
+                    int k = i % stages;
+                    mbarrier_wait(&smem.k_empty[k], (i / stages + 1) % 2);
+                    attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
+                }
+                if (step > 0) {
+                    int v = (i - 1) % stages;
+                    mbarrier_wait(&smem.v_empty[v], ((i - 1) / stages + 1) % 2);
+                    attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
+                }
+            }
+            n++, i--; // the last round had no keys
+        });
+        return;
+    }
+    warpgroup_more_registers<groups == 2 ? 240 : 160>();
+    int warp_row = (warpgroup - 1) * 64 + threadIdx.x / 32 % 4 * 16;
+    floatX* out_tile = smem.out + warp_row * ATTENTION_FORWARD_ROW;
+    if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // the first may begin
+    attention_forward_each_tile<persistent>(num_heads, num_tiles, group, [&](int head, int tile) {
+        int q0 = tile * rows, num_steps = ceil_div(min(q0 + rows, T), 128), num_unmasked = q0 / 128;
+        const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
+        float s[64], o[32];
+        uint32_t p[32];
+        AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+#pragma unroll
+        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        // where a warpgroup has no keys in the first 128: P is 0, for the maximum, not -INFINITY, is finite
+        int last_key = q0 + warp_row + lane / 4 - lane % 4 * 2 - (num_steps - 1) * 128;
+        mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
+        mbarrier_wait(&smem.k_full[i % stages], i / stages % 2);
+        wgmma_fence();
+        attention_forward_wgmma_scores(s, q, smem.k[i % stages]);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_hold(s);
+        if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
+        attention_forward_wgmma_softmax<true>(s, x, last_key, scale_log2);
+        attention_forward_wgmma_pack(p, s);
+        i++;
+        int key_tile = num_steps - 2;
+        if (groups != 2) { // 192 queries meet the diagonal in more than 128 keys
+#pragma unroll 1
+            for (; key_tile >= num_unmasked; key_tile--, i++) {
+                last_key += 128;
+                attention_forward_sm90_step<true, groups, stages, pingpong>(s, p, o, x, smem, q, i, last_key,
+                                                                            scale_log2);
+            }
+        }
+#pragma unroll 1
+        for (; key_tile >= 0; key_tile--, i++) {
+            attention_forward_sm90_step<false, groups, stages, pingpong>(s, p, o, x, smem, q, i, 0, scale_log2);
+        }
+        if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
+        int v = (i - 1) % stages;
+        mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
+        wgmma_hold(o);
+        wgmma_hold(p);
+        wgmma_fence();
+        attention_forward_wgmma_values(o, p, smem.v[v]);
+        wgmma_commit();
+        if (lane == 0) { tma_store_wait<0>(); } // the tile before has left out_tile
+        __syncwarp();
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+        attention_forward_wgmma_store(out_map, lse ? lse + (size_t)head * T : nullptr, out_tile, o, x, q0 + warp_row, T,
+                                      head % NH, head / NH);
+        n++;
+    });
+    if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+template <int groups, int stages, bool pingpong, bool persistent>
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    auto kernel = attention_forward_sm90_kernel10<groups, stages, pingpong, persistent>;
+    require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    const int bytes = sizeof(AttentionForwardSM90<groups, stages>) + 1024, num_tiles = ceil_div(T, 64 * groups);
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int num_blocks = persistent ? min(B * NH * ceil_div(num_tiles, 2), num_multiprocessors()) : B * NH * num_tiles;
+    kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(
+        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+    cudaCheck(cudaGetLastError());
+}
+
+void attention_forward10(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_sm90<2, 2, false, false>(out, lse, qkv, B, T, NH, stream);
+}
+
+// ---- kernel 11: the warpgroups take turns: the products of one under the softmax of the other ----
+
+void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_sm90<2, 2, true, false>(out, lse, qkv, B, T, NH, stream);
+}
+
+// ---- kernel 12: a persistent block an SM takes pairs of tiles of equal work; the next tile loads under this one ----
+
+void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_sm90<2, 2, true, true>(out, lse, qkv, B, T, NH, stream);
+}
 #endif
 
 // Queries, keys and values (B,T,NH,HS): normal. Under `large` scores of the size of 10^4, and in every other head rows
@@ -748,6 +1194,19 @@ static void declare(Bench& b) {
     }
     b.kernel(8, "steps of 32 keys, 3 blocks an SM", [=](int) { attention_forward(out, lse, qkv, B, T, C, NH, stream); },
              {0});
+    if (HS == LADDER_HS) {
+        b.kernel(
+            9, "wgmma and TMA, two blocks an SM", [=](int) { attention_forward9(out, lse, qkv, B, T, NH, stream); },
+            {0}, -90);
+        b.kernel(
+            10, "one warpgroup loads, two overlap products and softmax",
+            [=](int) { attention_forward10(out, lse, qkv, B, T, NH, stream); }, {0}, -90);
+        b.kernel(
+            11, "the two take turns", [=](int) { attention_forward11(out, lse, qkv, B, T, NH, stream); }, {0}, -90);
+        b.kernel(
+            12, "persistent, pairs of tiles of equal work",
+            [=](int) { attention_forward12(out, lse, qkv, B, T, NH, stream); }, {0}, -90);
+    }
     b.promoted(8);
 #else
     b.promoted(3);

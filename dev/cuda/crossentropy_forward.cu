@@ -19,11 +19,12 @@ __global__ void crossentropy_forward_kernel1(float* losses, const floatX* logits
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) { return; }
     const floatX* x = logits + (size_t)n * Vp;
-    float max = -INFINITY, sum = 0.0f;
+    float max = -INFINITY;
+    double sum = 0.0; // float loses digits where one thread adds a whole vocabulary
     for (int c = 0; c < V; c++) { max = fmaxf(max, (float)x[c]); }
     for (int c = 0; c < V; c++) { sum += __expf((float)x[c] - max); }
     // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
-    losses[n] = log1pf(sum - 1.0f) + (max - (float)x[targets[n]]);
+    losses[n] = log1pf((float)(sum - 1.0)) + (max - (float)x[targets[n]]);
 }
 
 void crossentropy_forward1(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp,

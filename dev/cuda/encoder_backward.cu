@@ -144,6 +144,7 @@ void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dou
 constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits a pass
 constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 for each digit
 constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // every block reads the counts of all
+constexpr int ENCODER_MAX_BLOCK = 512;      // threads; rows in flight take registers
 constexpr int ENCODER_TILE = 32;            // sorted indices, one for each lane
 constexpr int ENCODER_COLUMNS = 768;        // for which there is room for partial sums; more columns are more launches
 constexpr int ENCODER_WARP_COLUMNS = 128;   // a warp's: four a lane, so that rows of dwte are read and written whole
@@ -273,8 +274,9 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
 }
 
 // Sums the runs of a tile, for ENCODER_WARP_COLUMNS columns from c0 on.
-__global__ void encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
-                                              const int* tokens, int N, int C, int c0, int num_slices) {
+__global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
+    encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
+                                  const int* tokens, int N, int C, int c0, int num_slices) {
     int lane = threadIdx.x % 32;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     int tile = warp / num_slices, slice = warp % num_slices, first = tile * ENCODER_TILE;
@@ -369,7 +371,8 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
-__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
+    encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
     constexpr int U = 8; // rows in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
@@ -397,6 +400,7 @@ __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* do
 }
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size) {
+    require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
     encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
@@ -472,20 +476,23 @@ static void declare(Bench& b) {
     });
     b.cost((double)N * (C * sizeof(floatX) + sizeof(int)) + (double)(num_tokens + T) * C * 2 * sizeof(float), 0);
     cudaStream_t s = b.stream;
+    std::vector<int> sizes = {64, 128, 256, 512};
     b.kernel(1, "one thread per element, atomics",
              [=](int bs) { encoder_backward1(dwte, dwpe, dout, inp, B, T, C, s, bs); });
     b.kernel(2, "dwpe in registers, dwte by 128-bit atomics",
              [=](int bs) { encoder_backward2(dwte, dwpe, dout, inp, B, T, C, s, bs); });
-    b.kernel(3, "blocks own tokens and scan the ids",
-             [=](int bs) { encoder_backward3(dwte, dwpe, dout, inp, B, T, C, s, bs); });
-    b.kernel(4, "radix sort, one warp per run",
-             [=](int bs) { encoder_backward4(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); });
+    b.kernel(
+        3, "blocks own tokens and scan the ids",
+        [=](int bs) { encoder_backward3(dwte, dwpe, dout, inp, B, T, C, s, bs); }, sizes);
+    b.kernel(
+        4, "radix sort, one warp per run",
+        [=](int bs) { encoder_backward4(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); }, sizes);
     b.kernel(5, "equal tiles of the sorted list, runs joined",
              [=](int bs) {
                  bs ? encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs)
                     : encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s);
              },
-             {0, 64, 128, 256, 512, 1024});
+             {0, 64, 128, 256, 512});
     b.promoted(5);
 }
 

@@ -9,7 +9,7 @@
 
    nvcc -O3 --use_fast_math fused_residual_layernorm.cu -o fused_residual_layernorm
    (or: make fused_residual_layernorm)
-   ./fused_residual_layernorm 4      check kernel 4 against the CPU and sweep its block sizes
+   ./fused_residual_layernorm 3      check kernel 3 against the CPU and sweep its block sizes
    ./fused_residual_layernorm        every kernel, side by side                                         */
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
@@ -88,6 +88,7 @@ void fused_residual_layernorm_forward2(floatX* residual, floatX* normed, float* 
 
 // ---- kernel 3: 128-bit loads, one block per row, whose sum waits in shared memory ---------------------
 
+// ==== promoted: fused_residual_layernorm ====
 __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
@@ -122,19 +123,22 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
-void fused_residual_layernorm_forward3(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                       cudaStream_t stream, int block_size) {
-    require(C % x128::size == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
+// residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
+// | inp1, inp2 (N,C), weight, bias (C)
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream, int block_size = 128) {
+    require(N >= 1 && C >= 8 && C % 8 == 0);
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // what a block has without asking
+    require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
     cudaCheck(cudaGetLastError());
 }
+// ==== end promoted: fused_residual_layernorm ====
 
 // ---- kernel 4: the sum is kept in registers, by a warp or a few; the many warps of an SM hide latency -----
 
-// ==== promoted: fused_residual_layernorm ====
 // A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
 constexpr int fused_residual_layernorm_max_vecs = 3;
 
@@ -204,11 +208,9 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (first == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-// residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
-// | inp1, inp2 (N,C), weight, bias (C)
-void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream, int block_size = 256) {
+void fused_residual_layernorm_forward4(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * fused_residual_layernorm_max_vecs * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
@@ -222,7 +224,6 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
                                                                N, C, row_warps);
     cudaCheck(cudaGetLastError());
 }
-// ==== end promoted: fused_residual_layernorm ====
 
 // Kernels 5 to 7 are persistent: as many blocks as fit the device at once, each for many rows. `kernels` are for 1, 2
 // and 3 vectors a thread; `stages` of 16 bytes for each vector are their shared memory.
@@ -339,6 +340,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         x128 near1 = load128(inp1 + (size_t)row * C), near2 = load128(inp2 + (size_t)row * C);
         float near = 0.0f;
         for (int k = 0; k < x128::size; k++) { near += ((float)near1[k] + (float)near2[k]) / x128::size; }
+        near = (float)(floatX)near; // as short as x: x - near is exact, and has no bias that all elements share
         x128 x[num_vecs] = {}, add[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -517,9 +519,16 @@ static void declare(Bench& b) {
             {64, 128, 256, 512, 1024});
     variant(2, "one warp per row, the sum read back from the cache", fused_residual_layernorm_forward2,
             {64, 128, 256, 512, 1024});
-    variant(3, "128-bit, one block per row, the sum in shared memory", fused_residual_layernorm_forward3,
-            {64, 128, 256, 512, 1024});
-    variant(4, "the sum in registers, by a warp or a few", fused_residual_layernorm_forward, {64, 128, 256, 512});
+    b.kernel(3, "128-bit, one block per row, the sum in shared memory",
+             [=](int bs) {
+                 bs ? fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
+                                                       stream, bs)
+                    : fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
+                                                       stream);
+             },
+             {0, 64, 128, 256, 512, 1024});
+    b.promoted(3);
+    variant(4, "the sum in registers, by a warp or a few", fused_residual_layernorm_forward4, {64, 128, 256, 512});
     variant(5, "persistent, weight and bias in registers too", fused_residual_layernorm_forward5, {64, 128, 256, 512});
     variant(6, "persistent, one round of shuffles", fused_residual_layernorm_forward6, {64, 128, 256, 512});
     variant(7, "persistent, rows loaded ahead into shared memory", fused_residual_layernorm_forward7,

@@ -13,25 +13,27 @@
 
 // ---- kernel 1: one thread per element, an atomic add for each warp ----------------------------------
 
-__global__ void global_norm_kernel1(float* sum, const float* grads, size_t n) {
+// in double: millions of additions to one float would lose digits, the more the larger it grows
+__global__ void global_norm_kernel1(double* sum, const float* grads, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     float square = i < n ? grads[i] * grads[i] : 0.0f;
     square = warp_sum(square);
-    if (threadIdx.x % 32 == 0) { atomicAdd(sum, square); }
+    if (threadIdx.x % 32 == 0) { atomicAdd(sum, (double)square); }
 }
 
-__global__ void global_norm_sqrt_kernel1(float* norm, const float* sum) { *norm = sqrtf(*sum); }
+__global__ void global_norm_sqrt_kernel1(float* norm, const double* sum) { *norm = (float)sqrt(*sum); }
 
 void global_norm1(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
-    cudaCheck(cudaMemsetAsync(scratch, 0, sizeof(float), stream));
-    global_norm_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(scratch, grads, n);
-    global_norm_sqrt_kernel1<<<1, 1, 0, stream>>>(norm, scratch);
+    double* sum = (double*)scratch;
+    cudaCheck(cudaMemsetAsync(sum, 0, sizeof(double), stream));
+    global_norm_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(sum, grads, n);
+    global_norm_sqrt_kernel1<<<1, 1, 0, stream>>>(norm, sum);
     cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 2: as many blocks as fit the device stride over the elements, an atomic add for each block ----
 
-__global__ void __launch_bounds__(1024) global_norm_kernel2(float* sum, const float* grads, size_t n) {
+__global__ void __launch_bounds__(1024) global_norm_kernel2(double* sum, const float* grads, size_t n) {
     __shared__ float shared[32];
     float squares = 0.0f;
     size_t stride = (size_t)gridDim.x * blockDim.x;
@@ -39,14 +41,15 @@ __global__ void __launch_bounds__(1024) global_norm_kernel2(float* sum, const fl
         squares += grads[i] * grads[i];
     }
     squares = block_sum(squares, shared);
-    if (threadIdx.x == 0) { atomicAdd(sum, squares); }
+    if (threadIdx.x == 0) { atomicAdd(sum, (double)squares); }
 }
 
 void global_norm2(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     int blocks = device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) / block_size * num_multiprocessors();
-    cudaCheck(cudaMemsetAsync(scratch, 0, sizeof(float), stream));
-    global_norm_kernel2<<<blocks, block_size, 0, stream>>>(scratch, grads, n);
-    global_norm_sqrt_kernel1<<<1, 1, 0, stream>>>(norm, scratch);
+    double* sum = (double*)scratch;
+    cudaCheck(cudaMemsetAsync(sum, 0, sizeof(double), stream));
+    global_norm_kernel2<<<blocks, block_size, 0, stream>>>(sum, grads, n);
+    global_norm_sqrt_kernel1<<<1, 1, 0, stream>>>(norm, sum);
     cudaCheck(cudaGetLastError());
 }
 
@@ -184,8 +187,8 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     std::vector<int> sizes = {128, 256, 512, 1024};
     b.kernel(
-        1, "one thread per element, atomics", [=](int bs) { global_norm1(norm, scratch, grads, n, stream, bs); },
-        sizes);
+        1, "one thread per element, atomics in double",
+        [=](int bs) { global_norm1(norm, scratch, grads, n, stream, bs); }, sizes);
     b.kernel(
         2, "strided blocks, an atomic each", [=](int bs) { global_norm2(norm, scratch, grads, n, stream, bs); }, sizes);
     b.kernel(

@@ -7,7 +7,7 @@
    Source: Ba et al. 2016, arXiv:1607.06450; kernel 4: Chan, Golub and LeVeque 1983, on merging variances.
 
    nvcc -O3 --use_fast_math layernorm_forward.cu -o layernorm_forward      (or: make layernorm_forward)
-   ./layernorm_forward 4      check kernel 4 against the CPU and sweep its block sizes
+   ./layernorm_forward 6      check kernel 6 against the CPU and sweep its block sizes
    ./layernorm_forward        every kernel, side by side                                         */
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
@@ -256,7 +256,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 256) {
+                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 64) {
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
@@ -496,6 +496,124 @@ void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp
                                  block_size);
 }
 
+// ---- kernels 10 and 11: rows wait in shared memory, for half the registers: more warps; 11: two rows at once ------
+
+// layernorm_forward_row_sum for R sums at once: one barrier, and the shuffles do not wait for each other
+template <int R> __device__ inline void layernorm_forward_row_sums(float x[R], float partial[R][16], int row_warps) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+        for (int i = 0; i < R; i++) { x[i] += __shfl_xor_sync(0xFFFFFFFFu, x[i], offset); }
+    }
+    if (row_warps == 1) { return; }
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        if (threadIdx.x % 32 == 0) { partial[i][threadIdx.x / 32] = x[i]; }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        x[i] = 0.0f;
+        for (int w = 0; w < row_warps; w++) { x[i] += partial[i][w]; }
+    }
+}
+
+// A row in registers becomes floats there: 57 registers, 32 warps an SM. Here a lane reads its vectors back three times:
+// 32 registers, 64 warps; two rows at once 48, 40 warps with twice as much in flight, and one read of weight and bias for
+// both. Kernels 7 to 9 save those reads too, but their blocks have fixed shares of the rows, and the SMs do not get equal
+// shares of the bandwidth: all wait for the last. Short-lived blocks go where there is room.
+template <int R, int num_vecs> __global__ void __launch_bounds__(256, R == 1 ? 8 : 5)
+    layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                               const floatX* bias, int N, int C, int row_warps) {
+    __shared__ float partial[2][R][16];
+    extern __shared__ int4 layernorm_forward_rows[]; // (R, num_vecs, blockDim.x)
+    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
+    int row = (blockIdx.x * (blockDim.x / width) + threadIdx.x / width) * R;
+    if (row >= N) { return; }
+    bool last_valid = first + (num_vecs - 1) * stride < C, second_valid = row + R - 1 < N;
+    float inv_C = 1.0f / C, m[R], r[R];
+    int4* own = layernorm_forward_rows + threadIdx.x; // vector j of row i: own[(i * num_vecs + j) * blockDim.x]
+
+    const floatX* from = inp + (size_t)row * C + first;
+    int4 bits[R][num_vecs] = {};
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if ((j < num_vecs - 1 || last_valid) && (i == 0 || second_valid)) {
+                bits[i][j] = vec128_bits(load128cs(from + i * C + j * stride));
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        m[i] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            own[(i * num_vecs + j) * blockDim.x] = bits[i][j];
+            x128 x = vec128_from_bits<floatX>(bits[i][j]);
+            for (int k = 0; k < x128::size; k++) { m[i] += (float)x[k]; }
+        }
+    }
+    layernorm_forward_row_sums<R>(m, partial[0], row_warps);
+    __syncwarp(); // else the compiler would know what it reads, and keep it in registers
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        m[i] *= inv_C, r[i] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (j == num_vecs - 1 && !last_valid) { continue; }
+            x128 x = vec128_from_bits<floatX>(own[(i * num_vecs + j) * blockDim.x]);
+            for (int k = 0; k < x128::size; k++) {
+                float centred = (float)x[k] - m[i];
+                r[i] += centred * centred;
+            }
+        }
+    }
+    layernorm_forward_row_sums<R>(r, partial[1], row_warps);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < R; i++) { r[i] = rsqrtf(r[i] * inv_C + 1e-5f); }
+    floatX* to = out + (size_t)row * C + first;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (j == num_vecs - 1 && !last_valid) { continue; }
+        x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            x128 x = vec128_from_bits<floatX>(own[(i * num_vecs + j) * blockDim.x]);
+            for (int k = 0; k < x128::size; k++) {
+                y[k] = (floatX)(((float)x[k] - m[i]) * r[i] * (float)w[k] + (float)b[k]);
+            }
+            if (i == 0 || second_valid) { store128(to + i * C + j * stride, y); }
+        }
+    }
+    if (first != 0) { return; }
+    mean[row] = m[0], rstd[row] = r[0];
+    if (R == 2 && second_valid) { mean[row + 1] = m[R - 1], rstd[row + 1] = r[R - 1]; }
+}
+
+template <int R> void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                          const floatX* weight, const floatX* bias, int N, int C, cudaStream_t stream,
+                                          int block_size) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    if (row_warps > 8) { // more threads than there are registers for
+        layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
+        return;
+    }
+    if (row_warps > 1) { block_size = 32 * row_warps; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && block_size <= 256);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = R * (block_size / (32 * row_warps));
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel10<R, 1>
+                  : num_vecs == 2 ? layernorm_forward_kernel10<R, 2>
+                                  : layernorm_forward_kernel10<R, 3>;
+    size_t shared_bytes = (size_t)R * num_vecs * block_size * sizeof(x128);
+    kernel<<<ceil_div(N, block_rows), block_size, shared_bytes, stream>>>(out, mean, rstd, inp, weight, bias, N, C,
+                                                                          row_warps);
+    cudaCheck(cudaGetLastError());
+}
+
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C;
@@ -519,10 +637,18 @@ static void declare(Bench& b) {
     variant(3, "one warp per row, sums by shuffles", layernorm_forward3, {64, 128, 256, 512, 1024});
     variant(4, "128-bit loads, statistics in one pass", layernorm_forward4, {64, 128, 256, 512, 1024});
     variant(5, "one block per row, which waits in shared memory", layernorm_forward5, {64, 128, 256, 512, 1024});
-    variant(6, "row in registers, by a warp or a few, 128-bit", layernorm_forward, {64, 128, 256, 512});
+    b.kernel(6, "row in registers, by a warp or a few, 128-bit",
+             [=](int bs) {
+                 bs ? layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, bs)
+                    : layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
+             },
+             {0, 64, 128, 256, 512});
+    b.promoted(6);
     variant(7, "persistent, weight and bias in registers too", layernorm_forward7, {64, 128, 256, 512});
     variant(8, "persistent, the next row loaded ahead into registers", layernorm_forward8, {64, 128, 256, 512});
     variant(9, "persistent, rows loaded ahead into shared memory", layernorm_forward9, {64, 128, 256, 512});
+    variant(10, "row in shared memory, by a warp or a few: more warps", layernorm_forward10<1>, {64, 128, 256});
+    variant(11, "two rows at once, weight and bias read for both", layernorm_forward10<2>, {64, 128, 256});
 }
 
 int main(int argc, char** argv) {

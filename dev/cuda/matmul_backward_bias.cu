@@ -7,7 +7,7 @@
    Source: Harris 2007, "Optimizing parallel reduction in CUDA"; kernel 9: Dakkak et al. 2019, arXiv:1811.09736.
 
    nvcc -O3 --use_fast_math matmul_backward_bias.cu -o matmul_backward_bias      (or: make matmul_backward_bias)
-   ./matmul_backward_bias 6      check kernel 6 against the CPU and sweep its block sizes
+   ./matmul_backward_bias 7      check kernel 7 against the CPU and sweep its block sizes
    ./matmul_backward_bias        every kernel, side by side                                         */
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
@@ -138,13 +138,13 @@ void matmul_backward_bias5(float* dbias, float* scratch, const floatX* dout, int
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: four rows in flight in each warp, and 32 warps to join the partial sums --------------
+// ---- kernels 6 and 7: four rows in flight in each warp, 32 warps to join the sums; 7: in one wave of blocks -------
 
 // ==== promoted: matmul_backward_bias ====
 constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block; 512 contiguous bytes of a row for a warp
 
 // Sums of `rows` rows: partial[blockIdx.y, c]
-__global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout, int N, int OC, int rows) {
+__device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, U = 4; // rows in flight
     extern __shared__ float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
@@ -180,6 +180,10 @@ __global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout,
     }
 }
 
+__global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout, int N, int OC, int rows) {
+    matmul_backward_bias_sums(partial, dout, N, OC, rows);
+}
+
 // dbias += the `num` rows of partial; a block of 32 warps has 32 columns
 __global__ void matmul_backward_bias_join_kernel6(float* dbias, const float* partial, int num, int OC) {
     __shared__ float sums[32][32];
@@ -196,7 +200,7 @@ __global__ void matmul_backward_bias_join_kernel6(float* dbias, const float* par
     dbias[c] += sum;
 }
 
-// Rows of a block, so that there are about 2048 blocks: two waves or three, whose ends do not fall together.
+// Rows of a block, so that there are at most 2048 blocks: they fill any chip, and their sums are 2 MB.
 static int matmul_backward_bias_rows(int N, int OC) {
     int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
     return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: four rows in flight of 16 warps
@@ -208,31 +212,30 @@ size_t matmul_backward_bias_scratch(int N, int OC) {
 }
 
 // dbias (OC) += | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+// One wave: as many blocks as run at once, with equal shares of the rows, so that there is little to join.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
-                          int block_size = 256) {
-    require(OC % x128::size == 0);
-    int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
+                          int block_size = 512) {
+    require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
-    dim3 grid(ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS), num);
-    matmul_backward_bias_kernel6<<<grid, block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel6, block_size, shared));
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of scratch
+    int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
+    int num = ceil_div(N, rows);
+    matmul_backward_bias_kernel6<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
     matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: matmul_backward_bias ====
 
-// ---- kernel 7: kernel 6 in one wave: as many blocks as fit the chip at once, equal shares ------------
-
-void matmul_backward_bias7(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
+void matmul_backward_bias6(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                            int block_size) {
     require(OC % x128::size == 0);
+    int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
-    int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel6, block_size, shared));
-    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of scratch
-    int rows = ceil_div(N, std::min(room, std::max(1, num_multiprocessors() * per_sm / tiles)));
-    int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel6<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    dim3 grid(ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS), num);
+    matmul_backward_bias_kernel6<<<grid, block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
     matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
     cudaCheck(cudaGetLastError());
@@ -352,6 +355,56 @@ void matmul_backward_bias9(float* dbias, float* scratch, const floatX* dout, int
 }
 #endif
 
+// ---- kernel 10: kernel 7 whose join is launched early: its blocks wait on the SMs for the sums --------------------
+
+__global__ void matmul_backward_bias_kernel10(float* partial, const floatX* dout, int N, int OC, int rows) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n"); // the join's blocks come as soon as there is room for them
+#endif
+    matmul_backward_bias_sums(partial, dout, N, OC, rows);
+}
+
+// The same sums in the same order as matmul_backward_bias_join_kernel6.
+__global__ void matmul_backward_bias_join_kernel10(float* dbias, const float* partial, int num, int OC) {
+    __shared__ float sums[32][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory"); // the kernel before it has ended, what it wrote can be read
+#endif
+    float sum = 0;
+    if (c < OC) {
+#pragma unroll 4
+        for (int i = warp; i < num; i += 32) { sum += partial[(size_t)i * OC + c]; }
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= OC) { return; }
+    for (int w = 1; w < 32; w++) { sum += sums[w][lane]; }
+    dbias[c] += sum;
+}
+
+void matmul_backward_bias10(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
+                            int block_size) {
+    require(OC % x128::size == 0);
+    size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
+    int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
+    cudaCheck(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel10, block_size, shared));
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC));
+    int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
+    int num = ceil_div(N, rows);
+    matmul_backward_bias_kernel10<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    cudaCheck(cudaGetLastError());
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(ceil_div(OC, 32)), config.blockDim = dim3(1024), config.stream = stream;
+    config.attrs = &early, config.numAttrs = 1;
+    const float* partial = scratch;
+    cudaCheck(cudaLaunchKernelEx(&config, matmul_backward_bias_join_kernel10, dbias, partial, num, OC));
+}
+
 static void declare(Bench& b) {
     int N = b.B * b.T, OC = 4 * b.C;
     Buffer<floatX> dout = b.input<floatX>("dout", (size_t)N * OC);
@@ -371,12 +424,13 @@ static void declare(Bench& b) {
     b.kernel(4, "128-bit loads, float atomics", [=](int bs) { matmul_backward_bias4(dbias, dout, N, OC, s, bs); });
     b.kernel(5, "partial sums in scratch", [=](int bs) { matmul_backward_bias5(dbias, scratch, dout, N, OC, s, bs); });
     b.kernel(6, "four rows in flight, wide join",
+             [=](int bs) { matmul_backward_bias6(dbias, scratch, dout, N, OC, s, bs); });
+    b.kernel(7, "one wave of blocks",
              [=](int bs) {
                  bs ? matmul_backward_bias(dbias, scratch, dout, N, OC, s, bs)
                     : matmul_backward_bias(dbias, scratch, dout, N, OC, s);
              },
              {0, 64, 128, 256, 512, 1024});
-    b.kernel(7, "one wave of blocks", [=](int bs) { matmul_backward_bias7(dbias, scratch, dout, N, OC, s, bs); });
     b.kernel(8, "the last block joins",
              [=](int bs) { matmul_backward_bias8(dbias, scratch, finished, dout, N, OC, s, bs); });
 #if !defined(ENABLE_FP32)
@@ -384,7 +438,10 @@ static void declare(Bench& b) {
         9, "tensor cores", [=](int bs) { matmul_backward_bias9(dbias, scratch, dout, N, OC, s, bs); },
         {64, 128, 256, 512, 1024}, 80);
 #endif
-    b.promoted(6);
+    b.kernel(
+        10, "one wave, the join launched early",
+        [=](int bs) { matmul_backward_bias10(dbias, scratch, dout, N, OC, s, bs); }, {128, 256, 512, 1024}, 90);
+    b.promoted(7);
 }
 
 int main(int argc, char** argv) {

@@ -542,3 +542,54 @@ inline void attention_backward_cpu(float* dqkv, const float* dout, const float* 
         }
     });
 }
+
+// ---- permute: heads side by side in a token, and each head's tokens in a row ---------------------
+
+// q, k, v (B,NH,T,HS) from packed (B,T,3,NH,HS)
+inline void permute_cpu(float* q, float* k, float* v, const float* packed, int B, int T, int NH, int HS) {
+    parallel_for((size_t)B * T, [=](size_t token) {
+        size_t b = token / T, t = token % T;
+        for (size_t slot = 0; slot < 3 * (size_t)NH; slot++) {
+            float* part = slot / NH == 0 ? q : slot / NH == 1 ? k : v;
+            memcpy(part + ((b * NH + slot % NH) * T + t) * HS, packed + (token * 3 * NH + slot) * HS,
+                   HS * sizeof(float));
+        }
+    });
+}
+
+// packed (B,T,3,NH,HS) from q, k, v (B,NH,T,HS)
+inline void unpermute_cpu(float* packed, const float* q, const float* k, const float* v, int B, int T, int NH, int HS) {
+    parallel_for((size_t)B * T, [=](size_t token) {
+        size_t b = token / T, t = token % T;
+        for (size_t slot = 0; slot < 3 * (size_t)NH; slot++) {
+            const float* part = slot / NH == 0 ? q : slot / NH == 1 ? k : v;
+            memcpy(packed + (token * 3 * NH + slot) * HS, part + ((b * NH + slot % NH) * T + t) * HS,
+                   HS * sizeof(float));
+        }
+    });
+}
+
+// ---- scores of causal attention -------------------------------------------------------------------
+
+// att (B,NH,T,T): q.k / sqrt(HS) for keys up to the query, 0 for those after it; qkv (B,T,3,NH,HS), C = NH * HS
+inline void trimat_forward_cpu(float* att, const float* qkv, int B, int T, int C, int NH) {
+    size_t HS = C / NH;
+    double scale = 1.0 / sqrt((double)HS);
+    parallel_for((size_t)B * NH, [=](size_t head) {
+        size_t b = head / NH, h = head % NH;
+        const float* first = qkv + b * T * 3 * C + h * HS;
+        std::vector<double> keys(HS * T), sums(T); // keys as (HS,T): the inner loop runs over neighbours
+        for (size_t t = 0; t < (size_t)T; t++) {
+            for (size_t d = 0; d < HS; d++) { keys[d * T + t] = first[t * 3 * C + C + d]; }
+        }
+        for (size_t t = 0; t < (size_t)T; t++) {
+            std::fill(sums.begin(), sums.end(), 0.0);
+            for (size_t d = 0; d < HS; d++) {
+                double q = first[t * 3 * C + d] * scale;
+                const double* key = &keys[d * T];
+                for (size_t s = 0; s <= t; s++) { sums[s] += q * key[s]; }
+            }
+            for (size_t s = 0; s < (size_t)T; s++) { att[(head * T + t) * T + s] = (float)sums[s]; }
+        }
+    });
+}

@@ -89,7 +89,12 @@ static void declare(Bench& b) {
     b.cost(3.0 * n * sizeof(floatX), 0);
 
     b.kernel(1, "one thread per element", [=](int bs) { residual_forward1(out, inp1, inp2, n, stream, bs); });
-    b.kernel(2, "one 128-bit vector per thread", [=](int bs) { residual_forward(out, inp1, inp2, n, stream, bs); });
+    b.kernel(2, "one 128-bit vector per thread",
+             [=](int bs) {
+                 bs ? residual_forward(out, inp1, inp2, n, stream, bs) : residual_forward(out, inp1, inp2, n, stream);
+             },
+             {0, 64, 128, 256, 512, 1024});
+    b.promoted(2);
     b.kernel(3, "persistent, 4 vectors under way", [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); });
 }
 

@@ -20,10 +20,11 @@ __global__ void softmax_forward_kernel1(floatX* out, const floatX* inp, int N, i
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) { return; }
     const floatX* x = inp + (size_t)n * Vp;
-    float max = -INFINITY, sum = 0.0f;
+    float max = -INFINITY;
+    double sum = 0.0; // float loses digits where one thread adds a whole vocabulary
     for (int c = 0; c < V; c++) { max = fmaxf(max, (float)x[c]); }
     for (int c = 0; c < V; c++) { sum += __expf((float)x[c] - max); }
-    float inverse = 1.0f / sum;
+    float inverse = 1.0f / (float)sum;
     for (int c = 0; c < Vp; c++) {
         out[(size_t)n * Vp + c] = (floatX)(c < V ? __expf((float)x[c] - max) * inverse : 0.0f);
     }
@@ -40,11 +41,12 @@ __global__ void softmax_forward_kernel2(floatX* out, const floatX* inp, int N, i
     int n = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (n >= N) { return; }
     const floatX* x = inp + (size_t)n * Vp;
-    float max = -INFINITY, sum = 0.0f;
+    float max = -INFINITY;
+    double sum = 0.0; // a lane still adds thousands of terms
     for (int c = lane; c < V; c += 32) { max = fmaxf(max, (float)x[c]); }
     max = warp_max(max);
     for (int c = lane; c < V; c += 32) { sum += __expf((float)x[c] - max); }
-    float inverse = 1.0f / warp_sum(sum);
+    float inverse = 1.0f / warp_sum((float)sum);
     for (int c = lane; c < Vp; c += 32) {
         out[(size_t)n * Vp + c] = (floatX)(c < V ? __expf((float)x[c] - max) * inverse : 0.0f);
     }

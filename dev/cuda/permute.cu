@@ -1,0 +1,282 @@
+/* permute: qkv (B,T,3,NH,HS), as the matmul before attention leaves it, to q, k, v (B,NH,T,HS), or the way back
+
+   q, k, v (B,NH,T,HS) floatX out | packed (B,T,3,NH,HS) floatX in; with -V 2 the other way round; C = NH*HS
+   Bound: memory, 2*B*T*3*C*sizeof(floatX) bytes. Constraint: HS % x128::size == 0 from kernel 3 on.
+   Error: none, values are moved. The HS neighbours of a head stay neighbours: 64 of 16 bits are one line of 128 bytes, so
+   that no order of access wastes part of a line. What differs is how far apart the lines are that a block reads and
+   writes, and how much arithmetic and how many loads in flight there are for a byte.
+   Kernels that read packed tensors where they lie, as attention_forward does, need none of this.
+   Source: the layouts of Vaswani et al. 2017, arXiv:1706.03762, heads side by side and heads apart.
+
+   nvcc -O3 --use_fast_math permute.cu -o permute      (or: make permute)
+   ./permute 4           check kernel 4 against the CPU and sweep its block sizes
+   ./permute             every kernel, side by side
+   ./permute -V 2        the way back: q, k, v to packed                                     */
+#include "bench.h"
+
+// Both sides of the move. One of them is the input; the kernels' `back` says which.
+struct Permute {
+    floatX* packed;    // (B,T,3,NH,HS)
+    floatX *q, *k, *v; // (B,NH,T,HS)
+    int B, T, NH, HS;
+};
+
+// Of element d of a head in q, k or v; slot = part * NH + h, in the order in which they lie in a token of packed.
+__device__ inline floatX* permute_split_at(const Permute& p, int b, int t, int slot, int d) {
+    int part = slot / p.NH, h = slot % p.NH;
+    floatX* first = part == 0 ? p.q : part == 1 ? p.k : p.v;
+    return first + (((size_t)b * p.NH + h) * p.T + t) * p.HS + d;
+}
+__device__ inline floatX* permute_packed_at(const Permute& p, int b, int t, int column) {
+    return p.packed + ((size_t)b * p.T + t) * 3 * p.NH * p.HS + column;
+}
+
+// ---- kernel 1: one thread per element, its place by 64-bit divisions ----------------------
+
+template <bool back> __global__ void permute_kernel1(Permute p) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, T = p.T, NH = p.NH, HS = p.HS;
+    if (i >= p.B * T * 3 * NH * HS) { return; }
+    size_t d = i % HS, slot = i / HS % (3 * NH), t = i / (HS * 3 * NH) % T, b = i / (HS * 3 * NH * T);
+    floatX* split = permute_split_at(p, (int)b, (int)t, (int)slot, (int)d);
+    if (back) {
+        p.packed[i] = *split;
+    } else {
+        *split = p.packed[i];
+    }
+}
+
+template <bool back> void permute1(const Permute& p, cudaStream_t stream, int block_size) {
+    size_t num_blocks = ceil_div((size_t)p.B * p.T * 3 * p.NH * p.HS, (size_t)block_size);
+    require(num_blocks <= INT_MAX);
+    permute_kernel1<back><<<(unsigned)num_blocks, block_size, 0, stream>>>(p);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: a block for each token, so that the grid counts and divisions are 32-bit ones ----
+
+template <bool back> __global__ void permute_kernel2(Permute p) {
+    int b = blockIdx.x / p.T, t = blockIdx.x % p.T;
+    for (int column = threadIdx.x; column < 3 * p.NH * p.HS; column += blockDim.x) {
+        floatX* packed = permute_packed_at(p, b, t, column);
+        floatX* split = permute_split_at(p, b, t, column / p.HS, column % p.HS);
+        if (back) {
+            *packed = *split;
+        } else {
+            *split = *packed;
+        }
+    }
+}
+
+static unsigned permute_num_tokens(const Permute& p) {
+    require((size_t)p.B * p.T <= INT_MAX && (size_t)3 * p.NH * p.HS <= INT_MAX - 8192);
+    return (unsigned)p.B * p.T;
+}
+
+template <bool back> void permute2(const Permute& p, cudaStream_t stream, int block_size) {
+    permute_kernel2<back><<<permute_num_tokens(p), block_size, 0, stream>>>(p);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: 128-bit vectors --------------------------------------------------------------
+
+template <bool back> __global__ void permute_kernel3(Permute p) {
+    int b = blockIdx.x / p.T, t = blockIdx.x % p.T;
+    for (int column = threadIdx.x * x128::size; column < 3 * p.NH * p.HS; column += blockDim.x * x128::size) {
+        floatX* packed = permute_packed_at(p, b, t, column);
+        floatX* split = permute_split_at(p, b, t, column / p.HS, column % p.HS);
+        store128(back ? packed : split, load128(back ? split : packed));
+    }
+}
+
+template <bool back> void permute3(const Permute& p, cudaStream_t stream, int block_size) {
+    require(p.HS % x128::size == 0);
+    permute_kernel3<back><<<permute_num_tokens(p), block_size, 0, stream>>>(p);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: a thread finds its column once and walks down four tokens, four loads in flight ----
+
+const int permute_num_loads = 4;
+
+template <bool back> __global__ void permute_kernel4(Permute p, unsigned num_threads) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row_vectors = 3u * p.NH * p.HS / x128::size;
+    if (i >= num_threads) { return; }
+    unsigned group = i / row_vectors, groups = ceil_div(p.T, permute_num_loads); // of tokens; in a sequence
+    int column = (int)(i % row_vectors) * x128::size, b = group / groups, t0 = group % groups * permute_num_loads;
+    floatX* packed = permute_packed_at(p, b, t0, column);
+    floatX* split = permute_split_at(p, b, t0, column / p.HS, column % p.HS);
+    size_t packed_step = (size_t)3 * p.NH * p.HS, split_step = p.HS; // from token to token
+    x128 x[permute_num_loads];
+#pragma unroll
+    for (int j = 0; j < permute_num_loads; j++) {
+        if (t0 + j < p.T) { x[j] = load128cs(back ? split + j * split_step : packed + j * packed_step); }
+    }
+#pragma unroll
+    for (int j = 0; j < permute_num_loads; j++) {
+        if (t0 + j < p.T) { store128(back ? packed + j * packed_step : split + j * split_step, x[j]); }
+    }
+}
+
+template <bool back> void permute4(const Permute& p, cudaStream_t stream, int block_size) {
+    require(p.HS % x128::size == 0);
+    size_t num_threads = (size_t)p.B * ceil_div(p.T, permute_num_loads) * (3 * (size_t)p.NH * p.HS / x128::size);
+    require(num_threads <= INT_MAX);
+    unsigned num_blocks = (unsigned)ceil_div(num_threads, (size_t)block_size);
+    permute_kernel4<back><<<num_blocks, block_size, 0, stream>>>(p, (unsigned)num_threads);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: in the order of q, k, v: a block's part of them is one run, its lines of packed lie apart ----
+
+template <bool back> __global__ void permute_kernel5(Permute p, unsigned num_vectors) {
+    unsigned first = blockIdx.x * blockDim.x * permute_num_loads + threadIdx.x, head_vectors = p.HS / x128::size;
+    x128 x[permute_num_loads];
+    floatX* to[permute_num_loads];
+#pragma unroll
+    for (int j = 0; j < permute_num_loads; j++) {
+        unsigned i = first + j * blockDim.x;
+        if (i >= num_vectors) { continue; }
+        int d = (int)(i % head_vectors) * x128::size, t = i / head_vectors % p.T;
+        unsigned head = i / head_vectors / p.T; // of (3,B,NH)
+        int h = head % p.NH, b = head / p.NH % p.B, part = head / p.NH / p.B;
+        floatX* split = permute_split_at(p, b, t, part * p.NH + h, d);
+        floatX* packed = permute_packed_at(p, b, t, (part * p.NH + h) * p.HS + d);
+        x[j] = load128cs(back ? split : packed);
+        to[j] = back ? packed : split;
+    }
+#pragma unroll
+    for (int j = 0; j < permute_num_loads; j++) {
+        if (first + j * blockDim.x < num_vectors) { store128(to[j], x[j]); }
+    }
+}
+
+template <bool back> void permute5(const Permute& p, cudaStream_t stream, int block_size) {
+    require(p.HS % x128::size == 0);
+    size_t num_vectors = (size_t)p.B * p.T * 3 * p.NH * p.HS / x128::size;
+    require(num_vectors <= INT_MAX);
+    unsigned num_blocks = (unsigned)ceil_div(num_vectors, (size_t)block_size * permute_num_loads);
+    permute_kernel5<back><<<num_blocks, block_size, 0, stream>>>(p, (unsigned)num_vectors);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 6: a tile of tokens and heads through shared memory: long runs on both sides ----
+
+struct PermuteTile {
+    int rows, heads;          // tokens, slots
+    int head_vectors, width;  // vectors of a head, of a token's part of the tile
+    int num_vectors, in_time; // of the whole tile; how many tiles a sequence takes
+};
+
+template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile) {
+    extern __shared__ int4 permute_shared[]; // [rows][width]
+    int b = blockIdx.x / tile.in_time, t0 = blockIdx.x % tile.in_time * tile.rows, slot0 = blockIdx.y * tile.heads;
+    int num_slots = min(tile.heads, 3 * p.NH - slot0), num_rows = min(tile.rows, p.T - t0);
+    // copies in the order of packed, then in that of q, k, v, or the other way round
+    auto packed_side = [&] {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < tile.num_vectors; i += blockDim.x) {
+            int row = i / tile.width, column = i % tile.width;
+            if (row >= num_rows || column >= num_slots * tile.head_vectors) { continue; }
+            floatX* packed = permute_packed_at(p, b, t0 + row, slot0 * p.HS + column * x128::size);
+            if (back) {
+                store128(packed, vec128_from_bits<floatX>(permute_shared[i]));
+            } else {
+                permute_shared[i] = vec128_bits(load128cs(packed));
+            }
+        }
+    };
+    auto split_side = [&] {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < tile.num_vectors; i += blockDim.x) {
+            int d = i % tile.head_vectors, row = i / tile.head_vectors % tile.rows;
+            int slot = i / tile.head_vectors / tile.rows;
+            if (row >= num_rows || slot >= num_slots) { continue; }
+            floatX* split = permute_split_at(p, b, t0 + row, slot0 + slot, d * x128::size);
+            int4* shared = permute_shared + row * tile.width + slot * tile.head_vectors + d;
+            if (back) {
+                *shared = vec128_bits(load128cs(split));
+            } else {
+                store128(split, vec128_from_bits<floatX>(*shared));
+            }
+        }
+    };
+    if (back) {
+        split_side();
+        __syncthreads();
+        packed_side();
+    } else {
+        packed_side();
+        __syncthreads();
+        split_side();
+    }
+}
+
+template <bool back> void permute6(const Permute& p, cudaStream_t stream, int block_size) {
+    require(p.HS % x128::size == 0);
+    int head_bytes = p.HS * (int)sizeof(floatX);
+    const int max_bytes = 32 << 10, run_bytes = 512; // 7 blocks an SM; what a warp reads at once
+    require(head_bytes <= max_bytes);
+    PermuteTile tile;
+    tile.heads = head_bytes < run_bytes ? run_bytes / head_bytes : 1;
+    if (tile.heads > 3 * p.NH) { tile.heads = 3 * p.NH; }
+    tile.rows = max_bytes / (tile.heads * head_bytes);
+    if (tile.rows > 64) { tile.rows = 64; }
+    tile.head_vectors = p.HS / x128::size;
+    tile.width = tile.heads * tile.head_vectors;
+    tile.num_vectors = tile.rows * tile.width;
+    tile.in_time = ceil_div(p.T, tile.rows);
+    size_t num_blocks = (size_t)p.B * tile.in_time;
+    dim3 grid((unsigned)num_blocks, ceil_div(3 * p.NH, tile.heads));
+    require(num_blocks <= INT_MAX && grid.y <= 65535);
+    permute_kernel6<back><<<grid, block_size, tile.num_vectors * 16, stream>>>(p, tile);
+    cudaCheck(cudaGetLastError());
+}
+
+template <bool back> static void declare_kernels(Bench& b, const Permute& p) {
+    cudaStream_t stream = b.stream;
+    b.kernel(1, "one thread per element", [=](int bs) { permute1<back>(p, stream, bs); });
+    b.kernel(2, "a block for each token", [=](int bs) { permute2<back>(p, stream, bs); });
+    if (p.HS % x128::size != 0) { return; }
+    b.kernel(3, "128-bit vectors", [=](int bs) { permute3<back>(p, stream, bs); }, {64, 96, 128, 256, 288, 512});
+    b.kernel(4, "column found once, four tokens a thread", [=](int bs) { permute4<back>(p, stream, bs); });
+    b.kernel(5, "in the order of q, k, v", [=](int bs) { permute5<back>(p, stream, bs); });
+    b.kernel(6, "through shared memory, long runs on both sides", [=](int bs) { permute6<back>(p, stream, bs); });
+}
+
+static void declare(Bench& b) {
+    require((b.V == 1 || b.V == 2) && b.C % b.NH == 0);
+    int B = b.B, T = b.T, NH = b.NH, HS = b.C / NH;
+    bool back = b.V == 2;
+    size_t n = (size_t)B * T * b.C;
+    auto part = [&](const char* name) {
+        return back ? b.input<floatX>(name, n) : b.output<floatX>(name, n, {0.0f, 0.0f});
+    };
+    Buffer<floatX> q = part("q"), k = part("k"), v = part("v");
+    Buffer<floatX> packed = back ? b.output<floatX>("packed", 3 * n, {0.0f, 0.0f}) : b.input<floatX>("packed", 3 * n);
+    b.reference([=] {
+        if (back) {
+            unpermute_cpu(packed.host, q.host, k.host, v.host, B, T, NH, HS);
+        } else {
+            permute_cpu(q.host, k.host, v.host, packed.host, B, T, NH, HS);
+        }
+    });
+    b.cost(6.0 * n * sizeof(floatX), 0);
+    Permute p = {packed, q, k, v, B, T, NH, HS};
+    if (back) {
+        declare_kernels<true>(b, p);
+    } else {
+        declare_kernels<false>(b, p);
+    }
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "permute", declare, {64, 1024, 768, 12, 1},
+                      {{1, 1, 8, 1, 1},
+                       {2, 5, 15, 3, 1},
+                       {2, 5, 15, 3, 2},
+                       {2, 17, 776, 97, 1},
+                       {1, 33, 776, 1, 2},
+                       {3, 70, 192, 3, 1},
+                       {3, 70, 192, 3, 2},
+                       {1, 127, 1600, 25, 2}});
+}

@@ -1,0 +1,375 @@
+/* trimat_forward: att = q k^T / sqrt(HS) for each head, the lower triangle alone: what causal attention asks of whom
+
+   att (B,NH,T,T) floatX out, above the diagonal anything | qkv (B,T,3,NH,HS) floatX in; C = NH*HS
+   Bound: memory, B*NH*T*(T+1)/2 + 2*B*T*C elements of floatX, once B*NH*T*(T+1)*HS FLOPs are done by tensor cores.
+   Constraint: HS % 8 == 0 from kernel 3 on; T <= 65535, B*NH <= 65535.
+   Error: one ulp of floatX against the fp64 reference, and where terms cancel 16 roundings of fp32 of the size of their
+   absolute sum, 0.64 * sqrt(HS) here.
+   Source: Vaswani et al. 2017, arXiv:1706.03762; the steps are those of every matrix product, see matmul_forward.cu.
+
+   The story. Both operands are small (25 MB at the shape below) and the result is large (100 MB), but 64 products stand
+   behind each of its numbers. Each step is one question, asked again: how often is a number used once it is fetched?
+     1  once                                  every product asks the caches for two operands
+     2  8 times, from registers               an 8x8 square of results costs 16 fetches for 64 products
+     3  as 2, in pieces of 16 bytes           and each fetch brings the next 8 steps along: an eighth of the loads
+     4  128 times, from shared memory         a block fetches what its threads would each have fetched again
+     5  as 4, multiplied by tensor cores      a warp multiplies 16x16 by 16x8 at once; what is left is to write att
+   Kernel 0 is cuBLAS, which knows no triangle: it computes and writes all of the square.
+
+   nvcc -O3 --use_fast_math trimat_forward.cu -lcublas -lcublasLt -o trimat_forward      (or: make trimat_forward)
+   ./trimat_forward 4      check kernel 4 against the CPU
+   ./trimat_forward        every kernel, side by side                                         */
+#include <cublas_v2.h>
+
+#include "../../llmc/cublas_common.cuh"
+#include "../../llmc/ptx.cuh"
+#include "bench.h"
+
+// What a kernel works on. A row of q or k is HS neighbours; the rows of a head lie 3*C apart.
+struct Trimat {
+    floatX* att;       // (B,NH,T,T)
+    const floatX* qkv; // (B,T,3,NH,HS)
+    int B, T, NH, HS;
+    float scale; // 1 / sqrt(HS)
+};
+
+// Row 0 of q of a head; k is C further on.
+__host__ __device__ inline const floatX* trimat_queries(const Trimat& a, int head) {
+    return a.qkv + ((size_t)(head / a.NH) * a.T * 3 * a.NH + head % a.NH) * a.HS;
+}
+__device__ inline floatX* trimat_row(const Trimat& a, int head, int t) {
+    return a.att + ((size_t)head * a.T + t) * a.T;
+}
+
+// ---- kernel 0: cuBLAS, one batch of heads for each sequence; twice the work, for it fills the square ----
+
+// cuBLAS counts in columns: att^T = k q^T
+void trimat_forward0(const Trimat& a, cublasHandle_t cublas, cudaStream_t stream) {
+#if defined(ENABLE_FP32)
+    const cudaDataType_t type = CUDA_R_32F;
+#elif defined(ENABLE_FP16)
+    const cudaDataType_t type = CUDA_R_16F;
+#else
+    const cudaDataType_t type = CUDA_R_16BF;
+#endif
+    cublasCheck(cublasSetStream(cublas, stream));
+    int C = a.NH * a.HS;
+    float beta = 0.0f;
+    for (int b = 0; b < a.B; b++) {
+        const floatX* q = trimat_queries(a, b * a.NH);
+        cublasCheck(cublasGemmStridedBatchedEx(cublas, CUBLAS_OP_T, CUBLAS_OP_N, a.T, a.T, a.HS, &a.scale, q + C, type,
+                                               3 * C, a.HS, q, type, 3 * C, a.HS, &beta,
+                                               a.att + (size_t)b * a.NH * a.T * a.T, type, a.T, (long long)a.T * a.T,
+                                               a.NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    }
+}
+
+// ---- kernel 1: one thread per result ----------------------------------------------------------
+// Neighbouring threads have the same query and neighbouring keys, whose rows lie 3*C apart: a warp's load touches 32
+// lines and takes one number from each. Only the caches, which still hold the lines at the next step, make it bearable.
+
+__global__ void trimat_forward_kernel1(Trimat a) {
+    int s = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y, head = blockIdx.z;
+    if (s > t) { return; } // a key after the query: not asked for
+    size_t C = (size_t)a.NH * a.HS;
+    const floatX *q = trimat_queries(a, head) + t * 3 * C, *k = trimat_queries(a, head) + C + s * 3 * C;
+    float sum = 0.0f;
+    for (int d = 0; d < a.HS; d++) { sum += (float)q[d] * (float)k[d]; }
+    trimat_row(a, head, t)[s] = (floatX)(sum * a.scale);
+}
+
+void trimat_forward1(const Trimat& a, cudaStream_t stream, int block_size) {
+    require(a.T <= 65535 && a.B * a.NH <= 65535);
+    trimat_forward_kernel1<<<dim3(ceil_div(a.T, block_size), a.T, a.B * a.NH), block_size, 0, stream>>>(a);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- from here on: squares of 128x128 results, 256 threads with 8x8 results each ------------------
+// Squares above the diagonal are not computed. Those that it crosses are computed whole, and not stored beyond it.
+
+const int trimat_tile = 128;
+
+static dim3 trimat_tiles(const Trimat& a) {
+    require(a.T <= 65535 && a.B * a.NH <= 65535);
+    int n = ceil_div(a.T, trimat_tile);
+    return dim3(n, n, a.B * a.NH);
+}
+
+// ---- kernel 2: 8x8 results in registers ---------------------------------------------------------
+// 16 loads for 64 products, where kernel 1 needs 128. Each of them still fetches a single number from a line.
+
+__global__ void __launch_bounds__(256) trimat_forward_kernel2(Trimat a) {
+    if (blockIdx.x > blockIdx.y) { return; }
+    int s0 = blockIdx.x * trimat_tile + threadIdx.x % 16 * 8, t0 = blockIdx.y * trimat_tile + threadIdx.x / 16 * 8;
+    size_t C = (size_t)a.NH * a.HS;
+    const floatX *q = trimat_queries(a, blockIdx.z), *k = q + C;
+    float sums[8][8] = {}; // [query][key]
+    for (int d = 0; d < a.HS; d++) {
+        float q_d[8], k_d[8];
+        for (int i = 0; i < 8; i++) {
+            q_d[i] = t0 + i < a.T ? (float)q[(t0 + i) * 3 * C + d] : 0.0f;
+            k_d[i] = s0 + i < a.T ? (float)k[(s0 + i) * 3 * C + d] : 0.0f;
+        }
+        for (int i = 0; i < 8; i++) {
+            for (int j = 0; j < 8; j++) { sums[i][j] += q_d[i] * k_d[j]; }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            bool inside = t0 + i < a.T && s0 + j <= t0 + i;
+            if (inside) { trimat_row(a, blockIdx.z, t0 + i)[s0 + j] = (floatX)(sums[i][j] * a.scale); }
+        }
+    }
+}
+
+void trimat_forward2(const Trimat& a, cudaStream_t stream) {
+    trimat_forward_kernel2<<<trimat_tiles(a), 256, 0, stream>>>(a);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: loads and stores of 16 bytes -------------------------------------------------------
+// A load brings the next steps of d too, so there are fewer of them, and none of what a line brings along is wasted.
+
+// 8 results of query t, for the keys s.. on; s is a multiple of 8. One access where the row's address allows it.
+__device__ inline void trimat_store8(const Trimat& a, const float* sums, int head, int t, int s) {
+    if (t >= a.T || s > t) { return; }
+    floatX* out = trimat_row(a, head, t) + s;
+    if (s + 7 <= t && a.T % x128::size == 0) {
+#pragma unroll
+        for (int j = 0; j < 8; j += x128::size) {
+            x128 x;
+            for (int i = 0; i < x128::size; i++) { x[i] = (floatX)(sums[j + i] * a.scale); }
+            store128(out + j, x);
+        }
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        if (s + j <= t) { out[j] = (floatX)(sums[j] * a.scale); }
+    }
+}
+
+__global__ void __launch_bounds__(256, 2) trimat_forward_kernel3(Trimat a) {
+    if (blockIdx.x > blockIdx.y) { return; }
+    int s0 = blockIdx.x * trimat_tile + threadIdx.x % 16 * 8, t0 = blockIdx.y * trimat_tile + threadIdx.x / 16 * 8;
+    size_t C = (size_t)a.NH * a.HS;
+    const floatX *q = trimat_queries(a, blockIdx.z), *k = q + C;
+    float sums[8][8] = {};
+#pragma unroll 1
+    for (int d = 0; d < a.HS; d += x128::size) {
+        x128 q_d[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) { q_d[i] = t0 + i < a.T ? load128(q + (t0 + i) * 3 * C + d) : x128(); }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            x128 k_d = s0 + j < a.T ? load128(k + (s0 + j) * 3 * C + d) : x128();
+            for (int i = 0; i < 8; i++) {
+                for (int e = 0; e < x128::size; e++) { sums[i][j] += (float)q_d[i][e] * (float)k_d[e]; }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { trimat_store8(a, sums[i], blockIdx.z, t0 + i, s0); }
+}
+
+void trimat_forward3(const Trimat& a, cudaStream_t stream) {
+    require(a.HS % 8 == 0);
+    trimat_forward_kernel3<<<trimat_tiles(a), 256, 0, stream>>>(a);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: the block's rows of q and k through shared memory ----------------------------------
+// The 16 threads of a row of the square used to fetch the same queries, each for itself. Now the block fetches them
+// once, as floats, [d][row]: the 8 rows that a thread wants are then two loads of 16 bytes, converted already.
+
+struct TrimatSMem4 {
+    float q[16][trimat_tile + 4], k[16][trimat_tile + 4]; // + 4: keeps 16-byte alignment, spreads the stores over banks
+};
+static_assert(sizeof(TrimatSMem4) == 16896, "what registers allow fits an SM many times");
+
+// rows row0.. and 16 columns from d0 on; zeros where there is nothing
+__device__ inline void trimat_load4(float tile[16][trimat_tile + 4], const floatX* matrix, int row0, int d0,
+                                    const Trimat& a) {
+    const int vectors = 16 / x128::size; // of a row
+    for (int i = threadIdx.x; i < trimat_tile * vectors; i += 256) {
+        int row = i / vectors, d = i % vectors * x128::size;
+        bool inside = row0 + row < a.T && d0 + d < a.HS;
+        x128 x = inside ? load128(matrix + (size_t)(row0 + row) * 3 * a.NH * a.HS + d0 + d) : x128();
+        for (int e = 0; e < x128::size; e++) { tile[d + e][row] = (float)x[e]; }
+    }
+}
+
+__global__ void __launch_bounds__(256) trimat_forward_kernel4(Trimat a) {
+    if (blockIdx.x > blockIdx.y) { return; }
+    __shared__ alignas(16) TrimatSMem4 shared;
+    int s0 = blockIdx.x * trimat_tile, t0 = blockIdx.y * trimat_tile;
+    int s = threadIdx.x % 16 * 8, t = threadIdx.x / 16 * 8; // within the square
+    const floatX *q = trimat_queries(a, blockIdx.z), *k = q + (size_t)a.NH * a.HS;
+    float sums[8][8] = {};
+    for (int d0 = 0; d0 < a.HS; d0 += 16) {
+        trimat_load4(shared.q, q, t0, d0, a);
+        trimat_load4(shared.k, k, s0, d0, a);
+        __syncthreads();
+        for (int d = 0; d < 16; d++) {
+            f128 q_d[2] = {load128(&shared.q[d][t]), load128(&shared.q[d][t + 4])};
+            f128 k_d[2] = {load128(&shared.k[d][s]), load128(&shared.k[d][s + 4])};
+            for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 8; j++) { sums[i][j] += q_d[i / 4][i % 4] * k_d[j / 4][j % 4]; }
+            }
+        }
+        __syncthreads(); // all have read, the next columns may come
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { trimat_store8(a, sums[i], blockIdx.z, t0 + t + i, s0 + s); }
+}
+
+void trimat_forward4(const Trimat& a, cudaStream_t stream) {
+    require(a.HS % 8 == 0);
+    trimat_forward_kernel4<<<trimat_tiles(a), 256, 0, stream>>>(a);
+    cudaCheck(cudaGetLastError());
+}
+
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
+// ---- kernel 5: tensor cores ---------------------------------------------------------------------
+// Eight warps, 64x32 results each, as 4x4 products of 16x8. Operands stay in 16 bits from memory to tensor core:
+// cp.async brings them past the registers, ldmatrix hands them out in the layout that mma wants. The grid holds squares
+// of the triangle alone, so that no block starts only to find that it has nothing to do.
+
+struct TrimatSMem5 {
+    floatX q[trimat_tile][64], k[trimat_tile][64]; // a row is 8 chunks of 16 bytes, in an order of its own
+};
+static_assert(sizeof(TrimatSMem5) == 32 * 1024, "registers, not this, decide how many blocks fit an SM");
+
+// The 8 rows that ldmatrix reads at once have the same chunk in 8 different groups of banks.
+__device__ inline int trimat_swizzle5(int row, int chunk) { return (chunk ^ (row % 8)) * 8; }
+
+__device__ inline void trimat_load5(floatX tile[trimat_tile][64], const floatX* matrix, int row0, int d0,
+                                    const Trimat& a) {
+    for (int i = threadIdx.x; i < trimat_tile * 8; i += 256) {
+        int row = i / 8, chunk = i % 8;
+        bool inside = row0 + row < a.T && d0 + chunk * 8 < a.HS;
+        const floatX* from = inside ? matrix + (size_t)(row0 + row) * 3 * a.NH * a.HS + d0 + chunk * 8 : matrix;
+        cp_async_16(&tile[row][trimat_swizzle5(row, chunk)], from, inside);
+    }
+}
+
+__global__ void __launch_bounds__(256, 2) trimat_forward_kernel5(Trimat a) {
+    __shared__ alignas(128) TrimatSMem5 shared;
+    // squares are numbered row by row; row r of them begins at r (r + 1) / 2
+    int row = (int)((sqrtf(8.0f * blockIdx.x + 1.0f) - 1.0f) * 0.5f);
+    while (row * (row + 1) / 2 > (int)blockIdx.x) { row--; } // the root is not exact
+    while ((row + 1) * (row + 2) / 2 <= (int)blockIdx.x) { row++; }
+    int t0 = row * trimat_tile, s0 = (int)(blockIdx.x - row * (row + 1) / 2) * trimat_tile, head = blockIdx.y;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_t = warp / 4 * 64, warp_s = warp % 4 * 32;
+    const floatX *q = trimat_queries(a, head), *k = q + (size_t)a.NH * a.HS;
+    float sums[4][16] = {}; // [16 queries][four products of 8 keys]
+#pragma unroll 1
+    for (int d0 = 0; d0 < a.HS; d0 += 64) {
+        if (d0 > 0) { __syncthreads(); } // all have read what now goes
+        trimat_load5(shared.q, q, t0, d0, a);
+        trimat_load5(shared.k, k, s0, d0, a);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int chunk = 0; chunk < 8; chunk += 2) { // 16 columns
+            uint32_t q_d[4][4], k_d[2][4];
+            for (int i = 0; i < 4; i++) {
+                int r = warp_t + 16 * i + lane % 16;
+                ldmatrix_x4(q_d[i], &shared.q[r][trimat_swizzle5(r, chunk + lane / 16)]);
+            }
+            for (int j = 0; j < 2; j++) { // two products of 8 keys
+                int r = warp_s + 16 * j + lane / 16 * 8 + lane % 8;
+                ldmatrix_x4(k_d[j], &shared.k[r][trimat_swizzle5(r, chunk + lane / 8 % 2)]);
+            }
+            for (int i = 0; i < 4; i++) {
+                for (int j = 0; j < 4; j++) {
+                    mma_16x8x16(sums[i] + 4 * j, q_d[i], k_d[j / 2][j % 2 * 2], k_d[j / 2][j % 2 * 2 + 1], floatX());
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) { // rows g and g + 8 of the products
+            float v[4][2];
+            for (int j = 0; j < 4; j++) {
+                v[j][0] = sums[i][4 * j + 2 * upper];
+                v[j][1] = sums[i][4 * j + 2 * upper + 1];
+            }
+            mma_quad_transpose(v); // now a lane has 8 neighbours: one store
+            trimat_store8(a, &v[0][0], head, t0 + warp_t + 16 * i + 8 * upper + lane / 4, s0 + warp_s + lane % 4 * 8);
+        }
+    }
+}
+
+void trimat_forward5(const Trimat& a, cudaStream_t stream) {
+    require(a.HS % 8 == 0 && a.T <= 65535 && a.B * a.NH <= 65535);
+    require(compiled_arch(trimat_forward_kernel5) >= 80);
+    int n = ceil_div(a.T, trimat_tile);
+    trimat_forward_kernel5<<<dim3(n * (n + 1) / 2, a.B * a.NH), 256, 0, stream>>>(a);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+// ---- main ------------------------------------------------------------------------------------------
+
+// Zeros above the diagonal, as the reference has them: of what a kernel leaves there nothing is asked.
+__global__ void trimat_clear_kernel(floatX* att, int T, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && i % T > i / T % T) { att[i] = (floatX)0.0f; }
+}
+
+static void declare(Bench& b) {
+    require(b.C % b.NH == 0);
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
+    size_t n = (size_t)B * NH * T * T;
+    cudaStream_t stream = b.stream;
+    static cublasHandle_t cublas = NULL;
+    if (!b.dry && !cublas) {
+        cublaslt_open(); // for the matrix rate
+        cublasCheck(cublasCreate(&cublas));
+    }
+    Buffer<floatX> qkv = b.input<floatX>("qkv", (size_t)B * T * 3 * C);
+    Tolerance tolerance = ulps<floatX>(1, 0.0f);
+    tolerance.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)HS);
+    Buffer<floatX> att = b.output<floatX>("att", n, tolerance);
+    if (!b.dry) {
+        auto compare = b.state.buffers.back().compare;
+        b.state.buffers.back().compare = [=](std::string* wrong) {
+            trimat_clear_kernel<<<(unsigned)ceil_div(n, (size_t)256), 256, 0, stream>>>(att, T, n);
+            cudaCheck(cudaGetLastError());
+            return compare(wrong);
+        };
+    }
+    b.reference([=] { trimat_forward_cpu(att.host, qkv.host, B, T, C, NH); });
+    double triangle = (double)B * NH * T * (T + 1.0) / 2;
+    b.cost((triangle + 2.0 * B * T * C) * sizeof(floatX), 2 * triangle * HS);
+    b.matrix_rate(cublaslt_matrix_rate);
+    Trimat a = {att, qkv, B, T, NH, HS, 1.0f / sqrtf((float)HS)};
+    cublasHandle_t handle = cublas;
+    b.kernel(0, "cuBLAS, the whole square", [=](int) { trimat_forward0(a, handle, stream); }, {0});
+    b.kernel(1, "one thread per result", [=](int bs) { trimat_forward1(a, stream, bs); });
+    b.kernel(2, "8x8 results in registers", [=](int) { trimat_forward2(a, stream); }, {0});
+    b.kernel(3, "128-bit loads and stores", [=](int) { trimat_forward3(a, stream); }, {0});
+    b.kernel(4, "128x128 tiles in shared memory", [=](int) { trimat_forward4(a, stream); }, {0});
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        5, "tensor cores, blocks of the triangle alone", [=](int) { trimat_forward5(a, stream); }, {0}, 80);
+#endif
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "trimat_forward", declare, {8, 1024, 768, 12, 50257},
+                      {{1, 1, 8, 1},
+                       {2, 17, 64, 4},
+                       {1, 128, 64, 1},
+                       {2, 129, 192, 3},
+                       {1, 200, 776, 1},
+                       {1, 136, 240, 2},
+                       {1, 520, 160, 2}});
+}
