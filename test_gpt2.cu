@@ -705,6 +705,60 @@ static void test_graph(void) {
     check(logs[0].size() > 100000 && logs[0] == logs[1]);
 }
 
+// The score of a file of choices does not depend on how many questions stand in a batch, and a model that has learnt the
+// endings by heart finds them.
+static void test_hellaswag(void) {
+    if (!have_program()) { return; }
+    const char* data = make_shards();
+    char path[256];
+    snprintf(path, sizeof(path), "%s/choices.bin", test_dir());
+    std::vector<uint16_t> body;
+    uint64_t rng = 4;
+    size_t longest = 0;
+    const int num_examples = 14;
+    for (int i = 0; i < num_examples; i++) {
+        size_t first = body.size();
+        int label = (int)random_below(&rng, 4), a = (int)random_below(&rng, 40), b = (int)random_below(&rng, 40);
+        int context[] = {a, b, a + b}; // the rule of make_shards(): a random pair, then its sum
+        for (int word : {65535, 0, i, label, 4, 3}) { body.push_back((uint16_t)word); }
+        for (int token : context) { body.push_back((uint16_t)token); }
+        for (int e = 0; e < 4; e++) {
+            int n = 3 + (int)random_below(&rng, 2) * 3;
+            body.push_back((uint16_t)n);
+            for (int t = 0; t < n; t += 3) {
+                int c = (int)random_below(&rng, 40), d = (int)random_below(&rng, 40);
+                int sum = e == label ? c + d : 200 + (int)random_below(&rng, 200);
+                for (int token : {c, d, sum}) { body.push_back((uint16_t)token); }
+            }
+        }
+        body[first + 1] = (uint16_t)((body.size() - first) * 2);
+        longest = std::max<size_t>(longest, body[first + 1]);
+    }
+    int32_t header[256] = {20240522, 1, num_examples, (int32_t)longest};
+    FILE* f = fopen(path, "wb");
+    check(f && fwrite(header, sizeof(header), 1, f) == 1 && fwrite(body.data(), 2, body.size(), f) == body.size());
+    if (f) { fclose(f); }
+    std::string first_score, out;
+    for (int B = 4; B <= 12; B += 4) {
+        int rc = run_command(&out,
+                             "%s -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i '%s/d_train_*.bin' -t 64 "
+                             "-b %d -s 0 -v 150 -l 3e-3 -u 10 -x %d --hellaswag %s",
+                             program(), data, B, B == 4 ? 150 : 0, path);
+        check_msg(rc == 0, "exit %d: %s", rc, out.c_str());
+        size_t at = out.find("HellaSwag: "), end = out.find(" (", at);
+        check_msg(at != std::string::npos, "%s", out.c_str());
+        if (at == std::string::npos) { return; }
+        if (B == 4) {
+            first_score = out.substr(at, end - at);
+            size_t last = out.rfind("HellaSwag: ");
+            int correct = atoi(out.c_str() + last + 11);
+            printf("     %s before training, %d of %d after it\n", first_score.c_str(), correct, num_examples);
+            check(correct >= 12);
+        }
+        check(out.substr(at, end - at) == first_score);
+    }
+}
+
 // fp32: three steps of a 124M model with random weights, loss and norm as the CPU program gives them
 static void test_cpu_program(void) {
     if (!have_program()) { return; }
@@ -823,6 +877,7 @@ static const Test tests[] = {
     {"sampling", "seeds repeat, top-k 1 is greedy", test_sampling},
     {"resume", "a stopped and resumed run ends with the same bits", test_resume},
     {"graph", "with and without CUDA graph the same bits", test_graph},
+    {"hellaswag", "scores do not depend on the batch; a trained model finds the endings", test_hellaswag},
     {"cpu_program", "124M in fp32 against train_gpt2", test_cpu_program},
     {"refusals", "bad input: one line, exit 1 or 2", test_refusals},
     {"gives_up", "steps that are not finite never reach the weights", test_gives_up},

@@ -315,8 +315,7 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
-__global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
-    encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
     constexpr int U = 8; // rows in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
@@ -344,7 +343,6 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 }
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size) {
-    require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
     encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
@@ -362,6 +360,7 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
                       int V, cudaStream_t stream, int block_size = 256) {
     require(C % x128::size == 0);
     require((size_t)scratch % 16 == 0);
+    require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     require(B >= 1 && T >= 1 && (size_t)B * T <= (size_t)1 << 30);
     int N = B * T, num_tiles = ceil_div(N, ENCODER_TILE);
     encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
@@ -849,7 +848,7 @@ void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in
 constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block; 512 contiguous bytes of a row for a warp
 
 // Sums of `rows` rows: partial[blockIdx.y, c]
-__global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout, int N, int OC, int rows) {
+__device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, U = 4; // rows in flight
     extern __shared__ float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
@@ -885,6 +884,10 @@ __global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout,
     }
 }
 
+__global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout, int N, int OC, int rows) {
+    matmul_backward_bias_sums(partial, dout, N, OC, rows);
+}
+
 // dbias += the `num` rows of partial; a block of 32 warps has 32 columns
 __global__ void matmul_backward_bias_join_kernel6(float* dbias, const float* partial, int num, int OC) {
     __shared__ float sums[32][32];
@@ -901,7 +904,7 @@ __global__ void matmul_backward_bias_join_kernel6(float* dbias, const float* par
     dbias[c] += sum;
 }
 
-// Rows of a block, so that there are about 2048 blocks: two waves or three, whose ends do not fall together.
+// Rows of a block, so that there are at most 2048 blocks: they fill any chip, and their sums are 2 MB.
 static int matmul_backward_bias_rows(int N, int OC) {
     int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
     return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: four rows in flight of 16 warps
@@ -913,13 +916,17 @@ size_t matmul_backward_bias_scratch(int N, int OC) {
 }
 
 // dbias (OC) += | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+// One wave: as many blocks as run at once, with equal shares of the rows, so that there is little to join.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
-                          int block_size = 256) {
-    require(OC % x128::size == 0);
-    int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
+                          int block_size = 512) {
+    require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
-    dim3 grid(ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS), num);
-    matmul_backward_bias_kernel6<<<grid, block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel6, block_size, shared));
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of scratch
+    int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
+    int num = ceil_div(N, rows);
+    matmul_backward_bias_kernel6<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
     matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
     cudaCheck(cudaGetLastError());

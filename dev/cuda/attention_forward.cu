@@ -776,10 +776,11 @@ struct AttentionForwardRows {
     float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
 };
 
-// Scores to P, not packed yet. masked: of row g the keys after last_key, counted from this thread's first column, are in
-// the future. True if the warp's sums are relative to a new maximum: if one grew by more than 2^8, as in kernel 7.
+// Scores to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future. True if the
+// warp's sums are relative to a new maximum: if one grew by more than 2^8, as in kernel 7.
 template <bool masked> __device__ inline bool attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x,
-                                                                              int last_key, float scale_log2) {
+                                                                              int diagonal, float scale_log2) {
+    int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
     for (int i = 0; i < 64; i++) {
@@ -806,9 +807,13 @@ template <bool masked> __device__ inline bool attention_forward_wgmma_softmax(fl
         }
     }
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
-        s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
-        x.l[i / 2 % 2] += s[i];
+    for (int n = 0; n < 64; n += 8) {                  // 16 keys
+        bool unseen = masked && 2 * n > diagonal + 15; // by the whole warp
+#pragma unroll
+        for (int i = n; i < n + 8; i++) {
+            s[i] = unseen ? 0.0f : exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+            x.l[i / 2 % 2] += s[i];
+        }
     }
     return grew;
 }
@@ -892,7 +897,6 @@ __global__ void __launch_bounds__(256, 2)
     AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
 #pragma unroll
     for (int i = 0; i < 32; i++) { o[i] = 0; }
-    int last_key = warp * 16 + lane / 4 - lane % 4 * 2;
     mbarrier_wait(&smem.q_full, 0);
     for (int step = 0; step < num_steps; step++) {
         int stage = step % 2, parity = step / 2 % 2;
@@ -902,7 +906,7 @@ __global__ void __launch_bounds__(256, 2)
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
-        bool grew = step == 0 ? attention_forward_wgmma_softmax<true>(s, x, last_key, scale_log2)
+        bool grew = step == 0 ? attention_forward_wgmma_softmax<true>(s, x, warp * 16, scale_log2)
                               : attention_forward_wgmma_softmax<false>(s, x, 0, scale_log2);
         if (grew) { attention_forward_wgmma_rescale(o, x); }
         attention_forward_wgmma_pack(p, s);
@@ -963,13 +967,13 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
     }
 }
 
-// The products of 128 more keys, number i of the ring, and the values of those before, under the softmax of the former.
+// The scores of 128 more keys, number i of the ring, and the product with the values before them, which runs under the
+// softmax of the new scores. `more`: others follow.
 template <bool masked, int groups, int stages, bool pingpong>
 __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                    AttentionForwardRows& x, AttentionForwardSM90<groups, stages>& smem,
-                                                   const floatX* q, int i, int last_key, float scale_log2) {
+                                                   const floatX* q, int i, bool more, int diagonal, float scale_log2) {
     int k = i % stages, v = (i - 1) % stages, warpgroup = threadIdx.x / 128; // 1 is the first that computes
-    mbarrier_wait(&smem.k_full[k], i / stages % 2);
     if (pingpong) { named_barrier_sync(warpgroup, 256); }
     wgmma_fence();
     attention_forward_wgmma_scores(s, q, smem.k[k]);
@@ -982,7 +986,9 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_softmax<masked>(s, x, last_key, scale_log2);
+    bool grew = attention_forward_wgmma_softmax<masked>(s, x, diagonal, scale_log2);
+    // the next step's keys are awaited here: across a loop the compiler does not move the softmax behind wgmma_wait
+    if (more) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
     wgmma_hold(s);
@@ -1060,8 +1066,8 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
         AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
-        // where a warpgroup has no keys in the first 128: P is 0, for the maximum, not -INFINITY, is finite
-        int last_key = q0 + warp_row + lane / 4 - lane % 4 * 2 - (num_steps - 1) * 128;
+        // where a warpgroup sees none of the first 128 keys, P is 0: the maximum is not -INFINITY but a finite one
+        int diagonal = q0 + warp_row - (num_steps - 1) * 128;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         mbarrier_wait(&smem.k_full[i % stages], i / stages % 2);
         wgmma_fence();
@@ -1070,21 +1076,23 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
         wgmma_wait<0>();
         wgmma_hold(s);
         if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
-        attention_forward_wgmma_softmax<true>(s, x, last_key, scale_log2);
+        attention_forward_wgmma_softmax<true>(s, x, diagonal, scale_log2);
         attention_forward_wgmma_pack(p, s);
         i++;
         int key_tile = num_steps - 2;
+        if (key_tile >= 0) { mbarrier_wait(&smem.k_full[i % stages], i / stages % 2); }
         if (groups != 2) { // 192 queries meet the diagonal in more than 128 keys
 #pragma unroll 1
             for (; key_tile >= num_unmasked; key_tile--, i++) {
-                last_key += 128;
-                attention_forward_sm90_step<true, groups, stages, pingpong>(s, p, o, x, smem, q, i, last_key,
-                                                                            scale_log2);
+                diagonal += 128;
+                attention_forward_sm90_step<true, groups, stages, pingpong>(s, p, o, x, smem, q, i, key_tile > 0,
+                                                                            diagonal, scale_log2);
             }
         }
 #pragma unroll 1
         for (; key_tile >= 0; key_tile--, i++) {
-            attention_forward_sm90_step<false, groups, stages, pingpong>(s, p, o, x, smem, q, i, 0, scale_log2);
+            attention_forward_sm90_step<false, groups, stages, pingpong>(s, p, o, x, smem, q, i, key_tile > 0, 0,
+                                                                         scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         int v = (i - 1) % stages;

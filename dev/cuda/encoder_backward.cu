@@ -371,8 +371,7 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
-__global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
-    encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
     constexpr int U = 8; // rows in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
@@ -400,7 +399,6 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 }
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size) {
-    require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     unsigned num_blocks = (unsigned)ceil_div((size_t)T * C, (size_t)block_size * x128::size);
     encoder_backward_positions_kernel5<<<num_blocks, block_size, 0, stream>>>(dwpe, dout, B, T, C);
     cudaCheck(cudaGetLastError());
@@ -418,6 +416,7 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
                       int V, cudaStream_t stream, int block_size = 256) {
     require(C % x128::size == 0);
     require((size_t)scratch % 16 == 0);
+    require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
     require(B >= 1 && T >= 1 && (size_t)B * T <= (size_t)1 << 30);
     int N = B * T, num_tiles = ceil_div(N, ENCODER_TILE);
     encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
@@ -476,17 +475,14 @@ static void declare(Bench& b) {
     });
     b.cost((double)N * (C * sizeof(floatX) + sizeof(int)) + (double)(num_tokens + T) * C * 2 * sizeof(float), 0);
     cudaStream_t s = b.stream;
-    std::vector<int> sizes = {64, 128, 256, 512};
     b.kernel(1, "one thread per element, atomics",
              [=](int bs) { encoder_backward1(dwte, dwpe, dout, inp, B, T, C, s, bs); });
     b.kernel(2, "dwpe in registers, dwte by 128-bit atomics",
              [=](int bs) { encoder_backward2(dwte, dwpe, dout, inp, B, T, C, s, bs); });
-    b.kernel(
-        3, "blocks own tokens and scan the ids",
-        [=](int bs) { encoder_backward3(dwte, dwpe, dout, inp, B, T, C, s, bs); }, sizes);
-    b.kernel(
-        4, "radix sort, one warp per run",
-        [=](int bs) { encoder_backward4(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); }, sizes);
+    b.kernel(3, "blocks own tokens and scan the ids",
+             [=](int bs) { encoder_backward3(dwte, dwpe, dout, inp, B, T, C, s, bs); });
+    b.kernel(4, "radix sort, one warp per run",
+             [=](int bs) { encoder_backward4(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); });
     b.kernel(5, "equal tiles of the sorted list, runs joined",
              [=](int bs) {
                  bs ? encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs)

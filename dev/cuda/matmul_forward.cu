@@ -528,7 +528,7 @@ static void declare(Bench& b) {
     });
     b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + has_gelu + has_residual) * (double)n),
            2.0 * N * C * OC);
-    Buffer<float> product = b.scratch<float>("product", n); // of kernel 5
+    Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 5
     MatmulForward f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
     b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
@@ -539,7 +539,7 @@ static void declare(Bench& b) {
     b.kernel(
         4, "mma.sync, ring of cp.async tiles", [=](int) { matmul_forward4(f, stream); }, {0}, 80);
 #endif
-    b.kernel(5, "cuBLASLt for the product, the rest apart", [=](int bs) { matmul_forward5(f, product, stream, bs); },
+    b.kernel(5, "cuBLASLt for the product, the rest apart", [=](int bs) { matmul_forward5(f, in_float, stream, bs); },
              {256, 512});
     b.kernel(6, "cuBLASLt, all fused, algorithms timed",
              [=](int) { matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});

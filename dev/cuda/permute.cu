@@ -2,7 +2,7 @@
 
    q, k, v (B,NH,T,HS) floatX out | packed (B,T,3,NH,HS) floatX in; with -V 2 the other way round; C = NH*HS
    Bound: memory, 2*B*T*3*C*sizeof(floatX) bytes. Constraint: HS % x128::size == 0 from kernel 3 on.
-   Error: none, values are moved. The HS neighbours of a head stay neighbours: 64 of 16 bits are one line of 128 bytes, so
+   Error: none, values are moved. The HS neighbours of a head stay neighbours: 64 of 16 bits are a line of 128 bytes, so
    that no order of access wastes part of a line. What differs is how far apart the lines are that a block reads and
    writes, and how much arithmetic and how many loads in flight there are for a byte.
    Kernels that read packed tensors where they lie, as attention_forward does, need none of this.
@@ -167,47 +167,42 @@ struct PermuteTile {
     int num_vectors, in_time; // of the whole tile; how many tiles a sequence takes
 };
 
+// The tile's vector i in the order of packed, and in that of q, k, v. *at: its place in shared memory, -1: it is none.
+__device__ inline floatX* permute_packed_vector(const Permute& p, const PermuteTile& tile, int i, int* at) {
+    int row = i / tile.width, column = i % tile.width, t = blockIdx.x % tile.in_time * tile.rows + row;
+    bool inside = i < tile.num_vectors && t < p.T && blockIdx.y * tile.heads + column / tile.head_vectors < 3 * p.NH;
+    *at = inside ? i : -1;
+    return permute_packed_at(p, blockIdx.x / tile.in_time, t, blockIdx.y * tile.heads * p.HS + column * x128::size);
+}
+__device__ inline floatX* permute_split_vector(const Permute& p, const PermuteTile& tile, int i, int* at) {
+    int d = i % tile.head_vectors, row = i / tile.head_vectors % tile.rows, head = i / tile.head_vectors / tile.rows;
+    int t = blockIdx.x % tile.in_time * tile.rows + row, slot = blockIdx.y * tile.heads + head;
+    bool inside = i < tile.num_vectors && t < p.T && slot < 3 * p.NH;
+    *at = inside ? row * tile.width + head * tile.head_vectors + d : -1;
+    return permute_split_at(p, blockIdx.x / tile.in_time, t, slot, d * x128::size);
+}
+
 template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile) {
     extern __shared__ int4 permute_shared[]; // [rows][width]
-    int b = blockIdx.x / tile.in_time, t0 = blockIdx.x % tile.in_time * tile.rows, slot0 = blockIdx.y * tile.heads;
-    int num_slots = min(tile.heads, 3 * p.NH - slot0), num_rows = min(tile.rows, p.T - t0);
-    // copies in the order of packed, then in that of q, k, v, or the other way round
-    auto packed_side = [&] {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < tile.num_vectors; i += blockDim.x) {
-            int row = i / tile.width, column = i % tile.width;
-            if (row >= num_rows || column >= num_slots * tile.head_vectors) { continue; }
-            floatX* packed = permute_packed_at(p, b, t0 + row, slot0 * p.HS + column * x128::size);
-            if (back) {
-                store128(packed, vec128_from_bits<floatX>(permute_shared[i]));
-            } else {
-                permute_shared[i] = vec128_bits(load128cs(packed));
-            }
+    for (int first = threadIdx.x; first < tile.num_vectors; first += permute_num_loads * blockDim.x) {
+        x128 x[permute_num_loads];
+        int at[permute_num_loads];
+#pragma unroll
+        for (int j = 0; j < permute_num_loads; j++) {
+            int i = first + j * blockDim.x;
+            floatX* from = back ? permute_split_vector(p, tile, i, &at[j]) : permute_packed_vector(p, tile, i, &at[j]);
+            if (at[j] >= 0) { x[j] = load128cs(from); }
         }
-    };
-    auto split_side = [&] {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < tile.num_vectors; i += blockDim.x) {
-            int d = i % tile.head_vectors, row = i / tile.head_vectors % tile.rows;
-            int slot = i / tile.head_vectors / tile.rows;
-            if (row >= num_rows || slot >= num_slots) { continue; }
-            floatX* split = permute_split_at(p, b, t0 + row, slot0 + slot, d * x128::size);
-            int4* shared = permute_shared + row * tile.width + slot * tile.head_vectors + d;
-            if (back) {
-                *shared = vec128_bits(load128cs(split));
-            } else {
-                store128(split, vec128_from_bits<floatX>(*shared));
-            }
+#pragma unroll
+        for (int j = 0; j < permute_num_loads; j++) {
+            if (at[j] >= 0) { permute_shared[at[j]] = vec128_bits(x[j]); }
         }
-    };
-    if (back) {
-        split_side();
-        __syncthreads();
-        packed_side();
-    } else {
-        packed_side();
-        __syncthreads();
-        split_side();
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < tile.num_vectors; i += blockDim.x) {
+        int at;
+        floatX* to = back ? permute_packed_vector(p, tile, i, &at) : permute_split_vector(p, tile, i, &at);
+        if (at >= 0) { store128(to, vec128_from_bits<floatX>(permute_shared[at])); }
     }
 }
 

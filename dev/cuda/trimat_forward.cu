@@ -151,7 +151,7 @@ __device__ inline void trimat_store8(const Trimat& a, const float* sums, int hea
     }
 }
 
-__global__ void __launch_bounds__(256, 2) trimat_forward_kernel3(Trimat a) {
+__global__ void __launch_bounds__(256) trimat_forward_kernel3(Trimat a) {
     if (blockIdx.x > blockIdx.y) { return; }
     int s0 = blockIdx.x * trimat_tile + threadIdx.x % 16 * 8, t0 = blockIdx.y * trimat_tile + threadIdx.x / 16 * 8;
     size_t C = (size_t)a.NH * a.HS;

@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# train_gpt2.cu and test_gpt2.cu. With an nvcc: they compile for every architecture and in every precision. With a GPU:
+# each test of test_gpt2cu, in every precision. What cannot run here is skipped by name.
+#
+# What is built lies below build/test_gpu and is kept: only what changed is built again.
+. "$(dirname "$0")/test.sh"
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS
+export PATH=$PATH:/usr/local/cuda/bin
+nvcc=${NVCC:-nvcc}
+top=$PWD
+builds=build/test_gpu
+
+have_nvcc() { command -v "${nvcc%% *}" >/dev/null; }
+have_gpu() { nvidia-smi -L >/dev/null 2>&1; }
+arch=80 # or that of the GPU here
+if have_gpu; then arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .); fi
+# one is compiled alone: there a spill of registers is an error
+archs=(90 75 80 100)
+if have_nvcc; then offered=$($nvcc --list-gpu-arch 2>&1); fi
+others=()
+for a in "${archs[@]:1}"; do grep -qx "compute_$a" <<<"${offered-}" && others+=("$a"); done
+
+# ---- builds: PROGRAM PRECISION ARCH ... is one nvcc, with a folder of its own ----
+
+folder() { local IFS=_; echo "$builds/$*"; }
+
+# In the folder: `log` is what make said, `result` its exit code.
+build() { # PROGRAM PRECISION ARCH ...
+    local dir rc=0
+    dir=$(folder "$@")
+    mkdir -p "$dir"
+    make BIN_DIR="$dir" PRECISION="$2" GPU_COMPUTE_CAPABILITY="${*:3}" NVCC="$nvcc" "$dir/$1" >"$dir/log" 2>&1 || rc=$?
+    echo $rc >"$dir/result"
+}
+
+# All that the tests below ask for, as many at a time as there are cores, those that take longest first.
+build_all() {
+    local each running=0 list=()
+    [ ${#others[@]} -eq 0 ] || list+=("train_gpt2cu BF16 ${others[*]}")
+    list+=("train_gpt2cu BF16 90" "test_gpt2cu BF16 $arch" "test_gpt2cu FP16 $arch" "test_gpt2cu FP32 $arch"
+        "train_gpt2cu FP16 $arch" "train_gpt2cu FP32 $arch")
+    if have_gpu && [ "$arch" != 90 ]; then list+=("train_gpt2cu BF16 $arch"); fi
+    rm -f $builds/*/result
+    for each in "${list[@]}"; do
+        [ $running -lt "$(nproc)" ] || { wait -n; running=$((running - 1)); }
+        # shellcheck disable=SC2086
+        build $each &
+        running=$((running + 1))
+    done
+    wait
+}
+
+# Builds what is not built yet in this run, and fails if it cannot be.
+built() { # PROGRAM PRECISION ARCH ...
+    local dir
+    dir=$(folder "$@")
+    have_nvcc || skip "needs nvcc"
+    if [ ! -e "$tmp/all" ] || [ ! -e "$dir/result" ]; then build "$@"; fi
+    [ "$(cat "$dir/result")" = 0 ] && return
+    grep -aiE 'error|warning' "$dir/log" | head -n 20
+    fail "$1 does not compile in $2 for ${*:3}, see $dir/log"
+}
+
+compiles_bf16() { # ARCH
+    have_nvcc || skip "needs nvcc"
+    grep -qx "compute_$1" <<<"$offered" || skip "this nvcc cannot compile for $1"
+    [ "$1" != 90 ] || { built train_gpt2cu BF16 90; return; }
+    (built train_gpt2cu BF16 "${others[@]}") >"$tmp/group" || built train_gpt2cu BF16 "$1" # which one is it?
+}
+for a in "${archs[@]}"; do eval "test_train_gpt2cu_bf16_$a() { compiles_bf16 $a; }"; done
+test_train_gpt2cu_fp16() { built train_gpt2cu FP16 "$arch"; }
+test_train_gpt2cu_fp32() { built train_gpt2cu FP32 "$arch"; }
+test_test_gpt2cu_bf16() { built test_gpt2cu BF16 "$arch"; }
+test_test_gpt2cu_fp16() { built test_gpt2cu FP16 "$arch"; }
+test_test_gpt2cu_fp32() { built test_gpt2cu FP32 "$arch"; }
+
+# ---- without a GPU ----
+
+test_train_gpt2cu_without_a_gpu() {
+    built train_gpt2cu FP32 "$arch"
+    local rc=0 program
+    program=$(folder train_gpt2cu FP32 "$arch")/train_gpt2cu
+    CUDA_VISIBLE_DEVICES='' "$program" --prompt x >"$tmp/out" 2>"$tmp/err" || rc=$?
+    want "its exit code" $rc 1
+    want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+    contains "error: no usable GPU" "$tmp/err"
+    CUDA_VISIBLE_DEVICES='' "$program" --help >"$tmp/out" || fail "--help fails"
+    contains "--stochastic-rounding" "$tmp/out"
+}
+
+test_test_gpt2cu_without_a_gpu() {
+    built test_gpt2cu FP32 "$arch"
+    local program
+    program=$(folder test_gpt2cu FP32 "$arch")/test_gpt2cu
+    want "--list" "$("$program" --list | cut -d ' ' -f 1 | tr '\n' ' ')" "${gpu_tests[*]} "
+    CUDA_VISIBLE_DEVICES='' "$program" >"$tmp/out" || fail "exit code $?"
+    want "the last line" "$(tail -n 1 "$tmp/out")" "0 passed, 0 failed, ${#gpu_tests[@]} skipped"
+}
+
+# ---- promoted kernels ----
+
+test_promoted_kernels() { scripts/promote.sh --check || fail "not the copies of dev/cuda: make promote"; }
+
+# one digit in each promoted block of a copy of the sources: every one is named
+test_changed_promoted_kernels() {
+    mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev"
+    cp scripts/promote.sh "$tmp/tree/scripts"
+    ln -s "$top/dev/cuda" "$tmp/tree/dev/cuda"
+    awk '/^\/\/ ==== promoted: / { fresh = 1 }
+         /^\/\/ ==== end promoted: / { fresh = 0 }
+         fresh && !/^\/\/ ====/ && match($0, /[0-9]/) {
+             $0 = substr($0, 1, RSTART - 1) (substr($0, RSTART, 1) + 1) % 10 substr($0, RSTART + 1)
+             fresh = 0
+         }
+         { print }' train_gpt2.cu >"$tmp/tree/train_gpt2.cu"
+    local name rc=0 names
+    names=$(sed -n 's|^// ==== promoted: \([A-Za-z0-9_]*\) ====$|\1|p' train_gpt2.cu)
+    [ -n "$names" ] || fail "no marks in train_gpt2.cu"
+    "$tmp/tree/scripts/promote.sh" --check >"$tmp/out" 2>&1 || rc=$?
+    want "the exit code" $rc 1
+    for name in $names; do contains "FAIL $name: " "$tmp/out"; done
+}
+
+# ---- with a GPU: a run of test_gpt2cu in each precision, its tests as tests of this script ----
+
+gpu_run() { # PRECISION: its output to $tmp/PRECISION.log
+    [ ! -e "$tmp/$1.log" ] || return 0
+    built test_gpt2cu "$1" "$arch"
+    built train_gpt2cu "$1" "$arch"
+    local rc=0
+    TRAIN_GPT2CU=$(folder train_gpt2cu "$1" "$arch")/train_gpt2cu \
+        "$(folder test_gpt2cu "$1" "$arch")/test_gpt2cu" >"$tmp/$1.part" 2>&1 || rc=$?
+    echo "test_gpt2cu ended with status $rc" >>"$tmp/$1.part"
+    mv "$tmp/$1.part" "$tmp/$1.log"
+}
+
+gpu_test() { # PRECISION NAME
+    have_nvcc || skip "needs nvcc"
+    have_gpu || skip "needs a GPU"
+    gpu_run "$1"
+    local log=$tmp/$1.log reason
+    grep -aq "^ok $2 (" "$log" && return
+    reason=$(sed -n "s/^skip $2: //p" "$log")
+    [ -z "$reason" ] || skip "$reason"
+    sed -n "s/^FAIL $2: /    /p" "$log"
+    grep -aq "^FAIL $2: " "$log" || tail -n 20 "$log" # it did not come so far
+    fail "$(tail -n 1 "$log")"
+}
+
+# test_gpt2cu's table; that it is read rightly is a test above
+read -r -a gpu_tests <<<"$(sed -n '/^static const Test tests\[\]/,/^};/s/^ *{"\([A-Za-z0-9_]*\)",.*/\1/p' test_gpt2.cu | tr '\n' ' ')"
+
+tests=(promoted_kernels changed_promoted_kernels)
+for a in "${archs[@]}"; do tests+=("train_gpt2cu_bf16_$a"); done
+tests+=(train_gpt2cu_fp16 train_gpt2cu_fp32 test_gpt2cu_bf16 test_gpt2cu_fp16 test_gpt2cu_fp32
+    train_gpt2cu_without_a_gpu test_gpt2cu_without_a_gpu)
+if have_gpu && have_nvcc; then
+    for p in BF16 FP16 FP32; do
+        for name in "${gpu_tests[@]}"; do
+            eval "test_${p,,}_$name() { gpu_test $p $name; }"
+            tests+=("${p,,}_$name")
+        done
+    done
+else # the reason is the same in every precision
+    for name in "${gpu_tests[@]}"; do
+        eval "test_$name() { gpu_test BF16 $name; }"
+        tests+=("$name")
+    done
+fi
+
+if [ "$BIN_DIR" != . ]; then # CFLAGS and CC, which `make sanitize` changes, are not nvcc's
+    for name in "${tests[@]}"; do eval "test_$name() { skip 'does not depend on BIN_DIR=$BIN_DIR: make test runs it'; }"; done
+elif [ $# -eq 0 ] && have_nvcc; then
+    build_all
+    : >"$tmp/all"
+fi
+run_tests "$@"
