@@ -42,7 +42,7 @@ BENCHES := $(patsubst %.c,$(P)%,$(wildcard dev/test/bench_*.c))
 BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES)
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
-.PHONY: help all programs tests demo test test-full check promote sanitize valgrind fuzz bench check-style clean FORCE
+.PHONY: help all programs tests demo test test-full check promote sanitize sanitize-gpu valgrind fuzz bench check-style clean FORCE
 
 help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
@@ -53,6 +53,7 @@ help:
 	@echo 'make test-full   the same with the tests that take minutes'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'
 	@echo 'make valgrind    the test programs under valgrind: VALGRIND_TESTS="test_a test_b" picks some'
 	@echo 'make fuzz        libFuzzer on every reader: FUZZ_SECONDS=60 or FUZZ_RUNS=1000000 for each (needs clang)'
 	@echo 'make bench       speed: prints figures, checks nothing'
@@ -122,6 +123,9 @@ sanitize: export UBSAN_OPTIONS := print_stacktrace=1:$(UBSAN_OPTIONS)
 # gcc sees uninitialised variables where the sanitizers' own code stands
 sanitize:
 	@$(MAKE) --no-print-directory BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-uninitialized' test
+
+sanitize-gpu:
+	@PRECISION='$(PRECISION)' dev/test/sanitize_gpu.sh $(SANITIZE_GPU)
 
 # -O1: valgrind's reports name lines; it hides AVX-512 from the programs, so the AVX2 code is what it sees
 VALGRIND := valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite

@@ -241,17 +241,21 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
         EncoderVec4 d[U];
         f128 old[U];
         float* row[U]; // where the run that ends here is summed up, else NULL
+        int p[U], id[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) { // before the branches part the lanes
+            p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
+        }
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            int p = __shfl_sync(0xFFFFFFFFu, position, i + u), id = __shfl_sync(0xFFFFFFFFu, token, i + u);
             row[u] = NULL;
             if (i + u >= num || !active) { continue; }
-            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p * C + c0 + column);
+            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p[u] * C + c0 + column);
             if (!(ends >> (i + u) & 1)) { continue; }
             bool is_first = (ends & ((1u << (i + u)) - 1)) == 0;
             int slot = is_first && from_before ? 0 : (i + u == num - 1 && into_after ? 1 : -1);
             if (slot < 0) {
-                row[u] = dwte + (size_t)id * C + c0 + column;
+                row[u] = dwte + (size_t)id[u] * C + c0 + column;
                 old[u] = load128(row[u]);
             } else {
                 row[u] = partial + ((size_t)tile * 2 + slot) * ENCODER_COLUMNS + column;
@@ -2501,10 +2505,11 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) { weights[r][e] = (float)elements[e]; }
                 }
+                int at_x = v, last_x = (B - 1 - first_b) * num_vec + v;
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
-                    x128 value = norm ? normalised[b * num_vec + v]
-                                      : load128(own_x + (min(b, B - 1 - first_b) * num_vec + v) * x128::size);
+                    x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
+                    at_x = min(at_x + num_vec, last_x); // step by step: each sequence's own would take a register
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll

@@ -776,10 +776,11 @@ struct AttentionForwardRows {
     float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
 };
 
-// Scores to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future. True if the
+// Scores to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future; skip: where
+// none of the rows sees 16 keys, exponents are not taken. True if the
 // warp's sums are relative to a new maximum: if one grew by more than 2^8, as in kernel 7.
-template <bool masked> __device__ inline bool attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x,
-                                                                              int diagonal, float scale_log2) {
+template <bool masked, bool skip> __device__ inline bool
+attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
@@ -807,12 +808,17 @@ template <bool masked> __device__ inline bool attention_forward_wgmma_softmax(fl
         }
     }
 #pragma unroll
-    for (int n = 0; n < 64; n += 8) {                  // 16 keys
-        bool unseen = masked && 2 * n > diagonal + 15; // by the whole warp
+    for (int n = 0; n < 64; n += 8) {
+        if (skip && 2 * n > diagonal + 15) { // 16 keys that none of the warp's rows sees
 #pragma unroll
-        for (int i = n; i < n + 8; i++) {
-            s[i] = unseen ? 0.0f : exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
-            x.l[i / 2 % 2] += s[i];
+            for (int i = n; i < n + 8; i++) { s[i] = 0; }
+        } else {
+            if (skip) { asm volatile(""); } // stays a branch
+#pragma unroll
+            for (int i = n; i < n + 8; i++) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+                x.l[i / 2 % 2] += s[i];
+            }
         }
     }
     return grew;
@@ -906,8 +912,8 @@ __global__ void __launch_bounds__(256, 2)
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
-        bool grew = step == 0 ? attention_forward_wgmma_softmax<true>(s, x, warp * 16, scale_log2)
-                              : attention_forward_wgmma_softmax<false>(s, x, 0, scale_log2);
+        bool grew = step == 0 ? attention_forward_wgmma_softmax<true, true>(s, x, warp * 16, scale_log2)
+                              : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
         if (grew) { attention_forward_wgmma_rescale(o, x); }
         attention_forward_wgmma_pack(p, s);
         mbarrier_wait(&smem.v_full[stage], parity);
@@ -972,8 +978,9 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
 template <bool masked, int groups, int stages, bool pingpong>
 __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                    AttentionForwardRows& x, AttentionForwardSM90<groups, stages>& smem,
-                                                   const floatX* q, int i, bool more, int diagonal, float scale_log2) {
-    int k = i % stages, v = (i - 1) % stages, warpgroup = threadIdx.x / 128; // 1 is the first that computes
+                                                   const floatX* q, int warpgroup, int i, bool more, int diagonal,
+                                                   float scale_log2) {
+    int k = i % stages, v = (i - 1) % stages;
     if (pingpong) { named_barrier_sync(warpgroup, 256); }
     wgmma_fence();
     attention_forward_wgmma_scores(s, q, smem.k[k]);
@@ -986,7 +993,7 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_softmax<masked>(s, x, diagonal, scale_log2);
+    bool grew = attention_forward_wgmma_softmax<masked, false>(s, x, diagonal, scale_log2);
     // the next step's keys are awaited here: across a loop the compiler does not move the softmax behind wgmma_wait
     if (more) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
@@ -999,16 +1006,8 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
     attention_forward_wgmma_pack(p, s);
 }
 
-// pingpong: the warpgroups that compute take turns at the tensor cores, so that they do not all wait for them at once.
-template <int groups, int stages, bool pingpong, bool persistent>
-__global__ void __launch_bounds__(128 * (groups + 1), 1)
-    attention_forward_sm90_kernel10(float* lse, const __grid_constant__ CUtensorMap qkv_map,
-                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
-                                    int group, float scale_log2) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups, stages>>(attention_forward_shared);
-    constexpr int rows = 64 * groups;
-    int num_tiles = ceil_div(T, rows), warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
+template <int groups, int stages>
+__device__ inline void attention_forward_sm90_init(AttentionForwardSM90<groups, stages>& smem) {
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
             mbarrier_init(&smem.q_full[j], 1);
@@ -1023,42 +1022,61 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    // Both sides count the same: n tiles of queries, i steps over 128 keys. The latter are in the rings as
-    // k0 k1 v0 k2 v1 ..., in the order in which they are released, so that a full ring never holds up what it waits for.
+}
+
+// The part of the one thread that loads. It and those who compute count the same: n tiles of queries, i steps over 128
+// keys. They come as k0 k1 v0 k2 v1 ..., the order in which they are released: what is awaited is never behind in line.
+template <bool persistent, int groups, int stages>
+__device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups, stages>& smem,
+                                                   const CUtensorMap& qkv_map, int T, int NH, int num_heads,
+                                                   int group) {
     int n = 0, i = 0;
+    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, 64 * groups), group, [&](int head, int tile) {
+        int b = head / NH, h = head % NH, q0 = tile * 64 * groups;
+        int num_steps = ceil_div(min(q0 + 64 * groups, T), 128);
+        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+        for (int j = 0; j < groups; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b, &smem.q_full[n % 2]);
+        }
+        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
+            if (step < num_steps) {
+                int k = (i + step) % stages;
+                mbarrier_wait(&smem.k_empty[k], ((i + step) / stages + 1) % 2);
+                attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
+            }
+            if (step > 0) {
+                int v = (i + step - 1) % stages;
+                mbarrier_wait(&smem.v_empty[v], ((i + step - 1) / stages + 1) % 2);
+                attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
+            }
+        }
+        n++, i += num_steps;
+    });
+}
+
+// pingpong: the warpgroups that compute take turns at the tensor cores, so that they do not all wait for them at once.
+template <int groups, int stages, bool pingpong, bool persistent>
+__global__ void __launch_bounds__(128 * (groups + 1), 1)
+    attention_forward_sm90_kernel10(float* lse, const __grid_constant__ CUtensorMap qkv_map,
+                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
+                                    int group, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups, stages>>(attention_forward_shared);
+    attention_forward_sm90_init(smem);
+    constexpr int rows = 64 * groups;
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, lane = threadIdx.x % 32, n = 0, i = 0;
     if (warpgroup == 0) {
         warpgroup_fewer_registers<groups == 2 ? 24 : 32>();
-        if (threadIdx.x != 0) { return; }
-        attention_forward_each_tile<persistent>(num_heads, num_tiles, group, [&](int head, int tile) {
-            int b = head / NH, h = head % NH, q0 = tile * rows;
-            int num_steps = ceil_div(min(q0 + rows, T), 128);
-            mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-            mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-            for (int j = 0; j < groups; j++) {
-                tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b,
-                            &smem.q_full[n % 2]);
-            }
-            for (int step = 0; step <= num_steps; step++, i++) {
-                if (step < num_steps) {
-                    int k = i % stages;
-                    mbarrier_wait(&smem.k_empty[k], (i / stages + 1) % 2);
-                    attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
-                }
-                if (step > 0) {
-                    int v = (i - 1) % stages;
-                    mbarrier_wait(&smem.v_empty[v], ((i - 1) / stages + 1) % 2);
-                    attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
-                }
-            }
-            n++, i--; // the last round had no keys
-        });
+        if (threadIdx.x == 0) { attention_forward_sm90_load<persistent>(smem, qkv_map, T, NH, num_heads, group); }
         return;
     }
     warpgroup_more_registers<groups == 2 ? 240 : 160>();
-    int warp_row = (warpgroup - 1) * 64 + threadIdx.x / 32 % 4 * 16;
+    int warp_row = (warp - 4) * 16;
     floatX* out_tile = smem.out + warp_row * ATTENTION_FORWARD_ROW;
     if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // the first may begin
-    attention_forward_each_tile<persistent>(num_heads, num_tiles, group, [&](int head, int tile) {
+    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, rows), group, [&](int head, int tile) {
         int q0 = tile * rows, num_steps = ceil_div(min(q0 + rows, T), 128), num_unmasked = q0 / 128;
         const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
         float s[64], o[32];
@@ -1076,7 +1094,7 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
         wgmma_wait<0>();
         wgmma_hold(s);
         if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
-        attention_forward_wgmma_softmax<true>(s, x, diagonal, scale_log2);
+        attention_forward_wgmma_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
         attention_forward_wgmma_pack(p, s);
         i++;
         int key_tile = num_steps - 2;
@@ -1085,14 +1103,14 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
 #pragma unroll 1
             for (; key_tile >= num_unmasked; key_tile--, i++) {
                 diagonal += 128;
-                attention_forward_sm90_step<true, groups, stages, pingpong>(s, p, o, x, smem, q, i, key_tile > 0,
-                                                                            diagonal, scale_log2);
+                attention_forward_sm90_step<true, groups, stages, pingpong>(s, p, o, x, smem, q, warpgroup, i,
+                                                                            key_tile > 0, diagonal, scale_log2);
             }
         }
 #pragma unroll 1
         for (; key_tile >= 0; key_tile--, i++) {
-            attention_forward_sm90_step<false, groups, stages, pingpong>(s, p, o, x, smem, q, i, key_tile > 0, 0,
-                                                                         scale_log2);
+            attention_forward_sm90_step<false, groups, stages, pingpong>(s, p, o, x, smem, q, warpgroup, i,
+                                                                         key_tile > 0, 0, scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         int v = (i - 1) % stages;
@@ -1115,9 +1133,9 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups, int stages, bool pingpong, bool persistent>
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    auto kernel = attention_forward_sm90_kernel10<groups, stages, pingpong, persistent>;
+template <int groups, int stages, bool persistent, class Kernel>
+void attention_forward_sm90(Kernel* kernel, floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
+                            cudaStream_t stream) {
     require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
     CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
@@ -1131,19 +1149,29 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 
 void attention_forward10(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_sm90<2, 2, false, false>(out, lse, qkv, B, T, NH, stream);
+    attention_forward_sm90<2, 2, false>(attention_forward_sm90_kernel10<2, 2, false, false>, out, lse, qkv, B, T, NH,
+                                        stream);
 }
 
 // ---- kernel 11: the warpgroups take turns: the products of one under the softmax of the other ----
 
 void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_sm90<2, 2, true, false>(out, lse, qkv, B, T, NH, stream);
+    attention_forward_sm90<2, 2, false>(attention_forward_sm90_kernel10<2, 2, true, false>, out, lse, qkv, B, T, NH,
+                                        stream);
 }
 
 // ---- kernel 12: a persistent block an SM takes pairs of tiles of equal work; the next tile loads under this one ----
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_sm90<2, 2, true, true>(out, lse, qkv, B, T, NH, stream);
+    attention_forward_sm90<2, 2, true>(attention_forward_sm90_kernel10<2, 2, true, true>, out, lse, qkv, B, T, NH,
+                                       stream);
+}
+
+// ---- kernel 13: 192 queries, three warpgroups: more to choose from while one waits, keys are read less often ----
+
+void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_sm90<3, 2, true>(attention_forward_sm90_kernel10<3, 2, true, true>, out, lse, qkv, B, T, NH,
+                                       stream);
 }
 #endif
 
@@ -1214,6 +1242,9 @@ static void declare(Bench& b) {
         b.kernel(
             12, "persistent, pairs of tiles of equal work",
             [=](int) { attention_forward12(out, lse, qkv, B, T, NH, stream); }, {0}, -90);
+        b.kernel(
+            13, "192 queries, three warpgroups", [=](int) { attention_forward13(out, lse, qkv, B, T, NH, stream); },
+            {0}, -90);
     }
     b.promoted(8);
 #else

@@ -286,11 +286,11 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) { weights[r][e] = (float)elements[e]; }
                 }
-                int at_x = v; // summed up on the way: offsets of all sequences would take a register each
+                int at_x = v, last_x = (B - 1 - first_b) * num_vec + v;
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
                     x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
-                    at_x += b < B - 1 - first_b ? num_vec : 0; // past the last one: that again
+                    at_x = min(at_x + num_vec, last_x); // step by step: each sequence's own would take a register
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll

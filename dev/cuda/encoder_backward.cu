@@ -297,17 +297,21 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
         EncoderVec4 d[U];
         f128 old[U];
         float* row[U]; // where the run that ends here is summed up, else NULL
+        int p[U], id[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) { // before the branches part the lanes
+            p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
+        }
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            int p = __shfl_sync(0xFFFFFFFFu, position, i + u), id = __shfl_sync(0xFFFFFFFFu, token, i + u);
             row[u] = NULL;
             if (i + u >= num || !active) { continue; }
-            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p * C + c0 + column);
+            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p[u] * C + c0 + column);
             if (!(ends >> (i + u) & 1)) { continue; }
             bool is_first = (ends & ((1u << (i + u)) - 1)) == 0;
             int slot = is_first && from_before ? 0 : (i + u == num - 1 && into_after ? 1 : -1);
             if (slot < 0) {
-                row[u] = dwte + (size_t)id * C + c0 + column;
+                row[u] = dwte + (size_t)id[u] * C + c0 + column;
                 old[u] = load128(row[u]);
             } else {
                 row[u] = partial + ((size_t)tile * 2 + slot) * ENCODER_COLUMNS + column;

@@ -325,7 +325,7 @@ void fused_residual_layernorm_forward5(floatX* residual, floatX* normed, float* 
 
 // The average of the row's first vector stands in for the mean: with d = x - near, var = E[d^2] - E[d]^2 loses few digits,
 // whatever the mean is. The two sums do not depend on each other: their shuffles overlap.
-template <int num_vecs> __global__ void __launch_bounds__(512)
+template <int num_vecs> __global__ void __launch_bounds__(512, 1)
     fused_residual_layernorm_kernel6(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                      int row_warps) {
@@ -339,8 +339,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         size_t start = (size_t)row * C + first;
         x128 near1 = load128(inp1 + (size_t)row * C), near2 = load128(inp2 + (size_t)row * C);
         float near = 0.0f;
-        for (int k = 0; k < x128::size; k++) { near += ((float)near1[k] + (float)near2[k]) / x128::size; }
-        near = (float)(floatX)near; // as short as x: x - near is exact, and has no bias that all elements share
+        for (int k = 0; k < x128::size; k++) { near += (float)near1[k] + (float)near2[k]; }
+        near = (float)(floatX)(near / x128::size); // as short as x: x - near is exact, and has no bias that all elements share
         x128 x[num_vecs] = {}, add[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {

@@ -518,11 +518,19 @@ template <int R> __device__ inline void layernorm_forward_row_sums(float x[R], f
     }
 }
 
+constexpr int layernorm_forward_min_blocks(int R) { // of 256 threads
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+    return R == 1 ? 8 : 5;
+#else
+    return R == 1 ? 4 : 3; // an SM may hold no more than 1024 threads
+#endif
+}
+
 // A row in registers becomes floats there: 57 registers, 32 warps an SM. Here a lane reads its vectors back three times:
 // 32 registers, 64 warps; two rows at once 48, 40 warps with twice as much in flight, and one read of weight and bias for
 // both. Kernels 7 to 9 save those reads too, but their blocks have fixed shares of the rows, and the SMs do not get equal
 // shares of the bandwidth: all wait for the last. Short-lived blocks go where there is room.
-template <int R, int num_vecs> __global__ void __launch_bounds__(256, R == 1 ? 8 : 5)
+template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(R))
     layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][R][16];

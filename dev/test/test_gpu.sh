@@ -57,7 +57,7 @@ built() { # PROGRAM PRECISION ARCH ...
     have_nvcc || skip "needs nvcc"
     if [ ! -e "$tmp/all" ] || [ ! -e "$dir/result" ]; then build "$@"; fi
     [ "$(cat "$dir/result")" = 0 ] && return
-    grep -aiE 'error|warning' "$dir/log" | head -n 20
+    grep -aE 'error|warning' "$dir/log" | grep -v -e ' -gencode ' | head -n 20
     fail "$1 does not compile in $2 for ${*:3}, see $dir/log"
 }
 
@@ -143,8 +143,9 @@ gpu_test() { # PRECISION NAME
     reason=$(sed -n "s/^skip $2: //p" "$log")
     [ -z "$reason" ] || skip "$reason"
     sed -n "s/^FAIL $2: /    /p" "$log"
-    grep -aq "^FAIL $2: " "$log" || tail -n 20 "$log" # it did not come so far
-    fail "$(tail -n 1 "$log")"
+    reason=$(sed -n "s/^FAIL $2: //p" "$log" | head -n 1)
+    [ -z "$reason" ] || fail "$reason"
+    fail "not reached: $(tail -n 2 "$log" | tr '\n' ';')"
 }
 
 # test_gpt2cu's table; that it is read rightly is a test above

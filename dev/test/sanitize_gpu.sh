@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# compute-sanitizer's four tools on train_gpt2cu and on every op of dev/cuda; needs a GPU.
+#
+#     dev/test/sanitize_gpu.sh [--list | PART ...]
+#
+# PART is train, train_graph (the step as a CUDA graph), sample (from train's checkpoint), ops, or the name of an op;
+# `ops` before names of ops may be there or not. One line for each tool and program, then `N passed, N failed, N skipped`.
+#
+#     TOOLS="memcheck racecheck initcheck synccheck"
+#     SHAPES=small         odd: the shapes that --check takes by itself: more tails, minutes instead of seconds
+#     PRECISION=BF16       FP16, FP32
+#     JOBS=nproc/2         side by side
+#     SANITIZE_TIMEOUT=240 seconds for each tool and program
+#
+# Programs and logs lie below build/sanitize_gpu.
+set -u -o pipefail
+cd "$(dirname "$0")/../.." || exit 1
+unset MAKEFLAGS MFLAGS MAKELEVEL
+export PATH=$PATH:/usr/local/cuda/bin
+tools=${TOOLS:-memcheck racecheck initcheck synccheck}
+precision=${PRECISION:-BF16}
+cores=$(nproc)
+jobs=${JOBS:-$((cores > 1 ? cores / 2 : 1))}
+limit=${SANITIZE_TIMEOUT:-240}
+dir=build/sanitize_gpu/$precision
+usage() { echo "$0: $1" >&2; exit 2; }
+for tool in $tools; do
+    [[ " memcheck racecheck initcheck synccheck " == *" $tool "* ]] || usage "no tool '$tool'"
+done
+for number in "$jobs" "$limit"; do
+    [[ $number =~ ^[1-9][0-9]*$ ]] || usage "JOBS and SANITIZE_TIMEOUT are whole numbers above 0, not '$number'"
+done
+[[ ${SHAPES:=small} =~ ^(small|odd)$ ]] || usage "SHAPES is small or odd, not '$SHAPES'"
+
+# ---- what there is to run: parts of the program, ops ----
+
+all_ops=()
+for source in dev/cuda/*.cu; do
+    name=${source##*/}
+    # nccl_all_reduce has no kernel of its own, nor the flags of the others
+    [ ! -e "$source" ] || [ "$name" = nccl_all_reduce.cu ] || all_ops+=("${name%.cu}")
+done
+if [ "${1-}" = --list ]; then
+    printf '%s\n' train train_graph sample "${all_ops[@]}"
+    exit 0
+fi
+parts=() ops=() want_all_ops=
+for name in "$@"; do
+    if [[ $name =~ ^(train|train_graph|sample)$ ]]; then
+        parts+=("$name")
+    elif [ "$name" = ops ]; then
+        want_all_ops=yes
+    elif [[ " ${all_ops[*]} " == *" $name "* ]]; then
+        ops+=("$name")
+    else
+        usage "no part '$name'; see --list"
+    fi
+done
+[ $# -gt 0 ] || { parts=(train train_graph sample); want_all_ops=yes; }
+if [ -n "$want_all_ops" ] && [ ${#ops[@]} -eq 0 ]; then ops=("${all_ops[@]}"); fi
+
+# shapes OP: a line of flags for each run of it, small enough for racecheck, and no multiple of a tile where the op allows
+# other sizes. What the letters mean where an op has a use of its own for them stands in its file.
+shapes() {
+    [ "$SHAPES" = small ] || { echo; return; }
+    case $1 in
+    adamw) printf '%s\n' "-B 1 -T 17 -C 776" "-B 2 -T 16 -C 777" ;; # rounding by chance, a master copy
+    global_norm) echo "-B 2 -T 17 -C 777" ;;
+    attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
+    decode_attention) echo "-B 2 -T 70 -C 128 -NH 2" ;;
+    decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200" ;; # with layernorm, with residual
+    decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 5 -V 1003" ;; # the likeliest token, top-k and top-p
+    matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 -NH 2" "-B 1 -T 130 -C 200 -V 136 -NH 3" ;;
+    matmul_backward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 -NH 2" "-B 1 -T 130 -C 200 -V 136 -NH 3" ;;
+    trimat_forward) echo "-B 1 -T 70 -C 128 -NH 2" ;;
+    permute) printf '%s\n' "-B 2 -T 17 -C 776 -NH 97 -V 1" "-B 2 -T 17 -C 776 -NH 97 -V 2" ;;
+    *) echo "-B 2 -T 17 -C 776 -V 1003" ;;
+    esac
+}
+
+if ! command -v compute-sanitizer >/dev/null; then
+    reason="needs compute-sanitizer (cuda-sanitizer of the CUDA toolkit)"
+elif ! nvidia-smi -L >/dev/null 2>&1; then
+    reason="needs a GPU"
+elif ! command -v "${NVCC:-nvcc}" >/dev/null; then
+    reason="needs nvcc"
+else
+    reason=
+fi
+if [ -n "$reason" ]; then
+    skipped=0
+    for tool in $tools; do
+        for name in ${parts[@]+"${parts[@]}"} ${ops[@]+"${ops[@]}"}; do
+            echo "skip $tool $name: $reason"
+            skipped=$((skipped + 1))
+        done
+    done
+    echo "0 passed, 0 failed, $skipped skipped"
+    exit 0
+fi
+
+# ---- programs and data ----
+
+mkdir -p "$dir/ops" || exit 1
+rm -rf "$dir/runs" "$dir/results"
+mkdir "$dir/runs" "$dir/results"
+trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM HUP
+
+make_quietly() { # TARGET ... [VARIABLE=VALUE ...]: the whole output only if it fails
+    make -k -j"$cores" --no-print-directory PRECISION="$precision" SPILLS=warn "$@" >"$dir/make.log" 2>&1 && return
+    grep -aE 'error|warning' "$dir/make.log" | grep -v -e ' -gencode ' | tail -n 20
+    echo "error: make $* failed, see $dir/make.log"
+    return 1
+}
+
+# a short run: two micro-batches a step, validation, samples, a checkpoint; nothing is tuned, so that every run is the same
+run_flags=(-e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i "$dir/data/code_train_*.bin"
+    -j "$dir/data/code_val_*.bin" -b 2 -t 64 -d 256 -x 3 -v 2 -m 2 -s 2 -g 8 -n 3 -u 1 -c 0.1 --tune 0)
+if [ ${#parts[@]} -gt 0 ]; then
+    make_quietly BIN_DIR="$dir" "$dir/train_gpt2cu" "$dir/dev/data/tokenize" || exit 1
+    rm -rf "$dir/data"
+    "$dir/dev/data/tokenize" -i 'llmc/*.h' -o "$dir/data/code" --val-tokens 20000 >"$dir/tokenize.log" 2>&1 ||
+        { cat "$dir/tokenize.log"; exit 1; }
+fi
+if [[ " ${parts[*]-} " == *" sample "* ]]; then
+    "$dir/train_gpt2cu" "${run_flags[@]}" -o "$dir/runs/plain" >"$dir/plain.log" 2>&1 ||
+        { tail -n 5 "$dir/plain.log"; echo "error: a run without compute-sanitizer fails, see $dir/plain.log"; exit 1; }
+fi
+if [ ${#ops[@]} -gt 0 ]; then
+    make_quietly -C dev/cuda BIN_DIR="../../$dir/ops" OPS="${ops[*]}" all # one that is missing fails below
+fi
+
+# ---- runs ----
+
+# One tool on one program: prints one line and, if it failed, the tool's findings; leaves ok or FAIL in results/.
+check() { # TOOL NAME COMMAND ...
+    local tool=$1 name=$2 log=$dir/$1_$2.log rc=0 start=$SECONDS verdict
+    shift 2
+    trap 'kill $!; exit 130' TERM # timeout ends what it has started
+    timeout -k 10 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 "$@" >"$log" 2>&1 </dev/null &
+    wait $! || rc=$?
+    local took="$((SECONDS - start)) s" clean='ERROR SUMMARY: 0 errors' findings
+    [ "$tool" != racecheck ] || clean='RACECHECK SUMMARY: 0 hazards' # warnings are hazards too
+    if [ $rc -eq 0 ] && grep -aqF "$clean" "$log"; then
+        verdict="ok $tool $name ($took)"
+        : >"$dir/results/ok_${tool}_$name"
+    else
+        verdict="FAIL $tool $name: status $rc after $took, see $log"
+        if [ $rc -eq 124 ] || [ $rc -eq 137 ]; then verdict="FAIL $tool $name: not done after $limit s (SANITIZE_TIMEOUT)"; fi
+        findings=$(grep -aE '^=========|^FAIL|error: ' "$log" | awk 'NR <= 12 || /SUMMARY/ { print "    " $0 }')
+        [ -z "$findings" ] || verdict+=$'\n'$findings
+        : >"$dir/results/FAIL_${tool}_$name"
+    fi
+    echo "$verdict" # at once, so that lines of others do not come between
+}
+
+start() { # as check, beside the others
+    while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n; done
+    check "$@" &
+}
+
+for tool in $tools; do
+    # what takes longest first
+    for name in ${parts[@]+"${parts[@]}"}; do
+        case $name in
+        train | train_graph)
+            graph=0
+            [ "$name" = train ] || graph=1
+            start "$tool" "$name" "$dir/train_gpt2cu" "${run_flags[@]}" --graph $graph -o "$dir/runs/${tool}_$name"
+            ;;
+        sample)
+            start "$tool" "$name" "$dir/train_gpt2cu" -e "$dir/runs/plain" --prompt 'for (int i' --num-samples 2 \
+                --num-tokens 12 --top-k 20 --top-p 0.9 --tune 0
+            ;;
+        esac
+    done
+    for op in ${ops[@]+"${ops[@]}"}; do
+        i=0
+        while read -r flags; do
+            i=$((i + 1))
+            name=$op
+            [ $i -eq 1 ] || name=${op}_$i
+            # shellcheck disable=SC2086
+            start "$tool" "$name" "$dir/ops/$op" --check --no-guards $flags
+        done < <(shapes "$op")
+    done
+done
+wait
+
+count() { find "$dir/results" -name "$1_*" | wc -l; }
+passed=$(count ok) failed=$(count FAIL)
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]
