@@ -2267,7 +2267,7 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
 
 // ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
 
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
                   size_t n, AdamWScalars s, uint32_t seed) {
     size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
@@ -2311,6 +2311,7 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
            cudaStream_t stream, int block_size = 128) {
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
+    require(block_size <= 128);
     AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
     adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
@@ -4304,7 +4305,8 @@ static double evaluate_hellaswag(Trainer* t) {
     GPT2* model = &t->model;
     Activations* acts = &model->acts;
     Error err;
-    size_t BT = (size_t)args.B * args.T;
+    int B = t->hellaswag.B, T = t->hellaswag.T; // no more tokens than args.B * args.T
+    size_t BT = (size_t)B * T;
     float* losses = (float*)malloc_check(BT * sizeof(float));
     double start = time_ms();
     eval_reset(&t->hellaswag);
@@ -4312,8 +4314,8 @@ static double evaluate_hellaswag(Trainer* t) {
         cudaStream_t stream = model->stream;
         cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[0], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
         cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[0] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-        gpt2_forward(model, acts, args.B, args.T, NULL);
-        gpt2_loss(model, acts, args.B, args.T, false, 0.0f);
+        gpt2_forward(model, acts, B, T, NULL);
+        gpt2_loss(model, acts, B, T, false, 0.0f);
         cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, stream));
         cudaCheck(cudaStreamSynchronize(stream));
         eval_score(&t->hellaswag, losses);
@@ -4479,6 +4481,7 @@ static void trainer_open(Trainer* t) {
     if (args.hellaswag && !eval_open(&t->hellaswag, args.hellaswag, args.B, args.T, source.config.vocab_size, &err)) {
         die("--hellaswag %s", err.text);
     }
+    if (args.hellaswag) { eval_fit(&t->hellaswag); }
     for (int i = 0; i < 2; i++) {
         cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)args.B * args.T * sizeof(int)));
         cudaCheck(cudaMallocHost(&t->reports[i].scalars, 2 * sizeof(float)));

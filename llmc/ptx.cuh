@@ -343,3 +343,40 @@ __device__ inline int load_acquire(const int* p) {
 __device__ inline void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
+
+// ---- wgmma that overwrites d: the first of a chain of products ----------------------------------------------
+
+// As wgmma_64x128x16 and wgmma_64x64x16_transposed with accumulate 0, but what d held before is known to be dead, which
+// frees its registers.
+#define WGMMA_NEW8(d, i)                                                                                               \
+    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
+        "=f"(d[i + 7])
+#define WGMMA_64x128x16_NEW(type)                                                                                      \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
+              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
+              "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24), WGMMA_NEW8(d, 32),           \
+                WGMMA_NEW8(d, 40), WGMMA_NEW8(d, 48), WGMMA_NEW8(d, 56)                                                \
+              : "l"(a), "l"(b))
+__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, __nv_bfloat16) {
+    WGMMA_64x128x16_NEW("bf16");
+}
+__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, half) { WGMMA_64x128x16_NEW("f16"); }
+#define WGMMA_64x64x16_BOTH_TRANSPOSED_NEW(type)                                                                       \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "%32, %33, p, 1, 1, 1, 1;\n}\n"                                                                          \
+              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24)                               \
+              : "l"(a), "l"(b))
+__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
+    WGMMA_64x64x16_BOTH_TRANSPOSED_NEW("bf16");
+}
+__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, half) {
+    WGMMA_64x64x16_BOTH_TRANSPOSED_NEW("f16");
+}

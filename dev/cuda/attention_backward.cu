@@ -3,13 +3,13 @@
    dqkv (B,T,3,NH,HS) floatX out | scratch (B,NH,T) float | dout (B,T,NH,HS) floatX in | qkv (B,T,3,NH,HS) floatX in |
    out (B,T,NH,HS) floatX in | lse (B,NH,T) float in, the logarithm of the sum of exp(scores)
    Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. The promoted kernel does 7:
-   it computes the scores twice so that each gradient has one writer, which makes it deterministic.
-   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128.
+   it computes the scores twice so that each gradient has one writer, which makes it deterministic. Kernels 8 to 12 do 5.
+   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 9 to 12: HS 64 and sm_90a.
    Error: against the fp64 reference, which is not given the rounded out. bf16 and fp16: one ulp of the gradient and two
    ulps of 1; P, dS and out are rounded to floatX, and the sums that follow are of terms of size 1 (emulated on a CPU:
    1.1 ulps of 1). fp32: 8 ulps of the gradient and 96 of 1, for the argument of exp is rounded (emulated: 50).
    Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; the swapped operands: Shah et al. 2024,
-   arXiv:2407.08608.
+   arXiv:2407.08608; wgmma and TMA: the PTX ISA.
 
    nvcc -O3 --use_fast_math attention_backward.cu -o attention_backward -lcublas -lcublasLt
    (or: make attention_backward)
@@ -1125,14 +1125,14 @@ static AttentionBackwardSM90 attention_backward_sm90_arguments(floatX* dqkv, flo
 }
 
 // lse and dsum of every query, and turns and ticket to 0. Queries past the end have an infinite lse: their P is 0.
-// 8 threads for each row of 64.
+// 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
 __global__ void attention_backward_stats_sm90_kernel9(AttentionBackwardSM90 f, const floatX* dout, const floatX* out,
                                                       const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * f.num_tiles;
     if (thread <= (size_t)f.num_heads * f.num_tiles * 2) { f.turns[thread] = 0; } // ticket is behind the last one
     int h = row % f.NH, t = row / f.NH % rows, b = row / f.NH / rows;
-    bool inside = b * f.NH < f.num_heads, valid = inside && t < f.T;
+    bool valid = t < f.T;
     float sum = 0.0f;
     if (valid) {
         size_t i = (((size_t)b * f.T + t) * f.NH + h) * 64 + 8 * part;
@@ -1140,7 +1140,7 @@ __global__ void attention_backward_stats_sm90_kernel9(AttentionBackwardSM90 f, c
         for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
     }
     for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-    if (inside && part == 0) {
+    if (part == 0) {
         size_t head = (size_t)b * f.NH + h;
         float* pair = reinterpret_cast<float*>(f.stats + (head * rows + t) / 2) + t % 2;
         pair[0] = valid ? lse[head * f.T + t] * 1.44269504f : INFINITY;
@@ -1150,9 +1150,7 @@ __global__ void attention_backward_stats_sm90_kernel9(AttentionBackwardSM90 f, c
 
 static void attention_backward_stats(const AttentionBackwardSM90& f, const floatX* dout, const floatX* out,
                                      const float* lse, cudaStream_t stream) {
-    size_t num_threads = (size_t)f.num_heads * f.num_tiles * 128 * 8;
-    attention_backward_stats_sm90_kernel9<<<(unsigned)ceil_div(num_threads, (size_t)256), 256, 0, stream>>>(f, dout,
-                                                                                                            out, lse);
+    attention_backward_stats_sm90_kernel9<<<4 * f.num_heads * f.num_tiles, 256, 0, stream>>>(f, dout, out, lse);
     cudaCheck(cudaGetLastError());
 }
 
@@ -1196,8 +1194,9 @@ __device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& m
 // s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
 __device__ inline void attention_backward_wgmma_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
     uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
+    wgmma_64x128x16_new(s, a, b, floatX());
 #pragma unroll
-    for (int k = 0; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, k > 0, floatX()); }
+    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
 }
 // sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
 __device__ inline void attention_backward_wgmma_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
@@ -1208,8 +1207,9 @@ __device__ inline void attention_backward_wgmma_keys(float (&sum)[32], const uin
 // dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
 __device__ inline void attention_backward_wgmma_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
     uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
+    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
 #pragma unroll
-    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, k > 0, floatX()); }
+    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
 }
 
 // On the diagonal, where keys and queries have the same numbers in their tiles: no key sees queries before it. `key` is
@@ -1444,38 +1444,39 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem10& sme
 template <bool persistent>
 __device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90& f, AttentionBackwardSMem10& smem,
                                                     const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
-    int num_work = f.num_heads * f.num_tiles, i = 0; // i counts steps over all work
+    unsigned i = 0; // counts steps over all work
 #pragma unroll 1
-    for (int n = 0;; n++) {
+    for (unsigned n = 0;; n++) {
         int work = blockIdx.x;
         if (persistent) {
             work = atomicAdd(f.ticket, 1);
             mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
             smem.work[n % 2] = work;
             mbarrier_arrive(&smem.work_full[n % 2]);
-            if (work >= num_work) { return; }
+            if (work >= f.num_heads * f.num_tiles) { return; }
         }
         int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, h = head % f.NH, b = head / f.NH;
+        int tile = j;
+        auto load_queries = [&]() {
+            mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
+            mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+            bulk_load(smem.stats[i % 2], f.stats + (size_t)((b * f.NH + h) * f.num_tiles + tile) * 64,
+                      ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
+            attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+            mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
+            mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
+            attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+            i++, tile++;
+        };
+        load_queries();
+        mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
+        mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, &smem.v_full);
+        mbarrier_wait(&smem.k_empty, (n + 1) % 2);
+        mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, &smem.k_full);
 #pragma unroll 1
-        for (int tile = j; tile < f.num_tiles; tile++, i++) {
-            int stage = i % 2, parity = (i / 2 + 1) % 2;
-            mbarrier_wait(&smem.q_empty[stage], parity);
-            mbarrier_arrive_expect(&smem.q_full[stage], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-            attention_backward_tma(smem.q[stage], qkv_map, h, 128 * tile, b, &smem.q_full[stage]);
-            bulk_load(smem.stats[stage], f.stats + (size_t)((b * f.NH + h) * f.num_tiles + tile) * 64,
-                      ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[stage]);
-            mbarrier_wait(&smem.dout_empty[stage], parity);
-            mbarrier_arrive_expect(&smem.dout_full[stage], ATTENTION_BACKWARD_TILE_BYTES);
-            attention_backward_tma(smem.dout[stage], dout_map, h, 128 * tile, b, &smem.dout_full[stage]);
-            if (tile == j) { // v is free before k is
-                mbarrier_wait(&smem.v_empty, (n + 1) % 2);
-                mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-                attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, &smem.v_full);
-                mbarrier_wait(&smem.k_empty, (n + 1) % 2);
-                mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-                attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, &smem.k_full);
-            }
-        }
+        while (tile < f.num_tiles) { load_queries(); }
         if (!persistent) { return; }
     }
 }
@@ -1563,80 +1564,105 @@ template <bool persistent, bool early> __global__ void __launch_bounds__(384, 1)
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     attention_backward_sm90_each<persistent>(smem, num_work, [&](int work, int n) {
         int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, num_steps = f.num_tiles - j;
-        float dk[32] = {}, dv[32] = {}, s[64];
-        auto start_scores = [&]() {
+        float dk[32] = {}, dv[32] = {}, s[64], dp[64], dq[32];
+        uint32_t p[32], ds[32];
+        auto start_s = [&]() { // of step i, as all that follow
             mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
             wgmma_fence();
             attention_backward_wgmma_scores(s, k, smem.q[i % 2]);
             wgmma_commit();
         };
-        mbarrier_wait(&smem.k_full, n % 2);
-        if (early) { start_scores(); }
-        mbarrier_wait(&smem.v_full, n % 2);
-        auto do_step = [&](int step, bool last) { // last is a constant once this is inlined
-            float dp[64], dq[32];
-            uint32_t p[32], ds[32];
-            int stage = i % 2, parity = i / 2 % 2;
-            const float4* stats = smem.stats[stage];
-            if (!early) { start_scores(); }
-            mbarrier_wait(&smem.dout_full[stage], parity);
+        auto start_dp = [&]() {
+            mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
             wgmma_fence();
-            attention_backward_wgmma_scores(dp, v, smem.dout[stage]);
+            attention_backward_wgmma_scores(dp, v, smem.dout[i % 2]);
             wgmma_commit();
+        };
+        auto finish_ds = [&](bool diagonal, bool last) {
             wgmma_wait<1>();
             wgmma_hold(s);
-            if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
-            attention_backward_sm90_p(s, stats, scale * 1.44269504f);
+            if (diagonal) { attention_backward_sm90_mask(s, row + lane / 4); }
+            attention_backward_sm90_p(s, smem.stats[i % 2], scale * 1.44269504f);
             wgmma_wait<0>();
             wgmma_hold(dp);
             if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
-            attention_backward_sm90_ds(p, ds, s, dp, stats);
+            attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+        };
+        auto start_gradients = [&]() { // dv and dk are finished
             wgmma_fence();
-            attention_backward_wgmma_keys(dv, p, smem.dout[stage]);
+            attention_backward_wgmma_keys(dv, p, smem.dout[i % 2]);
             wgmma_commit();
-            attention_backward_sm90_store_ds(smem.ds[stage], ds, row);
+            attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
             tma_store_fence(); // wgmma reads as TMA does
             wgmma_fence();
-            attention_backward_wgmma_keys(dk, ds, smem.q[stage]);
+            attention_backward_wgmma_keys(dk, ds, smem.q[i % 2]);
             wgmma_commit();
             named_barrier_sync(1, 256); // ds is complete
             wgmma_fence();
-            attention_backward_wgmma_queries(dq, smem.ds[stage] + warpgroup * 128 * 64, smem.k);
+            attention_backward_wgmma_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
             wgmma_commit();
             wgmma_wait<1>();
             wgmma_hold(dv);
             wgmma_hold(dk);
             if (lane == 0) {
-                mbarrier_arrive(&smem.dout_empty[stage]);
-                mbarrier_arrive(&smem.q_empty[stage]);
+                mbarrier_arrive(&smem.dout_empty[i % 2]);
+                mbarrier_arrive(&smem.q_empty[i % 2]);
             }
-            int dq_parity = i % 2;
-            i++;
-            if (early && !last) {
-                start_scores();
-                wgmma_wait<1>();
-            } else {
-                wgmma_wait<0>();
-            }
+        };
+        auto finish_dq = [&](int step, int i) {
             wgmma_hold(dq);
-            if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
-            mbarrier_wait(&smem.dq_ready[warpgroup], dq_parity);
+            mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
+            if (j > 0) {
 #pragma unroll
-            for (int c = 0; c < 8; c++) {
-                if (j > 0) {
-                    dq_out[128 * c] = make_float4(dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
-                } else if (step > 0) {
-                    float4 x = dq_out[128 * c];
-                    dq[4 * c] += x.x, dq[4 * c + 1] += x.y, dq[4 * c + 2] += x.z, dq[4 * c + 3] += x.w;
+                for (int c = 0; c < 32; c += 4) {
+                    dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]);
                 }
+                tma_store_fence();
+            } else {
+                if (step > 0) {
+#pragma unroll
+                    for (int c = 0; c < 32; c += 4) {
+                        float4 x = dq_out[32 * c];
+                        dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
+                    }
+                }
+                attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale);
             }
-            if (j == 0) { attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale); }
-            tma_store_fence();
             mbarrier_arrive(&smem.dq_full[warpgroup]);
         };
+        mbarrier_wait(&smem.k_full, n % 2);
+        if (early) {
+            start_s();
+            mbarrier_wait(&smem.v_full, n % 2);
+            start_dp();
+            finish_ds(true, num_steps == 1);
 #pragma unroll 1
-        for (int step = 0; step + 1 < num_steps; step++) { do_step(step, false); }
-        do_step(num_steps - 1, true);
+            for (int step = 0; step + 1 < num_steps; step++) {
+                start_gradients();
+                i++;
+                start_s();
+                wgmma_wait<1>(); // for dq
+                finish_dq(step, i - 1);
+                start_dp();
+                finish_ds(false, step + 2 == num_steps);
+            }
+            start_gradients();
+            wgmma_wait<0>();
+            if (lane == 0) { mbarrier_arrive(&smem.k_empty); }
+            finish_dq(num_steps - 1, i++);
+        } else {
+            mbarrier_wait(&smem.v_full, n % 2);
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                start_s();
+                start_dp();
+                finish_ds(step == 0, step + 1 == num_steps);
+                start_gradients();
+                wgmma_wait<0>();
+                if (step + 1 == num_steps && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+                finish_dq(step, i);
+            }
+        }
         attention_backward_sm90_store_rows(f, 1, head, 128 * j + row, dk, scale);
         attention_backward_sm90_store_rows(f, 2, head, 128 * j + row, dv, 1.0f);
     });
@@ -1763,6 +1789,9 @@ int main(int argc, char** argv) {
                        {2, 17, 128, 2},
                        {1, 64, 64, 2},
                        {2, 127, 192, 3},
+                       {1, 128, 128, 2},
+                       {2, 129, 64, 1},
+                       {3, 700, 128, 2},
                        {1, 128, 192, 2},
                        {2, 200, 256, 4},
                        {1, 200, 192, 2},

@@ -10,7 +10,9 @@
 
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
    ./attention_forward 8      check kernel 8 against the CPU
-   ./attention_forward        every kernel, side by side                                                       */
+   ./attention_forward        every kernel, side by side
+   Kernels from 9 on need -gencode arch=compute_90a,code=sm_90a, know HS = 64 alone, and the last of them scores below
+   2e6 alone.                                                                                                   */
 #include <cuda.h>
 
 #include "bench.h"
@@ -776,10 +778,23 @@ struct AttentionForwardRows {
     float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
 };
 
+// 2^(s * scale_log2 - m) without the unit for exponents, which is the busiest of all: the integer part goes to the
+// exponent's bits, the rest in -1/2..1/2 to a polynomial that is off by 2.7e-6 at most. m is an integer below 2^22.
+__device__ inline float attention_forward_polynomial(float s, float scale_log2, float m) {
+    const float shift = 12582912.0f; // 1.5 * 2^23: what is added to it is rounded to an integer, in the lowest bits
+    s = fmaxf(s, (m - 120.0f) / scale_log2); // below it is 0 to all that it is added to
+    float rounded = fmaf(s, scale_log2, shift - m), rest = fmaf(s, scale_log2, (shift - m) - rounded);
+    float y = fmaf(rest, 0.009570102207362652f, 0.05591785907745361f);
+    y = fmaf(y, rest, 0.240247443318367f);
+    y = fmaf(y, rest, 0.6931217908859253f);
+    y = fmaf(y, rest, 0.9999992847442627f);
+    return __uint_as_float(__float_as_uint(y) + (__float_as_uint(rounded) << 23));
+}
+
 // Scores to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future; skip: where
-// none of the rows sees 16 keys, exponents are not taken. True if the
-// warp's sums are relative to a new maximum: if one grew by more than 2^8, as in kernel 7.
-template <bool masked, bool skip> __device__ inline bool
+// none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new maximum: if one
+// grew by more than 2^8, as in kernel 7. every: of unmasked scores each such one is a polynomial; 0: none.
+template <bool masked, bool skip, int every> __device__ inline bool
 attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
@@ -802,7 +817,7 @@ attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int dia
     if (grew) {
 #pragma unroll
         for (int half_row = 0; half_row < 2; half_row++) {
-            float m = fmaxf(x.m[half_row], new_m[half_row]);
+            float m = fmaxf(x.m[half_row], every ? ceilf(new_m[half_row]) : new_m[half_row]);
             x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
             x.m[half_row] = m, x.l[half_row] *= x.rescale[half_row];
         }
@@ -816,7 +831,10 @@ attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int dia
             if (skip) { asm volatile(""); } // stays a branch
 #pragma unroll
             for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+                float m = x.m[i / 2 % 2];
+                bool polynomial = !masked && every > 0 && i % max(every, 1) == every - 1;
+                s[i] = polynomial ? attention_forward_polynomial(s[i], scale_log2, m)
+                                  : exp2_approx(fmaf(s[i], scale_log2, -m));
                 x.l[i / 2 % 2] += s[i];
             }
         }
@@ -912,8 +930,8 @@ __global__ void __launch_bounds__(256, 2)
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
-        bool grew = step == 0 ? attention_forward_wgmma_softmax<true, true>(s, x, warp * 16, scale_log2)
-                              : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+        bool grew = step == 0 ? attention_forward_wgmma_softmax<true, true, 0>(s, x, warp * 16, scale_log2)
+                              : attention_forward_wgmma_softmax<false, false, 0>(s, x, 0, scale_log2);
         if (grew) { attention_forward_wgmma_rescale(o, x); }
         attention_forward_wgmma_pack(p, s);
         mbarrier_wait(&smem.v_full[stage], parity);
@@ -945,8 +963,7 @@ void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 10: one warpgroup loads, two or three compute: Q k^T of the next keys is under way during the softmax ----
-// of these, and P v under the next softmax
+// ---- kernel 10: one warpgroup loads, two compute: the product with these values under the softmax of the next keys ----
 
 template <int groups, int stages> struct AttentionForwardSM90 {
     floatX q[2][groups * ATTENTION_FORWARD_BOX]; // of this tile and the next
@@ -975,7 +992,7 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
 
 // The scores of 128 more keys, number i of the ring, and the product with the values before them, which runs under the
 // softmax of the new scores. `more`: others follow.
-template <bool masked, int groups, int stages, bool pingpong>
+template <bool masked, bool pingpong, int every, int groups, int stages>
 __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                    AttentionForwardRows& x, AttentionForwardSM90<groups, stages>& smem,
                                                    const floatX* q, int warpgroup, int i, bool more, int diagonal,
@@ -993,9 +1010,10 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_softmax<masked, false>(s, x, diagonal, scale_log2);
-    // the next step's keys are awaited here: across a loop the compiler does not move the softmax behind wgmma_wait
-    if (more) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
+    bool grew = attention_forward_wgmma_softmax<masked, false, every>(s, x, diagonal, scale_log2);
+    // The next step's keys are awaited here, where sums are not negative, which they never are: else the compiler moves
+    // exponents behind wgmma_wait, and they no longer run under the product.
+    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
     wgmma_hold(s);
@@ -1056,7 +1074,7 @@ __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups, 
 }
 
 // pingpong: the warpgroups that compute take turns at the tensor cores, so that they do not all wait for them at once.
-template <int groups, int stages, bool pingpong, bool persistent>
+template <int groups, int stages, bool pingpong, bool persistent, int every>
 __global__ void __launch_bounds__(128 * (groups + 1), 1)
     attention_forward_sm90_kernel10(float* lse, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
@@ -1094,7 +1112,7 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
         wgmma_wait<0>();
         wgmma_hold(s);
         if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
-        attention_forward_wgmma_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
+        attention_forward_wgmma_softmax<true, groups == 2, every>(s, x, diagonal, scale_log2);
         attention_forward_wgmma_pack(p, s);
         i++;
         int key_tile = num_steps - 2;
@@ -1103,14 +1121,14 @@ __global__ void __launch_bounds__(128 * (groups + 1), 1)
 #pragma unroll 1
             for (; key_tile >= num_unmasked; key_tile--, i++) {
                 diagonal += 128;
-                attention_forward_sm90_step<true, groups, stages, pingpong>(s, p, o, x, smem, q, warpgroup, i,
-                                                                            key_tile > 0, diagonal, scale_log2);
+                attention_forward_sm90_step<true, pingpong, every>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0,
+                                                                   diagonal, scale_log2);
             }
         }
 #pragma unroll 1
         for (; key_tile >= 0; key_tile--, i++) {
-            attention_forward_sm90_step<false, groups, stages, pingpong>(s, p, o, x, smem, q, warpgroup, i,
-                                                                         key_tile > 0, 0, scale_log2);
+            attention_forward_sm90_step<false, pingpong, every>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0, 0,
+                                                                scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         int v = (i - 1) % stages;
@@ -1149,28 +1167,35 @@ void attention_forward_sm90(Kernel* kernel, floatX* out, float* lse, const float
 }
 
 void attention_forward10(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_sm90<2, 2, false>(attention_forward_sm90_kernel10<2, 2, false, false>, out, lse, qkv, B, T, NH,
+    attention_forward_sm90<2, 2, false>(attention_forward_sm90_kernel10<2, 2, false, false, 0>, out, lse, qkv, B, T, NH,
                                         stream);
 }
 
 // ---- kernel 11: the warpgroups take turns: the products of one under the softmax of the other ----
 
 void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_sm90<2, 2, false>(attention_forward_sm90_kernel10<2, 2, true, false>, out, lse, qkv, B, T, NH,
+    attention_forward_sm90<2, 2, false>(attention_forward_sm90_kernel10<2, 2, true, false, 0>, out, lse, qkv, B, T, NH,
                                         stream);
 }
 
 // ---- kernel 12: a persistent block an SM takes pairs of tiles of equal work; the next tile loads under this one ----
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_sm90<2, 2, true>(attention_forward_sm90_kernel10<2, 2, true, true>, out, lse, qkv, B, T, NH,
+    attention_forward_sm90<2, 2, true>(attention_forward_sm90_kernel10<2, 2, true, true, 0>, out, lse, qkv, B, T, NH,
                                        stream);
 }
 
 // ---- kernel 13: 192 queries, three warpgroups: more to choose from while one waits, keys are read less often ----
 
 void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_sm90<3, 2, true>(attention_forward_sm90_kernel10<3, 2, true, true>, out, lse, qkv, B, T, NH,
+    attention_forward_sm90<3, 2, true>(attention_forward_sm90_kernel10<3, 2, true, true, 0>, out, lse, qkv, B, T, NH,
+                                       stream);
+}
+
+// ---- kernel 14: of each four exponents one is a polynomial: there are as many of them as an SM's unit can take ----
+
+void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_sm90<2, 2, true>(attention_forward_sm90_kernel10<2, 2, true, true, 4>, out, lse, qkv, B, T, NH,
                                        stream);
 }
 #endif
@@ -1245,6 +1270,9 @@ static void declare(Bench& b) {
         b.kernel(
             13, "192 queries, three warpgroups", [=](int) { attention_forward13(out, lse, qkv, B, T, NH, stream); },
             {0}, -90);
+        b.kernel(
+            14, "each fourth exponent a polynomial", [=](int) { attention_forward14(out, lse, qkv, B, T, NH, stream); },
+            {0}, -90);
     }
     b.promoted(8);
 #else
@@ -1261,6 +1289,9 @@ int main(int argc, char** argv) {
                        {2, 128, 64, 1},
                        {2, 200, 128, 2},
                        {1, 333, 128, 2},
+                       {1, 129, 64, 1},
+                       {2, 513, 128, 2},
+                       {3, 1000, 768, 12},
                        {1, 200, 64, 2},
                        {2, 127, 192, 2},
                        {1, 200, 256, 2},
