@@ -31,6 +31,7 @@ follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev
 #include "llmc/training.h"
 #include "llmc/utils.h"
 #include <algorithm>
+#include <cuda.h>
 #include <math.h>
 #include <nvtx3/nvToolsExt.h>
 #include <string>

@@ -6,6 +6,8 @@ They need compute capability 8.0. In code for older devices they compile to a tr
 */
 #pragma once
 
+#include <cuda.h>
+
 #include "cuda_common.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -159,6 +161,45 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
                   : "r"(shared_address(barrier)), "r"(parity)
                   : "memory");
     }
+}
+
+// ---- how TMA sees a tensor ------------------------------------------------------------------------------
+
+// On the host. A contiguous tensor with these sizes, the innermost dimension first, in boxes: swizzled by 128 bytes for
+// wgmma, so a box is 64 wide (of 16-bit elements); zeros are read outside of the tensor and nothing is written there. The
+// result is passed to kernels as const __grid_constant__ CUtensorMap. tensor and rows are aligned to 16 bytes.
+template <int rank>
+CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int (&box_sizes)[rank]) {
+    typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    void* encode; // from the driver at run time: the program links no libcuda
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found));
+#else
+    cudaCheck(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
+#endif
+    require(found == cudaDriverEntryPointSuccess);
+#if defined(ENABLE_FP32)
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+#elif defined(ENABLE_FP16)
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+#else
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+#endif
+    cuuint64_t size[rank], stride[rank], bytes = sizeof(floatX); // stride: in bytes, of dimension i + 1
+    cuuint32_t box[rank], step[rank];
+    for (int i = 0; i < rank; i++) {
+        size[i] = (cuuint64_t)sizes[i], box[i] = (cuuint32_t)box_sizes[i], step[i] = 1;
+        bytes *= size[i], stride[i] = bytes;
+    }
+    CUtensorMap map;
+    CUresult result = ((Encode*)encode)(&map, type, rank, (void*)tensor, size, stride, box, step,
+                                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    require(result == CUDA_SUCCESS);
+    return map;
 }
 
 // ---- TMA: one thread copies a box of a 2-D tensor to shared memory ---------------------------------

@@ -4,7 +4,8 @@
 #     scripts/update_results.sh
 #
 # A table stands between `<!-- results: h200 -->` and `<!-- end results: h200 -->`; one row for each CSV: the fastest
-# kernel that is not the vendor's (number 0).
+# kernel that is not the vendor's (number 0). results/GPU/pytorch.txt, where there is one, says what PyTorch took at the same
+# shape on the same kind of card: lines of OP, milliseconds eager, milliseconds compiled (nan: not measured).
 set -u -o pipefail
 cd "$(dirname "$0")/../dev/cuda" || exit 1
 export LC_ALL=C
@@ -16,12 +17,13 @@ tmp=$(mktemp -d /tmp/llmc_results_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
 table() { # GPU
-    echo "| op | shape, type | fastest kernel | block size | ms (p10 to p90) | GB/s | of copy | TFLOP/s | of vendor's rate | x kernel 0 | x kernel 1 |"
-    echo "|---|---|---|---|---|---|---|---|---|---|---|"
-    local csv
+    echo "| op | shape, type | fastest kernel | block size | ms (p10 to p90) | GB/s | of copy | TFLOP/s | of vendor's rate | x kernel 0 | x kernel 1 | x PyTorch eager | x compiled |"
+    echo "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    local csv peer=results/$1/pytorch.txt
+    [ -f "$peer" ] || peer=/dev/null
     for csv in results/"$1"/*.csv; do
         # the fields before `what` hold no commas
-        awk -F , '
+        awk -F , -v peer="$peer" '
             function cell(format, x, unit) { return (x > 0 && unit > 0) ? sprintf(format, x / unit) : "" }
             NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
             { ms = $at["median_ms"] + 0; number = $at["kernel"] + 0 }
@@ -39,7 +41,12 @@ table() { # GPU
                     $at["C"], $at["dtype"], $at["kernel"], what, size, best, $at["p10_ms"], $at["p90_ms"]
                 printf " %s | %s |", cell("%.0f", gbs, 1), cell("%.1f%%", 100 * gbs, copy)
                 printf " %s | %s |", cell("%.1f", tflops, 1), cell("%.1f%%", 100 * tflops, rate)
-                printf " %s | %s |\n", cell("%.2f", base[0], best), cell("%.2f", base[1], best)
+                printf " %s | %s |", cell("%.2f", base[0], best), cell("%.2f", base[1], best)
+                while ((getline line <peer) > 0) {
+                    split(line, word, " ")
+                    if (word[1] == $at["op"]) { eager = word[2]; compiled = word[3] }
+                }
+                printf " %s | %s |\n", cell("%.2f", eager + 0, best), cell("%.2f", compiled == "nan" ? 0 : compiled + 0, best)
             }' "$csv" || die "dev/cuda/$csv has no row of a kernel"
     done
 }

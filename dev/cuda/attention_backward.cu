@@ -1694,8 +1694,14 @@ static void declare(Bench& b) {
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
     Buffer<floatX> qkv = b.input<floatX>("qkv", 3 * n), dout = b.input<floatX>("dout", n);
     std::vector<float> lse_host(b.dry ? 0 : num_rows);
-    Buffer<floatX> out = b.input_from<floatX>(
-        "out", n, [&](float* host) { attention_forward_cpu(host, lse_host.data(), qkv.host, B, T, C, NH); });
+    Buffer<floatX> out = b.input_from<floatX>("out", n, [&](float* host) {
+        if (bench_flags().verify) {
+            attention_forward_cpu(host, lse_host.data(), qkv.host, B, T, C, NH);
+        } else { // what it takes minutes to compute: about the right size
+            std::fill(host, host + n, 0.1f);
+            std::fill(lse_host.begin(), lse_host.end(), logf((float)T));
+        }
+    });
     Buffer<float> lse = b.input_from<float>(
         "lse", num_rows, [&](float* host) { memcpy(host, lse_host.data(), num_rows * sizeof(float)); });
     float ulp = ulp_of<floatX>();

@@ -281,7 +281,7 @@ struct Bench {
 
 struct BenchFlags {
     int kernel = -1; // -1: all
-    int list = 0, check = 0, full = 0, hot = 0, guards = 1;
+    int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
     int block_size = 0, seed = 1337, repeats = 100;
     const char *flush = "write", *csv = NULL, *json = NULL;
     bool shape_given = false;
@@ -317,6 +317,9 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "of the inputs", 0, INT_MAX},
         {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
          "watch the bytes around each buffer; off for compute-sanitizer, which then sees reads past the end", 0, 0},
+        {OPT_BOOL, 0, NULL, "verify", &f.verify, NULL,
+         "compare with the CPU before timing; off, with a kernel's number, for shapes whose reference takes minutes", 0,
+         0},
         {OPT_SECTION, 0, NULL, "Results", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "one row for each kernel and block size", 0, 0},
         {OPT_STR, 0, NULL, "json", &f.json, "FILE", "the same in Google Benchmark's layout", 0, 0},
@@ -533,7 +536,9 @@ inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(B
         bench_set_guards(x);
         if (x.kind == BenchKind::input) { x.checksum = bench_checksum(d, x); }
     }
-    for (auto& reference : s.references) { reference(); }
+    if (bench_flags().verify) {
+        for (auto& reference : s.references) { reference(); }
+    }
 }
 
 inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_size) {
@@ -917,8 +922,10 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
     BenchCounts counts = {0, 0, 0};
     std::vector<int> failed;
-    bench_check_shape(d, s, shape, true, &counts, &failed);
-    if (counts.failed) {
+    if (f.verify) { bench_check_shape(d, s, shape, true, &counts, &failed); }
+    if (!f.verify) {
+        printf("Not compared with the CPU at this shape (--no-verify).\n");
+    } else if (counts.failed) {
         printf("%d of %d results do not match.\n", counts.failed, counts.failed + counts.passed);
     } else if (counts.passed) {
         printf("All results match. Starting benchmarks.\n");
@@ -931,7 +938,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     std::vector<BenchResult> results, shown; // shown: without what is timed only to compare with
     for (const BenchKernel& k : s.kernels) {
         bool wanted = bench_wanted(k);
-        bool is_base = !wanted && k.number <= 1;
+        bool is_base = !wanted && k.number <= 1 && f.verify;
         if ((!wanted && !is_base) || bench_skip_reason(d, k) ||
             std::find(failed.begin(), failed.end(), k.number) != failed.end()) {
             continue;
@@ -985,6 +992,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         }
         return EXIT_SUCCESS;
     }
+    if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
     return f.check ? bench_run_check(device, declare, shape, check_shapes) : bench_run(device, name, declare, shape);

@@ -12,8 +12,6 @@
    ./matmul_forward               every kernel, side by side
    ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH what follows the product:
                                   1 bias, 2 bias and gelu, 3 bias and residual, 4 nothing          */
-#include <cuda.h>
-
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
@@ -325,34 +323,6 @@ void matmul_forward4(const MatmulForward& f, cudaStream_t stream) {
 
 // ---- kernel 7: wgmma on operands in shared memory, brought by TMA; two blocks an SM hide each other's waits ----
 
-// How TMA sees a matrix (rows, columns): boxes of box_rows x 64, swizzled for wgmma, zeros outside of it.
-static CUtensorMap matmul_forward_tensor_map(const floatX* matrix, int rows, int columns, int box_rows) {
-    typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    void* encode; // from the driver at run time: the program links no libcuda
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found));
-#else
-    cudaCheck(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
-#endif
-    require(found == cudaDriverEntryPointSuccess);
-    CUtensorMap map;
-    cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {columns * sizeof(floatX)};
-    cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-#if defined(ENABLE_FP16)
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-#else
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-#endif
-    CUresult result = ((Encode*)encode)(&map, type, 2, (void*)matrix, sizes, strides, box, steps,
-                                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    require(result == CUDA_SUCCESS);
-    return map;
-}
-
 struct MatmulForwardStage { // 128 rows of 64 columns of both operands, as TMA writes them
     floatX inp[128 * 64], weight[128 * 64];
 };
@@ -420,8 +390,8 @@ __global__ void __launch_bounds__(256, 2)
 
 void matmul_forward7(const MatmulForward& f, cudaStream_t stream) {
     require(compiled_arch(matmul_forward_sm90_kernel7) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-    CUtensorMap inp_map = matmul_forward_tensor_map(f.inp, f.N, f.C, 128);
-    CUtensorMap weight_map = matmul_forward_tensor_map(f.weight, f.OC, f.C, 128);
+    CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
+    CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
     const int bytes = matmul_forward_ring7 * sizeof(MatmulForwardStage) + 1024;
     cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_tiles = matmul_forward_num_tiles(f, 128, 128);
@@ -492,8 +462,8 @@ __global__ void __launch_bounds__(384, 1)
 
 void matmul_forward8(const MatmulForward& f, cudaStream_t stream) {
     require(compiled_arch(matmul_forward_sm90_kernel8) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-    CUtensorMap inp_map = matmul_forward_tensor_map(f.inp, f.N, f.C, 128);
-    CUtensorMap weight_map = matmul_forward_tensor_map(f.weight, f.OC, f.C, 128);
+    CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
+    CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
     const int bytes = matmul_forward_ring8 * sizeof(MatmulForwardStage) + 1024;
     cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel8, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_tiles = matmul_forward_num_tiles(f, 128, 128);
