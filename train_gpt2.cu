@@ -940,7 +940,8 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 
 // ==== promoted: attention_forward ====
 // softmax(scale * q k^T, causal) v without the T x T matrix: tiles of queries stay, tiles of keys stream past, and what
-// has been summed is rescaled when a row's maximum grows. Kernel 8 runs on tensor cores, kernel 3 anywhere.
+// has been summed is rescaled when a row's maximum grows. Kernels 12 and 13 are for Hopper, kernel 8 for other
+// tensor cores, kernel 3 for anything.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
 struct AttentionForwardWork {
@@ -1335,8 +1336,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, x, q0 + warp_row, T, C);
 }
 
-template <int HS, int row_tiles, int step, int slack, int blocks>
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+template <int HS, int row_tiles, int step, int slack, int blocks> void
+attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
     constexpr int shared = sizeof(AttentionForwardSMem<HS, row_tiles>);
     static_assert(shared <= 99 << 10, "all that compute capability 8.6 has");
@@ -1344,6 +1345,371 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
     kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, shared, stream>>>(
         out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
+}
+
+// HS is 32, 64, 96 or 128
+void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+                           cudaStream_t stream) {
+    if (HS == 32) {
+        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+    } else if (HS == 64) {
+        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+    } else if (HS == 96) {
+        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
+    } else {
+        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+    }
+}
+
+// ---- kernels 12 and 13: Hopper: wgmma on what TMA brings ----
+// For compute capability 9.0 and HS = 64. A persistent block an SM takes pairs of tiles of equal work. One warpgroup,
+// four warps, loads; each of two (12) or three (13) others has 64 queries and goes over their keys by 128, the diagonal
+// first. The product with some keys' values runs under the softmax of the next keys, and the warpgroups take turns at
+// starting products. Loops over registers are unrolled by name: else arrays with an index would lie in memory.
+// Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
+
+const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
+const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;   // 64 queries
+const int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
+const int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // what TMA announces for them
+static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
+
+// How TMA sees (B,T,num_vectors,64): boxes of box_rows tokens of one vector. T is a dimension of its own, so past a
+// sequence's end zeros are read and nothing is written, never the next sequence.
+inline CUtensorMap attention_forward_tensor_map(const floatX* tensor, int B, int T, int num_vectors, int box_rows) {
+    return tensor_map(tensor, {ATTENTION_FORWARD_ROW, num_vectors, T, B}, {ATTENTION_FORWARD_ROW, 1, box_rows, 1});
+}
+
+// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
+template <class SMem> __device__ inline SMem& attention_forward_sm90_shared(unsigned char* dynamic_shared) {
+    uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
+}
+
+// Brings 128 keys or values, `vector` of the 3 * NH of a token, from token t on.
+__device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const CUtensorMap& qkv_map, int vector,
+                                             int t, int b) {
+    mbarrier_arrive_expect(full, ATTENTION_FORWARD_KEY_BYTES);
+    tma_load_4d(keys, &qkv_map, 0, vector, t, b, full);
+    tma_load_4d(keys + ATTENTION_FORWARD_BOX, &qkv_map, 0, vector, t + 64, b, full);
+}
+
+// s = q k^T for a warpgroup's 64 queries and 128 keys. Starts it, waits for nothing.
+__device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floatX* q, const floatX* k) {
+    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
+#pragma unroll
+    for (int d = 0; d < 4; d++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+        wgmma_64x128x16(s, a + 2 * d, b + 2 * d, d > 0, floatX());
+    }
+}
+
+// o += p v for 128 keys. Starts it, waits for nothing.
+__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[32], const floatX* v) {
+    uint64_t b = wgmma_descriptor(v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) { // 16 rows are 2048 bytes
+        wgmma_64x64x16_transposed(o, p + 4 * k, b + 128 * k, 1, floatX());
+    }
+}
+
+// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's 16: elements i of s and o with i / 2 % 2 = 0
+// belong to the first of them.
+struct AttentionForwardRows {
+    float m[2];       // the maximum that o and l are relative to, times scale_log2
+    float l[2];       // this thread's share of the sum of P
+    float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
+};
+
+// Scores to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future; skip: where
+// none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new maximum: if one
+// grew by more than 2^8, as in kernel 7.
+template <bool masked, bool skip> __device__ inline bool
+attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
+    int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
+        row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
+    }
+    float new_m[2];
+    bool grew = false;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        new_m[half_row] = m * scale_log2;
+        grew |= new_m[half_row] > x.m[half_row] + 8.0f;
+    }
+    grew = __any_sync(0xFFFFFFFFu, grew);
+    if (grew) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            float m = fmaxf(x.m[half_row], new_m[half_row]);
+            x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
+            x.m[half_row] = m, x.l[half_row] *= x.rescale[half_row];
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 64; n += 8) {
+        if (skip && 2 * n > diagonal + 15) { // 16 keys that none of the warp's rows sees
+#pragma unroll
+            for (int i = n; i < n + 8; i++) { s[i] = 0; }
+        } else {
+            if (skip) { asm volatile(""); } // stays a branch
+#pragma unroll
+            for (int i = n; i < n + 8; i++) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+                x.l[i / 2 % 2] += s[i];
+            }
+        }
+    }
+    return grew;
+}
+
+__device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) { o[i] *= x.rescale[i / 2 % 2]; }
+}
+
+// The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
+__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[32], const float (&s)[64]) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
+}
+
+// Divides a warp's 16 rows from token t on by their sums and gives them to TMA, by way of `tile` (16,64), which must be
+// left alone until tma_store_wait. lse: of this sequence and head, or NULL.
+__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, float* lse, floatX* tile,
+                                                     const float (&o)[32], const AttentionForwardRows& x, int t, int T,
+                                                     int h, int b) {
+    int lane = threadIdx.x % 32;
+    float inverse[2];
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float l = x.l[half_row];
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+        inverse[half_row] = 1.0f / l;
+        int row = t + lane / 4 + 8 * half_row;
+        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        int half_row = i / 2 % 2, row = lane / 4 + 8 * half_row;
+        uint32_t pair = pack_16x2(o[i] * inverse[half_row], o[i + 1] * inverse[half_row], floatX());
+        *reinterpret_cast<uint32_t*>(tile + attention_forward_at<64>(row, i / 4) + lane % 4 * 2) = pair;
+    }
+    tma_store_fence();
+    __syncwarp();
+    if (lane == 0) {
+        tma_store_4d(&out_map, tile, 0, h, t, b);
+        tma_store_commit();
+    }
+}
+
+template <int groups> struct AttentionForwardSM90 { // 112 KB, or 136 with three groups: one block an SM
+    floatX q[2][groups * ATTENTION_FORWARD_BOX];    // of this tile and the next
+    floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
+    floatX out[groups * ATTENTION_FORWARD_BOX];
+    uint64_t q_full[2], q_empty[2], k_full[2], k_empty[2], v_full[2], v_empty[2];
+};
+
+// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes two tiles of a head at a time,
+// whose numbers of keys together are the same for all such pairs, from the whole grid's list.
+template <bool persistent, class F>
+__device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
+    if (!persistent) {
+        AttentionForwardWork work = attention_forward_work(num_heads, num_tiles, group);
+        f(work.head, work.tile);
+        return;
+    }
+    int num_pairs = ceil_div(num_tiles, 2);
+#pragma unroll 1
+    for (int i = blockIdx.x; i < num_heads * num_pairs; i += gridDim.x) {
+        int first = i % num_pairs, last = num_tiles - 1 - first;
+#pragma unroll 1
+        for (int tile = last; tile >= first; tile -= max(last - first, 1)) { f(i / num_pairs, tile); }
+    }
+}
+
+// The scores of 128 more keys, number i of the ring, and the product with the values before them, which runs under the
+// softmax of the new scores. `more`: others follow.
+template <bool masked, bool pingpong, int groups>
+__device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
+                                                   AttentionForwardRows& x, AttentionForwardSM90<groups>& smem,
+                                                   const floatX* q, int warpgroup, int i, bool more, int diagonal,
+                                                   float scale_log2) {
+    int k = i % 2, v = (i - 1) % 2;
+    if (pingpong) { named_barrier_sync(warpgroup, 256); }
+    wgmma_fence();
+    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    wgmma_commit();
+    mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, smem.v[v]);
+    wgmma_commit();
+    if (pingpong) { named_barrier_arrive(warpgroup % groups + 1, 256); }
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
+    bool grew = attention_forward_wgmma_softmax<masked, false>(s, x, diagonal, scale_log2);
+    // The next step's keys are awaited here, where sums are not negative, which they never are: else the compiler moves
+    // exponents behind wgmma_wait, and they no longer run under the product.
+    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
+    wgmma_hold(s);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+    if (grew) { attention_forward_wgmma_rescale(o, x); }
+    attention_forward_wgmma_pack(p, s);
+}
+
+template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSM90<groups>& smem) {
+    if (threadIdx.x == 0) {
+        for (int j = 0; j < 2; j++) {
+            mbarrier_init(&smem.q_full[j], 1);
+            mbarrier_init(&smem.k_full[j], 1);
+            mbarrier_init(&smem.v_full[j], 1);
+            mbarrier_init(&smem.q_empty[j], 4 * groups); // all warps that compute
+            mbarrier_init(&smem.k_empty[j], 4 * groups);
+            mbarrier_init(&smem.v_empty[j], 4 * groups);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+// The part of the one thread that loads. It and those who compute count the same: n tiles of queries, i steps over 128
+// keys. They come as k0 k1 v0 k2 v1 ..., the order in which they are released: what is awaited is never behind in line.
+template <bool persistent, int groups>
+__device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem, const CUtensorMap& qkv_map,
+                                                   int T, int NH, int num_heads, int group) {
+    int n = 0, i = 0;
+    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, 64 * groups), group, [&](int head, int tile) {
+        int b = head / NH, h = head % NH, q0 = tile * 64 * groups;
+        int num_steps = ceil_div(min(q0 + 64 * groups, T), 128);
+        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+        for (int j = 0; j < groups; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b, &smem.q_full[n % 2]);
+        }
+        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
+            if (step < num_steps) {
+                int k = (i + step) % 2;
+                mbarrier_wait(&smem.k_empty[k], ((i + step) / 2 + 1) % 2);
+                attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
+            }
+            if (step > 0) {
+                int v = (i + step - 1) % 2;
+                mbarrier_wait(&smem.v_empty[v], ((i + step - 1) / 2 + 1) % 2);
+                attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
+            }
+        }
+        n++, i += num_steps;
+    });
+}
+
+// pingpong: the warpgroups that compute take turns at the tensor cores, so that they do not all wait for them at once.
+template <int groups, bool pingpong, bool persistent> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+    attention_forward_sm90_kernel12(float* lse, const __grid_constant__ CUtensorMap qkv_map,
+                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
+                                    int group, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
+    attention_forward_sm90_init(smem);
+    constexpr int rows = 64 * groups;
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, lane = threadIdx.x % 32, n = 0, i = 0;
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<groups == 2 ? 24 : 32>();
+        if (threadIdx.x == 0) { attention_forward_sm90_load<persistent>(smem, qkv_map, T, NH, num_heads, group); }
+        return;
+    }
+    warpgroup_more_registers<groups == 2 ? 240 : 160>();
+    int warp_row = (warp - 4) * 16;
+    floatX* out_tile = smem.out + warp_row * ATTENTION_FORWARD_ROW;
+    if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // the first may begin
+    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, rows), group, [&](int head, int tile) {
+        int q0 = tile * rows, num_steps = ceil_div(min(q0 + rows, T), 128), num_unmasked = q0 / 128;
+        const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
+        float s[64], o[32];
+        uint32_t p[32];
+        AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+#pragma unroll
+        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        // where a warpgroup sees none of the first 128 keys, P is 0: the maximum is not -INFINITY but a finite one
+        int diagonal = q0 + warp_row - (num_steps - 1) * 128;
+        mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
+        mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_forward_wgmma_scores(s, q, smem.k[i % 2]);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_hold(s);
+        if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % 2]); }
+        attention_forward_wgmma_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
+        attention_forward_wgmma_pack(p, s);
+        i++;
+        int key_tile = num_steps - 2;
+        if (key_tile >= 0) { mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2); }
+        if (groups != 2) { // 192 queries meet the diagonal in more than 128 keys
+#pragma unroll 1
+            for (; key_tile >= num_unmasked; key_tile--, i++) {
+                diagonal += 128;
+                attention_forward_sm90_step<true, pingpong>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0, diagonal,
+                                                            scale_log2);
+            }
+        }
+#pragma unroll 1
+        for (; key_tile >= 0; key_tile--, i++) {
+            attention_forward_sm90_step<false, pingpong>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0, 0,
+                                                         scale_log2);
+        }
+        if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
+        int v = (i - 1) % 2;
+        mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
+        wgmma_hold(o);
+        wgmma_hold(p);
+        wgmma_fence();
+        attention_forward_wgmma_values(o, p, smem.v[v]);
+        wgmma_commit();
+        if (lane == 0) { tma_store_wait<0>(); } // the tile before has left out_tile
+        __syncwarp();
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+        attention_forward_wgmma_store(out_map, lse ? lse + (size_t)head * T : nullptr, out_tile, o, x, q0 + warp_row, T,
+                                      head % NH, head / NH);
+        n++;
+    });
+    if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+template <int groups, bool pingpong, bool persistent>
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    auto kernel = attention_forward_sm90_kernel12<groups, pingpong, persistent>;
+    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    const int bytes = sizeof(AttentionForwardSM90<groups>) + 1024, num_tiles = ceil_div(T, 64 * groups);
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int num_blocks = persistent ? min(B * NH * ceil_div(num_tiles, 2), num_multiprocessors()) : B * NH * num_tiles;
+    kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(
+        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+    cudaCheck(cudaGetLastError());
+}
+
+// The number of the kernel for this device, binary and shape. Three warpgroups read keys less often than two and waste
+// more at the diagonal: slower at T = 1024, faster at T = 4096.
+inline int attention_forward_choice(int T, int HS) {
+    if (HS == 64 && has_sm90a()) { return T > 2048 ? 13 : 12; }
+    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
+    return has_tiles && compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80 ? 8 : 3;
 }
 #endif
 
@@ -1354,17 +1720,13 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
 #if !defined(ENABLE_FP32)
-    if (compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80) {
-        switch (HS) {
-        case 32:
-            return attention_forward_mma<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
-        case 64:
-            return attention_forward_mma<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
-        case 96:
-            return attention_forward_mma<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
-        case 128:
-            return attention_forward_mma<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
-        }
+    switch (attention_forward_choice(T, HS)) {
+    case 8:
+        return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream);
+    case 12:
+        return attention_forward_sm90<2, true, true>(out, lse, qkv, B, T, NH, stream);
+    case 13:
+        return attention_forward_sm90<3, true, true>(out, lse, qkv, B, T, NH, stream);
     }
 #endif
     attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
@@ -1931,8 +2293,8 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 
 // kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_: of the one for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
-void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, cudaStream_t stream) {
+void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
     int kv_bytes = sizeof(AttentionBackwardSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardSMem<HS, q_M>);
@@ -1947,6 +2309,454 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
     q_kernel<<<q_grid, 128, q_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
 }
+
+void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                            int B, int T, int C, int NH, cudaStream_t stream) {
+    switch (C / NH) {
+    case 32:
+        return attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    case 64:
+        return attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    case 96:
+        return attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    case 128:
+        return attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    default:
+        return attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    }
+}
+
+// ---- kernel 11: wgmma and TMA, dq summed in L2 in the order of the keys, work items by ticket; five products ----
+
+// A work item is 128 keys of one head, 64 for each of two warpgroups, and a walk over tiles of 128 queries from its own
+// number on. Scores come out as [keys][queries], so that P and dS turn into operands without leaving the registers; dS
+// goes to shared memory as well, for dq, which sums over all keys.
+// Tile j of keys adds to tile i of queries in step i - j of its walk, after tile j + 1 has, which came there one step
+// of its own walk earlier: items that start in the order of descending j hardly wait, and the sum has one order. Tile i
+// of keys stores the first term, tile 0 adds the last one and writes dq.
+// Only items drawn earlier are ever waited for, and they are in work by then: however few blocks run at a time, the
+// earliest one that is not finished waits for nothing.
+struct AttentionBackwardSM90 {
+    floatX* dqkv;        // (B,T,3,NH,64)
+    float4* dq_sums;     // (B*NH, num_tiles, 2, 8, 128): 8 of each thread of two warpgroups
+    int *turns, *ticket; // (B*NH, num_tiles, 2), how many terms are in the sums; how many work items have been begun
+    float4* stats;       // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
+    int T, NH, num_heads, num_tiles;
+};
+
+const int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
+const int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+
+// floats
+size_t attention_backward_sm90_scratch(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return tiles * (2 * 4096 + 256 + 2) + 1;
+}
+static AttentionBackwardSM90 attention_backward_sm90_arguments(floatX* dqkv, float* scratch, int B, int T, int NH) {
+    AttentionBackwardSM90 f = {};
+    f.T = T, f.NH = NH, f.num_heads = B * NH, f.num_tiles = ceil_div(T, 128);
+    size_t tiles = (size_t)f.num_heads * f.num_tiles;
+    require(tiles * 128 <= INT_MAX);
+    require((size_t)scratch % 16 == 0); // for bulk copies
+    f.dqkv = dqkv;
+    f.dq_sums = reinterpret_cast<float4*>(scratch);
+    f.stats = f.dq_sums + tiles * 2048;
+    f.turns = reinterpret_cast<int*>(f.stats + tiles * 64);
+    f.ticket = f.turns + tiles * 2;
+    return f;
+}
+
+// lse and dsum of every query; turns and ticket to 0, at every launch. Queries past the end have an infinite lse: their
+// P is 0. 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
+__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardSM90 f, const floatX* dout, const floatX* out,
+                                                       const float* lse) {
+    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * f.num_tiles;
+    if (thread <= (size_t)f.num_heads * f.num_tiles * 2) { f.turns[thread] = 0; } // ticket is behind the last one
+    int h = row % f.NH, t = row / f.NH % rows, b = row / f.NH / rows;
+    bool valid = t < f.T;
+    float sum = 0.0f;
+    if (valid) {
+        size_t i = (((size_t)b * f.T + t) * f.NH + h) * 64 + 8 * part;
+        x128 x = load128(dout + i), y = load128(out + i);
+        for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
+    }
+    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (part == 0) {
+        size_t head = (size_t)b * f.NH + h;
+        float* pair = reinterpret_cast<float*>(f.stats + (head * rows + t) / 2) + t % 2;
+        pair[0] = valid ? lse[head * f.T + t] * 1.44269504f : INFINITY;
+        pair[2] = sum;
+    }
+}
+
+static void attention_backward_sm90_stats(const AttentionBackwardSM90& f, const floatX* dout, const floatX* out,
+                                          const float* lse, cudaStream_t stream) {
+    attention_backward_sm90_stats_kernel11<<<4 * f.num_heads * f.num_tiles, 256, 0, stream>>>(f, dout, out, lse);
+    cudaCheck(cudaGetLastError());
+}
+
+// How TMA sees (B,T,num_vectors,64): boxes of one vector of 128 tokens. T is a dimension of its own, so that past a
+// sequence's end zeros are read, never the next sequence.
+static CUtensorMap attention_backward_tensor_map(const floatX* tensor, int B, int T, int num_vectors) {
+    return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, 128, 1});
+}
+
+// Brings vector number `vector` of 128 tokens from t on.
+__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
+                                              uint64_t* full) {
+    tma_load_4d(tile, &map, 0, vector, t, b, full);
+}
+
+// The three shapes of product. They start it and wait for nothing.
+// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
+__device__ inline void attention_backward_wgmma_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
+    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
+    wgmma_64x128x16_new(s, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
+}
+// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
+__device__ inline void attention_backward_wgmma_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
+    uint64_t b = wgmma_descriptor(queries);
+#pragma unroll
+    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+}
+// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
+__device__ inline void attention_backward_wgmma_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
+    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
+    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
+}
+
+// On the diagonal, where keys and queries have the same numbers in their tiles: no key sees queries before it. `key` is
+// this thread's first one.
+__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
+    int ahead = key - threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 64; j++) {
+        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
+    }
+}
+
+// s becomes P.
+__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
+    }
+}
+
+// s, which is P, and dS = P (dp - dsum) as operands
+__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
+                                                  const float (&dp)[64], const float4* stats) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int k = 4 * j + 2 * i;
+            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
+            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
+        }
+    }
+}
+
+// To shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first key.
+__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(matrices) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
+        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
+    }
+}
+
+// 16 rows of a warp, of which num_valid exist: rows[r] = factor * sum
+__device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
+                                                     float factor) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // 8 rows, 32 columns
+        int row = i % 2 * 8 + lane / 4;
+        float v[4][2];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j][0] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2];
+            v[j][1] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
+        }
+        mma_quad_transpose(v);
+        x128 x;
+#pragma unroll
+        for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
+        if (row < num_valid) { store128(rows + row * stride + i / 2 * 32 + lane % 4 * 8, x); }
+    }
+}
+
+// The warp's 16 rows of one of dq (0), dk (1), dv (2), from token t on.
+__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardSM90& f, int which, int head, int t,
+                                                          const float (&sum)[32], float factor) {
+    size_t token = (size_t)(head / f.NH) * f.T + t, stride = (size_t)3 * f.NH * 64;
+    floatX* rows = f.dqkv + token * stride + ((size_t)which * f.NH + head % f.NH) * 64;
+    attention_backward_sm90_store(rows, stride, f.T - t, sum, factor);
+}
+
+struct AttentionBackwardSMem11 {
+    floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
+    floatX k[128 * 64], v[128 * 64];
+    floatX ds[2][2 * 128 * 64]; // two deep: one barrier a step is enough
+    float4 dq[2][8 * 128];      // of each warpgroup, on its way to the sums or from them
+    float4 stats[2][64];
+    uint64_t q_full[2], q_empty[2]; // q and stats
+    uint64_t dout_full[2], dout_empty[2];
+    uint64_t k_full, k_empty, v_full, v_empty;
+    uint64_t dq_ready[2]; // there is room for dq, or what is to be added to it
+    uint64_t dq_full[2];  // dq has been written, or what was to be added read
+    uint64_t work_full[2], work_empty[2];
+    int work[2];
+};
+static_assert(sizeof(AttentionBackwardSMem11) <= 227 << 10, "all that compute capability 9.0 has");
+
+// f(work, n) for the block's work items, n = 0, 1 ...: all by ticket, or, if not persistent, only that of its own
+// number. For all but the thread that loads.
+template <bool persistent, class F>
+__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem11& smem, int num_work, F f) {
+#pragma unroll 1
+    for (int n = 0;; n++) {
+        if (!persistent) {
+            f(blockIdx.x, n);
+            return;
+        }
+        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
+        int work = smem.work[n % 2];
+        mbarrier_arrive(&smem.work_empty[n % 2]);
+        if (work >= num_work) { return; }
+        f(work, n);
+    }
+}
+
+// One thread brings all tiles. A work item's number is drawn when all of the one before has been asked for: drawn
+// earlier it would wait here while its successors start elsewhere and wait for it.
+template <bool persistent>
+__device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem,
+                                                    const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
+    unsigned i = 0; // counts steps over all work
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        int work = blockIdx.x;
+        if (persistent) {
+            work = atomicAdd(f.ticket, 1);
+            mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
+            smem.work[n % 2] = work;
+            mbarrier_arrive(&smem.work_full[n % 2]);
+            if (work >= f.num_heads * f.num_tiles) { return; }
+        }
+        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, h = head % f.NH, b = head / f.NH;
+        int tile = j;
+        auto load_queries = [&]() {
+            mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
+            mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+            bulk_load(smem.stats[i % 2], f.stats + (size_t)((b * f.NH + h) * f.num_tiles + tile) * 64,
+                      ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
+            attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+            mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
+            mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
+            attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+            i++, tile++;
+        };
+        load_queries();
+        mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
+        mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, &smem.v_full);
+        mbarrier_wait(&smem.k_empty, (n + 1) % 2);
+        mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, &smem.k_full);
+#pragma unroll 1
+        while (tile < f.num_tiles) { load_queries(); }
+        if (!persistent) { return; }
+    }
+}
+
+// One thread for each warpgroup that computes adds its half of dq to the sums, 16 KB at a time.
+template <bool persistent> __device__ inline void
+attention_backward_sm90_add(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem, int warpgroup) {
+    const int bytes = sizeof(smem.dq[0]);
+    float4* dq = smem.dq[warpgroup];
+    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
+    int i = 0;
+    bool announced = false; // ready, for the next step
+    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int) {
+        int num_steps = work % f.num_tiles + 1, j = f.num_tiles - num_steps;
+        int half_tile = (work / f.num_tiles * f.num_tiles + j) * 2 + warpgroup;
+#pragma unroll 1
+        for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
+            float4* sums = f.dq_sums + (size_t)half_tile * 1024;
+            int* turn = f.turns + half_tile;
+            if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
+            announced = false;
+            if (step > 0) {
+                while (load_acquire(turn) < step) {}
+                async_proxy_fence();
+            }
+            if (j == 0 && step > 0) { // the last term is added in registers
+                mbarrier_arrive_expect(ready, bytes);
+                bulk_load(dq, sums, bytes, ready);
+            }
+            mbarrier_wait(full, i % 2);
+            if (j == 0) { continue; }
+            if (step == 0) {
+                bulk_store(sums, dq, bytes);
+            } else {
+                bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), bytes);
+            }
+            tma_store_commit();
+            tma_store_wait<0>();
+            mbarrier_arrive(ready);
+            announced = true;
+            tma_store_wait_written();
+            async_proxy_fence();
+            store_release(turn, step + 1);
+        }
+    });
+}
+
+template <bool persistent> __global__ void __launch_bounds__(384, 1)
+    attention_backward_sm90_kernel11(AttentionBackwardSM90 f, const __grid_constant__ CUtensorMap qkv_map,
+                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem11*>(attention_backward_sm90_memory);
+    if (shared_address(&smem) % 1024 != 0) { __trap(); }
+    // the compiler sees that all lanes have the same warp
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) {
+        mbarrier_init(&smem.k_full, 1);
+        mbarrier_init(&smem.v_full, 1);
+        mbarrier_init(&smem.k_empty, 8); // the warps that compute
+        mbarrier_init(&smem.v_empty, 8);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&smem.q_full[i], 1);
+            mbarrier_init(&smem.q_empty[i], 8);
+            mbarrier_init(&smem.dout_full[i], 1);
+            mbarrier_init(&smem.dout_empty[i], 8);
+            mbarrier_init(&smem.dq_ready[i], 1);
+            mbarrier_init(&smem.dq_full[i], 128);
+            mbarrier_init(&smem.work_full[i], 1);
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // the threads that compute, and those that add
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (warp < 4) {
+        warpgroup_fewer_registers<24>();
+        if (lane != 0) { return; }
+        if (warp == 0) { attention_backward_sm90_load<persistent>(f, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(f, smem, warp - 1); }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0; // the warp's first key and query; steps over all work
+    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int n) {
+        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, num_steps = f.num_tiles - j;
+        float dk[32] = {}, dv[32] = {};
+        mbarrier_wait(&smem.k_full, n % 2);
+        mbarrier_wait(&smem.v_full, n % 2);
+#pragma unroll 1
+        for (int step = 0; step < num_steps; step++, i++) {
+            bool last = step + 1 == num_steps;
+            float s[64], dp[64], dq[32];
+            uint32_t p[32], ds[32];
+            mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
+            wgmma_fence();
+            attention_backward_wgmma_scores(s, k, smem.q[i % 2]);
+            wgmma_commit();
+            mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
+            wgmma_fence();
+            attention_backward_wgmma_scores(dp, v, smem.dout[i % 2]);
+            wgmma_commit();
+
+            wgmma_wait<1>();
+            wgmma_hold(s);
+            if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
+            attention_backward_sm90_p(s, smem.stats[i % 2], scale * 1.44269504f);
+            wgmma_wait<0>();
+            wgmma_hold(dp);
+            if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+            attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+
+            wgmma_fence();
+            attention_backward_wgmma_keys(dv, p, smem.dout[i % 2]);
+            wgmma_commit();
+            attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
+            tma_store_fence(); // wgmma reads as TMA does
+            wgmma_fence();
+            attention_backward_wgmma_keys(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+            named_barrier_sync(1, 256); // ds is complete
+            wgmma_fence();
+            attention_backward_wgmma_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+            wgmma_commit();
+            wgmma_wait<1>();
+            wgmma_hold(dv);
+            wgmma_hold(dk);
+            if (lane == 0) {
+                mbarrier_arrive(&smem.dout_empty[i % 2]);
+                mbarrier_arrive(&smem.q_empty[i % 2]);
+            }
+            wgmma_wait<0>();
+            if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+            wgmma_hold(dq);
+
+            mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
+            if (j > 0) {
+#pragma unroll
+                for (int c = 0; c < 32; c += 4) {
+                    dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]);
+                }
+                tma_store_fence();
+            } else {
+                if (step > 0) {
+#pragma unroll
+                    for (int c = 0; c < 32; c += 4) {
+                        float4 x = dq_out[32 * c];
+                        dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
+                    }
+                }
+                attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale);
+            }
+            mbarrier_arrive(&smem.dq_full[warpgroup]);
+        }
+        attention_backward_sm90_store_rows(f, 1, head, 128 * j + row, dk, scale);
+        attention_backward_sm90_store_rows(f, 2, head, 128 * j + row, dv, 1.0f);
+    });
+}
+
+// HS = 64, sm_90a; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
+template <bool persistent> void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout,
+                                                        const floatX* qkv, const floatX* out, const float* lse, int B,
+                                                        int T, int C, int NH, cudaStream_t stream) {
+    auto kernel = attention_backward_sm90_kernel11<persistent>;
+    require(C / NH == 64);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardSM90 f = attention_backward_sm90_arguments(dqkv, scratch, B, T, NH);
+    CUtensorMap qkv_map = attention_backward_tensor_map(qkv, B, T, 3 * NH);
+    CUtensorMap dout_map = attention_backward_tensor_map(dout, B, T, NH);
+    attention_backward_sm90_stats(f, dout, out, lse, stream);
+    const int bytes = sizeof(AttentionBackwardSMem11);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int num_work = f.num_heads * f.num_tiles;
+    int num_blocks = persistent ? min(num_work, num_multiprocessors()) : num_work;
+    kernel<<<num_blocks, 384, bytes, stream>>>(f, qkv_map, dout_map, 0.125f);
+    cudaCheck(cudaGetLastError());
+}
 #endif
 
 void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
@@ -1957,29 +2767,32 @@ void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out,
     cudaCheck(cudaGetLastError());
 }
 
-// Floats of scratch: dsum (B,NH,T).
-size_t attention_backward_scratch(int B, int T, int /*C*/, int NH) { return (size_t)B * NH * T; }
+// Floats of scratch, on any device: what kernel 11 wants, where it may be chosen, or dsum (B,NH,T).
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
+#endif
+    (void)C;
+    return (size_t)B * NH * T;
+}
 
-// dqkv (B,T,3,NH,HS) out | scratch | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
+// dqkv (B,T,3,NH,HS) out | scratch, aligned to 16 bytes | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
 // lse (B,NH,T), natural logarithm, in. HS a multiple of 8, at most 256; 32, 64, 96 and 128 run on tensor cores where
-// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691.
+// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al.
+// 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64 && has_sm90a()) {
+        return attention_backward_sm90<true>(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    }
+#endif
     float* dsum = scratch;
     attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
 #if !defined(ENABLE_FP32)
     if (compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) {
-        switch (C / NH) {
-        case 32:
-            return attention_backward_mma<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        case 64:
-            return attention_backward_mma<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        case 96:
-            return attention_backward_mma<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        case 128:
-            return attention_backward_mma<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        }
+        return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     }
 #endif
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);

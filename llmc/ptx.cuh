@@ -136,6 +136,20 @@ __device__ inline float exp2_approx(float x) {
 #define PTX_SM90A(...) asm volatile(__VA_ARGS__)
 #endif
 
+// Whether they may be launched: the binary's code for this device is sm_90a's. That of a build for 90 without the a is
+// not, though compiled_arch() is the same; so an empty kernel tells them apart by how many threads it may have.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PTX_SM90A_MARK 32
+#else
+#define PTX_SM90A_MARK 64
+#endif
+template <int> __global__ void __launch_bounds__(PTX_SM90A_MARK) ptx_sm90a_kernel() {}
+inline bool has_sm90a() {
+    cudaFuncAttributes attributes;
+    cudaCheck(cudaFuncGetAttributes(&attributes, (const void*)ptx_sm90a_kernel<0>));
+    return attributes.maxThreadsPerBlock == 32;
+}
+
 // ---- mbarrier: a phase ends when `count` arrivals and all announced bytes are in ------------------
 
 __device__ inline void mbarrier_init(uint64_t* barrier, int count) {
@@ -165,9 +179,9 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
 
 // ---- how TMA sees a tensor ------------------------------------------------------------------------------
 
-// On the host. A contiguous tensor with these sizes, the innermost dimension first, in boxes: swizzled by 128 bytes for
-// wgmma, so a box is 64 wide (of 16-bit elements); zeros are read outside of the tensor and nothing is written there. The
-// result is passed to kernels as const __grid_constant__ CUtensorMap. tensor and rows are aligned to 16 bytes.
+// On the host. A contiguous tensor with these sizes, the innermost dimension first, in boxes swizzled by 128 bytes for
+// wgmma, hence 64 elements of 16 bits wide; outside of the tensor zeros are read and nothing is written. Kernels
+// take the result as const __grid_constant__ CUtensorMap. The tensor and its rows are aligned to 16 bytes.
 template <int rank>
 CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int (&box_sizes)[rank]) {
     typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,

@@ -1,10 +1,13 @@
 /* attention_backward: the gradient of causal attention, out = softmax(q k^T / sqrt(HS)) v, with respect to q, k and v
 
-   dqkv (B,T,3,NH,HS) floatX out | scratch (B,NH,T) float | dout (B,T,NH,HS) floatX in | qkv (B,T,3,NH,HS) floatX in |
-   out (B,T,NH,HS) floatX in | lse (B,NH,T) float in, the logarithm of the sum of exp(scores)
-   Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. The promoted kernel does 7:
-   it computes the scores twice so that each gradient has one writer, which makes it deterministic. Kernels 8 to 12 do 5.
-   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 9 to 12: HS 64 and sm_90a.
+   dqkv (B,T,3,NH,HS) floatX out | scratch (attention_backward_scratch()) float | dout (B,T,NH,HS) floatX in |
+   qkv (B,T,3,NH,HS) floatX in | out (B,T,NH,HS) floatX in |
+   lse (B,NH,T) float in, the logarithm of the sum of exp(scores)
+   Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. Kernels 3 to 7 do 7: they
+   compute the scores twice so that each gradient has one writer, which makes them deterministic. Kernels 8 to 11 do 5
+   and sum dq over the keys in one fixed order.
+   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 9 to 11: HS 64 and sm_90a,
+   where 11 is the promoted one; elsewhere that is 7, or 5.
    Error: against the fp64 reference, which is not given the rounded out. bf16 and fp16: one ulp of the gradient and two
    ulps of 1; P, dS and out are rounded to floatX, and the sums that follow are of terms of size 1 (emulated on a CPU:
    1.1 ulps of 1). fp32: 8 ulps of the gradient and 96 of 1, for the argument of exp is rounded (emulated: 50).
@@ -13,10 +16,8 @@
 
    nvcc -O3 --use_fast_math attention_backward.cu -o attention_backward -lcublas -lcublasLt
    (or: make attention_backward)
-   ./attention_backward 7      check kernel 7 against the CPU
+   ./attention_backward 11     check kernel 11 against the CPU
    ./attention_backward        every kernel, side by side                                         */
-#include <cuda.h>
-
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
@@ -875,8 +876,8 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 
 // kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_: of the one for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
-void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, cudaStream_t stream) {
+void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
     int kv_bytes = sizeof(AttentionBackwardSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardSMem<HS, q_M>);
@@ -891,6 +892,454 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
     q_kernel<<<q_grid, 128, q_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
 }
+
+void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                            int B, int T, int C, int NH, cudaStream_t stream) {
+    switch (C / NH) {
+    case 32:
+        return attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    case 64:
+        return attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    case 96:
+        return attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    case 128:
+        return attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    default:
+        return attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    }
+}
+
+// ---- kernel 11: wgmma and TMA, dq summed in L2 in the order of the keys, work items by ticket; five products ----
+
+// A work item is 128 keys of one head, 64 for each of two warpgroups, and a walk over tiles of 128 queries from its own
+// number on. Scores come out as [keys][queries], so that P and dS turn into operands without leaving the registers; dS
+// goes to shared memory as well, for dq, which sums over all keys.
+// Tile j of keys adds to tile i of queries in step i - j of its walk, after tile j + 1 has, which came there one step
+// of its own walk earlier: items that start in the order of descending j hardly wait, and the sum has one order. Tile i
+// of keys stores the first term, tile 0 adds the last one and writes dq.
+// Only items drawn earlier are ever waited for, and they are in work by then: however few blocks run at a time, the
+// earliest one that is not finished waits for nothing.
+struct AttentionBackwardSM90 {
+    floatX* dqkv;        // (B,T,3,NH,64)
+    float4* dq_sums;     // (B*NH, num_tiles, 2, 8, 128): 8 of each thread of two warpgroups
+    int *turns, *ticket; // (B*NH, num_tiles, 2), how many terms are in the sums; how many work items have been begun
+    float4* stats;       // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
+    int T, NH, num_heads, num_tiles;
+};
+
+const int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
+const int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+
+// floats
+size_t attention_backward_sm90_scratch(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return tiles * (2 * 4096 + 256 + 2) + 1;
+}
+static AttentionBackwardSM90 attention_backward_sm90_arguments(floatX* dqkv, float* scratch, int B, int T, int NH) {
+    AttentionBackwardSM90 f = {};
+    f.T = T, f.NH = NH, f.num_heads = B * NH, f.num_tiles = ceil_div(T, 128);
+    size_t tiles = (size_t)f.num_heads * f.num_tiles;
+    require(tiles * 128 <= INT_MAX);
+    require((size_t)scratch % 16 == 0); // for bulk copies
+    f.dqkv = dqkv;
+    f.dq_sums = reinterpret_cast<float4*>(scratch);
+    f.stats = f.dq_sums + tiles * 2048;
+    f.turns = reinterpret_cast<int*>(f.stats + tiles * 64);
+    f.ticket = f.turns + tiles * 2;
+    return f;
+}
+
+// lse and dsum of every query; turns and ticket to 0, at every launch. Queries past the end have an infinite lse: their
+// P is 0. 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
+__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardSM90 f, const floatX* dout, const floatX* out,
+                                                       const float* lse) {
+    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * f.num_tiles;
+    if (thread <= (size_t)f.num_heads * f.num_tiles * 2) { f.turns[thread] = 0; } // ticket is behind the last one
+    int h = row % f.NH, t = row / f.NH % rows, b = row / f.NH / rows;
+    bool valid = t < f.T;
+    float sum = 0.0f;
+    if (valid) {
+        size_t i = (((size_t)b * f.T + t) * f.NH + h) * 64 + 8 * part;
+        x128 x = load128(dout + i), y = load128(out + i);
+        for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
+    }
+    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (part == 0) {
+        size_t head = (size_t)b * f.NH + h;
+        float* pair = reinterpret_cast<float*>(f.stats + (head * rows + t) / 2) + t % 2;
+        pair[0] = valid ? lse[head * f.T + t] * 1.44269504f : INFINITY;
+        pair[2] = sum;
+    }
+}
+
+static void attention_backward_sm90_stats(const AttentionBackwardSM90& f, const floatX* dout, const floatX* out,
+                                          const float* lse, cudaStream_t stream) {
+    attention_backward_sm90_stats_kernel11<<<4 * f.num_heads * f.num_tiles, 256, 0, stream>>>(f, dout, out, lse);
+    cudaCheck(cudaGetLastError());
+}
+
+// How TMA sees (B,T,num_vectors,64): boxes of one vector of 128 tokens. T is a dimension of its own, so that past a
+// sequence's end zeros are read, never the next sequence.
+static CUtensorMap attention_backward_tensor_map(const floatX* tensor, int B, int T, int num_vectors) {
+    return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, 128, 1});
+}
+
+// Brings vector number `vector` of 128 tokens from t on.
+__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
+                                              uint64_t* full) {
+    tma_load_4d(tile, &map, 0, vector, t, b, full);
+}
+
+// The three shapes of product. They start it and wait for nothing.
+// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
+__device__ inline void attention_backward_wgmma_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
+    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
+    wgmma_64x128x16_new(s, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
+}
+// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
+__device__ inline void attention_backward_wgmma_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
+    uint64_t b = wgmma_descriptor(queries);
+#pragma unroll
+    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+}
+// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
+__device__ inline void attention_backward_wgmma_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
+    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
+    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
+}
+
+// On the diagonal, where keys and queries have the same numbers in their tiles: no key sees queries before it. `key` is
+// this thread's first one.
+__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
+    int ahead = key - threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 64; j++) {
+        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
+    }
+}
+
+// s becomes P.
+__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
+    }
+}
+
+// s, which is P, and dS = P (dp - dsum) as operands
+__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
+                                                  const float (&dp)[64], const float4* stats) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int k = 4 * j + 2 * i;
+            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
+            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
+        }
+    }
+}
+
+// To shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first key.
+__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(matrices) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
+        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
+    }
+}
+
+// 16 rows of a warp, of which num_valid exist: rows[r] = factor * sum
+__device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
+                                                     float factor) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // 8 rows, 32 columns
+        int row = i % 2 * 8 + lane / 4;
+        float v[4][2];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j][0] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2];
+            v[j][1] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
+        }
+        mma_quad_transpose(v);
+        x128 x;
+#pragma unroll
+        for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
+        if (row < num_valid) { store128(rows + row * stride + i / 2 * 32 + lane % 4 * 8, x); }
+    }
+}
+
+// The warp's 16 rows of one of dq (0), dk (1), dv (2), from token t on.
+__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardSM90& f, int which, int head, int t,
+                                                          const float (&sum)[32], float factor) {
+    size_t token = (size_t)(head / f.NH) * f.T + t, stride = (size_t)3 * f.NH * 64;
+    floatX* rows = f.dqkv + token * stride + ((size_t)which * f.NH + head % f.NH) * 64;
+    attention_backward_sm90_store(rows, stride, f.T - t, sum, factor);
+}
+
+struct AttentionBackwardSMem11 {
+    floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
+    floatX k[128 * 64], v[128 * 64];
+    floatX ds[2][2 * 128 * 64]; // two deep: one barrier a step is enough
+    float4 dq[2][8 * 128];      // of each warpgroup, on its way to the sums or from them
+    float4 stats[2][64];
+    uint64_t q_full[2], q_empty[2]; // q and stats
+    uint64_t dout_full[2], dout_empty[2];
+    uint64_t k_full, k_empty, v_full, v_empty;
+    uint64_t dq_ready[2]; // there is room for dq, or what is to be added to it
+    uint64_t dq_full[2];  // dq has been written, or what was to be added read
+    uint64_t work_full[2], work_empty[2];
+    int work[2];
+};
+static_assert(sizeof(AttentionBackwardSMem11) <= 227 << 10, "all that compute capability 9.0 has");
+
+// f(work, n) for the block's work items, n = 0, 1 ...: all by ticket, or, if not persistent, only that of its own
+// number. For all but the thread that loads.
+template <bool persistent, class F>
+__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem11& smem, int num_work, F f) {
+#pragma unroll 1
+    for (int n = 0;; n++) {
+        if (!persistent) {
+            f(blockIdx.x, n);
+            return;
+        }
+        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
+        int work = smem.work[n % 2];
+        mbarrier_arrive(&smem.work_empty[n % 2]);
+        if (work >= num_work) { return; }
+        f(work, n);
+    }
+}
+
+// One thread brings all tiles. A work item's number is drawn when all of the one before has been asked for: drawn
+// earlier it would wait here while its successors start elsewhere and wait for it.
+template <bool persistent>
+__device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem,
+                                                    const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
+    unsigned i = 0; // counts steps over all work
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        int work = blockIdx.x;
+        if (persistent) {
+            work = atomicAdd(f.ticket, 1);
+            mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
+            smem.work[n % 2] = work;
+            mbarrier_arrive(&smem.work_full[n % 2]);
+            if (work >= f.num_heads * f.num_tiles) { return; }
+        }
+        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, h = head % f.NH, b = head / f.NH;
+        int tile = j;
+        auto load_queries = [&]() {
+            mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
+            mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+            bulk_load(smem.stats[i % 2], f.stats + (size_t)((b * f.NH + h) * f.num_tiles + tile) * 64,
+                      ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
+            attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+            mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
+            mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
+            attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+            i++, tile++;
+        };
+        load_queries();
+        mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
+        mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, &smem.v_full);
+        mbarrier_wait(&smem.k_empty, (n + 1) % 2);
+        mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, &smem.k_full);
+#pragma unroll 1
+        while (tile < f.num_tiles) { load_queries(); }
+        if (!persistent) { return; }
+    }
+}
+
+// One thread for each warpgroup that computes adds its half of dq to the sums, 16 KB at a time.
+template <bool persistent> __device__ inline void
+attention_backward_sm90_add(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem, int warpgroup) {
+    const int bytes = sizeof(smem.dq[0]);
+    float4* dq = smem.dq[warpgroup];
+    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
+    int i = 0;
+    bool announced = false; // ready, for the next step
+    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int) {
+        int num_steps = work % f.num_tiles + 1, j = f.num_tiles - num_steps;
+        int half_tile = (work / f.num_tiles * f.num_tiles + j) * 2 + warpgroup;
+#pragma unroll 1
+        for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
+            float4* sums = f.dq_sums + (size_t)half_tile * 1024;
+            int* turn = f.turns + half_tile;
+            if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
+            announced = false;
+            if (step > 0) {
+                while (load_acquire(turn) < step) {}
+                async_proxy_fence();
+            }
+            if (j == 0 && step > 0) { // the last term is added in registers
+                mbarrier_arrive_expect(ready, bytes);
+                bulk_load(dq, sums, bytes, ready);
+            }
+            mbarrier_wait(full, i % 2);
+            if (j == 0) { continue; }
+            if (step == 0) {
+                bulk_store(sums, dq, bytes);
+            } else {
+                bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), bytes);
+            }
+            tma_store_commit();
+            tma_store_wait<0>();
+            mbarrier_arrive(ready);
+            announced = true;
+            tma_store_wait_written();
+            async_proxy_fence();
+            store_release(turn, step + 1);
+        }
+    });
+}
+
+template <bool persistent> __global__ void __launch_bounds__(384, 1)
+    attention_backward_sm90_kernel11(AttentionBackwardSM90 f, const __grid_constant__ CUtensorMap qkv_map,
+                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem11*>(attention_backward_sm90_memory);
+    if (shared_address(&smem) % 1024 != 0) { __trap(); }
+    // the compiler sees that all lanes have the same warp
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) {
+        mbarrier_init(&smem.k_full, 1);
+        mbarrier_init(&smem.v_full, 1);
+        mbarrier_init(&smem.k_empty, 8); // the warps that compute
+        mbarrier_init(&smem.v_empty, 8);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&smem.q_full[i], 1);
+            mbarrier_init(&smem.q_empty[i], 8);
+            mbarrier_init(&smem.dout_full[i], 1);
+            mbarrier_init(&smem.dout_empty[i], 8);
+            mbarrier_init(&smem.dq_ready[i], 1);
+            mbarrier_init(&smem.dq_full[i], 128);
+            mbarrier_init(&smem.work_full[i], 1);
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // the threads that compute, and those that add
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (warp < 4) {
+        warpgroup_fewer_registers<24>();
+        if (lane != 0) { return; }
+        if (warp == 0) { attention_backward_sm90_load<persistent>(f, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(f, smem, warp - 1); }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0; // the warp's first key and query; steps over all work
+    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int n) {
+        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, num_steps = f.num_tiles - j;
+        float dk[32] = {}, dv[32] = {};
+        mbarrier_wait(&smem.k_full, n % 2);
+        mbarrier_wait(&smem.v_full, n % 2);
+#pragma unroll 1
+        for (int step = 0; step < num_steps; step++, i++) {
+            bool last = step + 1 == num_steps;
+            float s[64], dp[64], dq[32];
+            uint32_t p[32], ds[32];
+            mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
+            wgmma_fence();
+            attention_backward_wgmma_scores(s, k, smem.q[i % 2]);
+            wgmma_commit();
+            mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
+            wgmma_fence();
+            attention_backward_wgmma_scores(dp, v, smem.dout[i % 2]);
+            wgmma_commit();
+
+            wgmma_wait<1>();
+            wgmma_hold(s);
+            if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
+            attention_backward_sm90_p(s, smem.stats[i % 2], scale * 1.44269504f);
+            wgmma_wait<0>();
+            wgmma_hold(dp);
+            if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+            attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+
+            wgmma_fence();
+            attention_backward_wgmma_keys(dv, p, smem.dout[i % 2]);
+            wgmma_commit();
+            attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
+            tma_store_fence(); // wgmma reads as TMA does
+            wgmma_fence();
+            attention_backward_wgmma_keys(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+            named_barrier_sync(1, 256); // ds is complete
+            wgmma_fence();
+            attention_backward_wgmma_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+            wgmma_commit();
+            wgmma_wait<1>();
+            wgmma_hold(dv);
+            wgmma_hold(dk);
+            if (lane == 0) {
+                mbarrier_arrive(&smem.dout_empty[i % 2]);
+                mbarrier_arrive(&smem.q_empty[i % 2]);
+            }
+            wgmma_wait<0>();
+            if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+            wgmma_hold(dq);
+
+            mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
+            if (j > 0) {
+#pragma unroll
+                for (int c = 0; c < 32; c += 4) {
+                    dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]);
+                }
+                tma_store_fence();
+            } else {
+                if (step > 0) {
+#pragma unroll
+                    for (int c = 0; c < 32; c += 4) {
+                        float4 x = dq_out[32 * c];
+                        dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
+                    }
+                }
+                attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale);
+            }
+            mbarrier_arrive(&smem.dq_full[warpgroup]);
+        }
+        attention_backward_sm90_store_rows(f, 1, head, 128 * j + row, dk, scale);
+        attention_backward_sm90_store_rows(f, 2, head, 128 * j + row, dv, 1.0f);
+    });
+}
+
+// HS = 64, sm_90a; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
+template <bool persistent> void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout,
+                                                        const floatX* qkv, const floatX* out, const float* lse, int B,
+                                                        int T, int C, int NH, cudaStream_t stream) {
+    auto kernel = attention_backward_sm90_kernel11<persistent>;
+    require(C / NH == 64);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardSM90 f = attention_backward_sm90_arguments(dqkv, scratch, B, T, NH);
+    CUtensorMap qkv_map = attention_backward_tensor_map(qkv, B, T, 3 * NH);
+    CUtensorMap dout_map = attention_backward_tensor_map(dout, B, T, NH);
+    attention_backward_sm90_stats(f, dout, out, lse, stream);
+    const int bytes = sizeof(AttentionBackwardSMem11);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int num_work = f.num_heads * f.num_tiles;
+    int num_blocks = persistent ? min(num_work, num_multiprocessors()) : num_work;
+    kernel<<<num_blocks, 384, bytes, stream>>>(f, qkv_map, dout_map, 0.125f);
+    cudaCheck(cudaGetLastError());
+}
 #endif
 
 void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
@@ -901,29 +1350,32 @@ void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out,
     cudaCheck(cudaGetLastError());
 }
 
-// Floats of scratch: dsum (B,NH,T).
-size_t attention_backward_scratch(int B, int T, int /*C*/, int NH) { return (size_t)B * NH * T; }
+// Floats of scratch, on any device: what kernel 11 wants, where it may be chosen, or dsum (B,NH,T).
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
+#endif
+    (void)C;
+    return (size_t)B * NH * T;
+}
 
-// dqkv (B,T,3,NH,HS) out | scratch | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
+// dqkv (B,T,3,NH,HS) out | scratch, aligned to 16 bytes | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
 // lse (B,NH,T), natural logarithm, in. HS a multiple of 8, at most 256; 32, 64, 96 and 128 run on tensor cores where
-// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691.
+// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al.
+// 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64 && has_sm90a()) {
+        return attention_backward_sm90<true>(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    }
+#endif
     float* dsum = scratch;
     attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
 #if !defined(ENABLE_FP32)
     if (compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) {
-        switch (C / NH) {
-        case 32:
-            return attention_backward_mma<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        case 64:
-            return attention_backward_mma<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        case 96:
-            return attention_backward_mma<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        case 128:
-            return attention_backward_mma<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-        }
+        return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     }
 #endif
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
@@ -931,13 +1383,13 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 // ==== end promoted: attention_backward ====
 
 #if !defined(ENABLE_FP32)
-// ---- kernel 6: the promoted kernel with 16 rows a warp: 3 blocks fit an SM, tiles are read twice as often ----
+// ---- kernel 6: kernel 7 with 16 rows a warp: 3 blocks fit an SM, tiles are read twice as often ----
 
 // HS = 64
 void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                          int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
-    attention_backward_mma<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    attention_backward_mma_sized<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
 }
 
 // ---- kernel 8: five products in one kernel: a block owns a head and sums dq in fp32, in the L2 cache ----
@@ -1087,208 +1539,7 @@ void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const f
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 9: five products by wgmma on what TMA brings; dq is summed in L2 by blocks that take their turns ----
-
-// A block owns 128 keys of one head, 64 for each of two warpgroups, and walks over tiles of 128 queries from its own
-// number on. Scores come out as [keys][queries], so that P and dS turn into operands without leaving the registers; dS
-// goes to shared memory as well, for dq, which sums over all keys.
-// Tile j of keys adds to tile i of queries in step i - j of its walk, after tile j + 1 has, which came there one step
-// of its own walk earlier: blocks that start in the order of descending j hardly wait, and the sum has one order. Tile i
-// of keys stores the first term, tile 0 adds the last one and writes dq.
-struct AttentionBackwardSM90 {
-    floatX* dqkv;        // (B,T,3,NH,64)
-    float4* dq_sums;     // (B*NH, num_tiles, 2, 8, 128): 8 of each thread of two warpgroups
-    int *turns, *ticket; // (B*NH, num_tiles, 2), how many terms are in the sums; how many work items have been begun
-    float4* stats;       // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
-    int T, NH, num_heads, num_tiles;
-};
-
-const int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-const int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
-
-// floats
-size_t attention_backward_sm90_scratch(int B, int T, int NH) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (2 * 4096 + 256 + 2) + 1;
-}
-static AttentionBackwardSM90 attention_backward_sm90_arguments(floatX* dqkv, float* scratch, int B, int T, int NH) {
-    AttentionBackwardSM90 f = {};
-    f.T = T, f.NH = NH, f.num_heads = B * NH, f.num_tiles = ceil_div(T, 128);
-    size_t tiles = (size_t)f.num_heads * f.num_tiles;
-    require(tiles * 128 <= INT_MAX);
-    f.dqkv = dqkv;
-    f.dq_sums = reinterpret_cast<float4*>(scratch);
-    f.stats = f.dq_sums + tiles * 2048;
-    f.turns = reinterpret_cast<int*>(f.stats + tiles * 64);
-    f.ticket = f.turns + tiles * 2;
-    return f;
-}
-
-// lse and dsum of every query, and turns and ticket to 0. Queries past the end have an infinite lse: their P is 0.
-// 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
-__global__ void attention_backward_stats_sm90_kernel9(AttentionBackwardSM90 f, const floatX* dout, const floatX* out,
-                                                      const float* lse) {
-    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * f.num_tiles;
-    if (thread <= (size_t)f.num_heads * f.num_tiles * 2) { f.turns[thread] = 0; } // ticket is behind the last one
-    int h = row % f.NH, t = row / f.NH % rows, b = row / f.NH / rows;
-    bool valid = t < f.T;
-    float sum = 0.0f;
-    if (valid) {
-        size_t i = (((size_t)b * f.T + t) * f.NH + h) * 64 + 8 * part;
-        x128 x = load128(dout + i), y = load128(out + i);
-        for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
-    }
-    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-    if (part == 0) {
-        size_t head = (size_t)b * f.NH + h;
-        float* pair = reinterpret_cast<float*>(f.stats + (head * rows + t) / 2) + t % 2;
-        pair[0] = valid ? lse[head * f.T + t] * 1.44269504f : INFINITY;
-        pair[2] = sum;
-    }
-}
-
-static void attention_backward_stats(const AttentionBackwardSM90& f, const floatX* dout, const floatX* out,
-                                     const float* lse, cudaStream_t stream) {
-    attention_backward_stats_sm90_kernel9<<<4 * f.num_heads * f.num_tiles, 256, 0, stream>>>(f, dout, out, lse);
-    cudaCheck(cudaGetLastError());
-}
-
-// How TMA sees a tensor (B,T,num_vectors,64): boxes of one vector of 128 tokens, swizzled for wgmma, zeros past T.
-static CUtensorMap attention_backward_tensor_map(const floatX* tensor, int B, int T, int num_vectors) {
-    typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    void* encode; // from the driver at run time: the program links no libcuda
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found));
-#else
-    cudaCheck(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
-#endif
-    require(found == cudaDriverEntryPointSuccess);
-    CUtensorMap map;
-    cuuint64_t row_bytes = 64 * sizeof(floatX), token_bytes = num_vectors * row_bytes;
-    cuuint64_t sizes[4] = {64, (cuuint64_t)num_vectors, (cuuint64_t)T, (cuuint64_t)B};
-    cuuint64_t strides[3] = {row_bytes, token_bytes, T * token_bytes};
-    cuuint32_t box[4] = {64, 1, 128, 1}, steps[4] = {1, 1, 1, 1};
-#if defined(ENABLE_FP16)
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-#else
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-#endif
-    CUresult result = ((Encode*)encode)(&map, type, 4, (void*)tensor, sizes, strides, box, steps,
-                                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    require(result == CUDA_SUCCESS);
-    return map;
-}
-
-// Brings vector number `vector` of 128 tokens from t on.
-__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
-                                              uint64_t* full) {
-    tma_load_4d(tile, &map, 0, vector, t, b, full);
-}
-
-// The three shapes of product. They start it and wait for nothing.
-// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
-__device__ inline void attention_backward_wgmma_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
-}
-// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
-__device__ inline void attention_backward_wgmma_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
-    uint64_t b = wgmma_descriptor(queries);
-#pragma unroll
-    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
-}
-// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
-__device__ inline void attention_backward_wgmma_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
-    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
-    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
-}
-
-// On the diagonal, where keys and queries have the same numbers in their tiles: no key sees queries before it. `key` is
-// this thread's first one.
-__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
-    int ahead = key - threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < 64; j++) {
-        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
-    }
-}
-
-// s becomes P.
-__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
-    stats += threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
-#pragma unroll
-        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
-    }
-}
-
-// s, which is P, and dS = P (dp - dsum) as operands
-__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
-                                                  const float (&dp)[64], const float4* stats) {
-    stats += threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int k = 4 * j + 2 * i;
-            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
-            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
-        }
-    }
-}
-
-// To shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first key.
-__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(matrices) + row * 128;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
-        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
-    }
-}
-
-// 16 rows of a warp, of which num_valid exist: rows[r] = factor * sum
-__device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
-                                                     float factor) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 4; i++) { // 8 rows, 32 columns
-        int row = i % 2 * 8 + lane / 4;
-        float v[4][2];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            v[j][0] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2];
-            v[j][1] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
-        }
-        mma_quad_transpose(v);
-        x128 x;
-#pragma unroll
-        for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
-        if (row < num_valid) { store128(rows + row * stride + i / 2 * 32 + lane % 4 * 8, x); }
-    }
-}
-
-// The warp's 16 rows of one of dq (0), dk (1), dv (2), from token t on.
-__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardSM90& f, int which, int head, int t,
-                                                          const float (&sum)[32], float factor) {
-    size_t token = (size_t)(head / f.NH) * f.T + t, stride = (size_t)3 * f.NH * 64;
-    floatX* rows = f.dqkv + token * stride + ((size_t)which * f.NH + head % f.NH) * 64;
-    attention_backward_sm90_store(rows, stride, f.T - t, sum, factor);
-}
+// ---- kernel 9: wgmma and TMA, the sums of dq in L2, as kernel 11 without a producer: all wait for what one loads ----
 
 struct AttentionBackwardSMem9 {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
@@ -1391,11 +1642,11 @@ __global__ void __launch_bounds__(256, 1)
 void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                          const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
-    require(compiled_arch(attention_backward_sm90_kernel9) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardSM90 f = attention_backward_sm90_arguments(dqkv, scratch, B, T, NH);
     CUtensorMap qkv_map = attention_backward_tensor_map(qkv, B, T, 3 * NH);
     CUtensorMap dout_map = attention_backward_tensor_map(dout, B, T, NH);
-    attention_backward_stats(f, dout, out, lse, stream);
+    attention_backward_sm90_stats(f, dout, out, lse, stream);
     const int bytes = sizeof(AttentionBackwardSMem9);
     cudaCheck(
         cudaFuncSetAttribute(attention_backward_sm90_kernel9, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -1403,288 +1654,12 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernels 10 to 12: a warpgroup loads and adds to dq, two compute (10); a block takes one work item after the ----
-// ---- other (11); the next scores are under way while dq goes out (12) ----
-
-struct AttentionBackwardSMem10 {
-    floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
-    floatX k[128 * 64], v[128 * 64];
-    floatX ds[2][2 * 128 * 64]; // two deep: one barrier a step is enough
-    float4 dq[2][8 * 128];      // of each warpgroup, on its way to the sums or from them
-    float4 stats[2][64];
-    uint64_t q_full[2], q_empty[2]; // q and stats
-    uint64_t dout_full[2], dout_empty[2];
-    uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2],
-        dq_full[2]; // room for dq, or what is to be added to it; dq has been written, or that been read
-    uint64_t work_full[2], work_empty[2];
-    int work[2];
-};
-static_assert(sizeof(AttentionBackwardSMem10) <= 227 << 10, "all that compute capability 9.0 has");
-
-// f(work, n) for the block's work items, number n = 0, 1, ...; for all but the thread that loads.
-template <bool persistent, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem10& smem, int num_work, F f) {
-#pragma unroll 1
-    for (int n = 0;; n++) {
-        if (!persistent) {
-            f(blockIdx.x, n);
-            return;
-        }
-        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
-        int work = smem.work[n % 2];
-        mbarrier_arrive(&smem.work_empty[n % 2]);
-        if (work >= num_work) { return; }
-        f(work, n);
-    }
-}
-
-// One thread brings all tiles. A work item's number is drawn when all of the one before has been asked for: drawn
-// earlier it would wait here while its successors start elsewhere and wait for it.
-template <bool persistent>
-__device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90& f, AttentionBackwardSMem10& smem,
-                                                    const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
-    unsigned i = 0; // counts steps over all work
-#pragma unroll 1
-    for (unsigned n = 0;; n++) {
-        int work = blockIdx.x;
-        if (persistent) {
-            work = atomicAdd(f.ticket, 1);
-            mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
-            smem.work[n % 2] = work;
-            mbarrier_arrive(&smem.work_full[n % 2]);
-            if (work >= f.num_heads * f.num_tiles) { return; }
-        }
-        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, h = head % f.NH, b = head / f.NH;
-        int tile = j;
-        auto load_queries = [&]() {
-            mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
-            mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-            bulk_load(smem.stats[i % 2], f.stats + (size_t)((b * f.NH + h) * f.num_tiles + tile) * 64,
-                      ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
-            attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
-            mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
-            mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
-            attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
-            i++, tile++;
-        };
-        load_queries();
-        mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
-        mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, &smem.v_full);
-        mbarrier_wait(&smem.k_empty, (n + 1) % 2);
-        mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, &smem.k_full);
-#pragma unroll 1
-        while (tile < f.num_tiles) { load_queries(); }
-        if (!persistent) { return; }
-    }
-}
-
-// One thread for each warpgroup that computes adds its half of dq to the sums, 16 KB at a time.
-template <bool persistent> __device__ inline void
-attention_backward_sm90_add(const AttentionBackwardSM90& f, AttentionBackwardSMem10& smem, int warpgroup) {
-    const int bytes = sizeof(smem.dq[0]);
-    float4* dq = smem.dq[warpgroup];
-    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    int i = 0;
-    bool announced = false; // ready, for the next step
-    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int) {
-        int num_steps = work % f.num_tiles + 1, j = f.num_tiles - num_steps;
-        int half_tile = (work / f.num_tiles * f.num_tiles + j) * 2 + warpgroup;
-#pragma unroll 1
-        for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
-            float4* sums = f.dq_sums + (size_t)half_tile * 1024;
-            int* turn = f.turns + half_tile;
-            if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
-            announced = false;
-            if (step > 0) {
-                while (load_acquire(turn) < step) {}
-                async_proxy_fence();
-            }
-            if (j == 0 && step > 0) { // the last term is added in registers
-                mbarrier_arrive_expect(ready, bytes);
-                bulk_load(dq, sums, bytes, ready);
-            }
-            mbarrier_wait(full, i % 2);
-            if (j == 0) { continue; }
-            if (step == 0) {
-                bulk_store(sums, dq, bytes);
-            } else {
-                bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), bytes);
-            }
-            tma_store_commit();
-            tma_store_wait<0>();
-            mbarrier_arrive(ready);
-            announced = true;
-            tma_store_wait_written();
-            async_proxy_fence();
-            store_release(turn, step + 1);
-        }
-    });
-}
-
-template <bool persistent, bool early> __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel10(AttentionBackwardSM90 f, const __grid_constant__ CUtensorMap qkv_map,
-                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
-    auto& smem = *reinterpret_cast<AttentionBackwardSMem10*>(attention_backward_sm90_memory);
-    if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    // the compiler sees that all lanes have the same warp
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0),
-        num_work = f.num_heads * f.num_tiles;
-    if (threadIdx.x == 0) {
-        mbarrier_init(&smem.k_full, 1);
-        mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8); // the warps that compute
-        mbarrier_init(&smem.v_empty, 8);
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(&smem.q_full[i], 1);
-            mbarrier_init(&smem.q_empty[i], 8);
-            mbarrier_init(&smem.dout_full[i], 1);
-            mbarrier_init(&smem.dout_empty[i], 8);
-            mbarrier_init(&smem.dq_ready[i], 1);
-            mbarrier_init(&smem.dq_full[i], 128);
-            mbarrier_init(&smem.work_full[i], 1);
-            mbarrier_init(&smem.work_empty[i], 256 + 2); // the threads that compute, and those that add
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    if (warp < 4) {
-        warpgroup_fewer_registers<24>();
-        if (lane != 0) { return; }
-        if (warp == 0) { attention_backward_sm90_load<persistent>(f, smem, qkv_map, dout_map); }
-        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(f, smem, warp - 1); }
-        return;
-    }
-    warpgroup_more_registers<240>();
-    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0; // the warp's first key and query; steps over all work
-    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
-    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    attention_backward_sm90_each<persistent>(smem, num_work, [&](int work, int n) {
-        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, num_steps = f.num_tiles - j;
-        float dk[32] = {}, dv[32] = {}, s[64], dp[64], dq[32];
-        uint32_t p[32], ds[32];
-        auto start_s = [&]() { // of step i, as all that follow
-            mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
-            wgmma_fence();
-            attention_backward_wgmma_scores(s, k, smem.q[i % 2]);
-            wgmma_commit();
-        };
-        auto start_dp = [&]() {
-            mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
-            wgmma_fence();
-            attention_backward_wgmma_scores(dp, v, smem.dout[i % 2]);
-            wgmma_commit();
-        };
-        auto finish_ds = [&](bool diagonal, bool last) {
-            wgmma_wait<1>();
-            wgmma_hold(s);
-            if (diagonal) { attention_backward_sm90_mask(s, row + lane / 4); }
-            attention_backward_sm90_p(s, smem.stats[i % 2], scale * 1.44269504f);
-            wgmma_wait<0>();
-            wgmma_hold(dp);
-            if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
-            attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
-        };
-        auto start_gradients = [&]() { // dv and dk are finished
-            wgmma_fence();
-            attention_backward_wgmma_keys(dv, p, smem.dout[i % 2]);
-            wgmma_commit();
-            attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
-            tma_store_fence(); // wgmma reads as TMA does
-            wgmma_fence();
-            attention_backward_wgmma_keys(dk, ds, smem.q[i % 2]);
-            wgmma_commit();
-            named_barrier_sync(1, 256); // ds is complete
-            wgmma_fence();
-            attention_backward_wgmma_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
-            wgmma_commit();
-            wgmma_wait<1>();
-            wgmma_hold(dv);
-            wgmma_hold(dk);
-            if (lane == 0) {
-                mbarrier_arrive(&smem.dout_empty[i % 2]);
-                mbarrier_arrive(&smem.q_empty[i % 2]);
-            }
-        };
-        auto finish_dq = [&](int step, int i) {
-            wgmma_hold(dq);
-            mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
-            if (j > 0) {
-#pragma unroll
-                for (int c = 0; c < 32; c += 4) {
-                    dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]);
-                }
-                tma_store_fence();
-            } else {
-                if (step > 0) {
-#pragma unroll
-                    for (int c = 0; c < 32; c += 4) {
-                        float4 x = dq_out[32 * c];
-                        dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
-                    }
-                }
-                attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale);
-            }
-            mbarrier_arrive(&smem.dq_full[warpgroup]);
-        };
-        mbarrier_wait(&smem.k_full, n % 2);
-        if (early) {
-            start_s();
-            mbarrier_wait(&smem.v_full, n % 2);
-            start_dp();
-            finish_ds(true, num_steps == 1);
-#pragma unroll 1
-            for (int step = 0; step + 1 < num_steps; step++) {
-                start_gradients();
-                i++;
-                start_s();
-                wgmma_wait<1>(); // for dq
-                finish_dq(step, i - 1);
-                start_dp();
-                finish_ds(false, step + 2 == num_steps);
-            }
-            start_gradients();
-            wgmma_wait<0>();
-            if (lane == 0) { mbarrier_arrive(&smem.k_empty); }
-            finish_dq(num_steps - 1, i++);
-        } else {
-            mbarrier_wait(&smem.v_full, n % 2);
-#pragma unroll 1
-            for (int step = 0; step < num_steps; step++, i++) {
-                start_s();
-                start_dp();
-                finish_ds(step == 0, step + 1 == num_steps);
-                start_gradients();
-                wgmma_wait<0>();
-                if (step + 1 == num_steps && lane == 0) { mbarrier_arrive(&smem.k_empty); }
-                finish_dq(step, i);
-            }
-        }
-        attention_backward_sm90_store_rows(f, 1, head, 128 * j + row, dk, scale);
-        attention_backward_sm90_store_rows(f, 2, head, 128 * j + row, dv, 1.0f);
-    });
-}
+// ---- kernel 10: kernel 11 with a block for each work item: their order is that in which the device starts blocks ----
 
 // HS = 64; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
-template <bool persistent, bool early>
-void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                             const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
-    auto kernel = attention_backward_sm90_kernel10<persistent, early>;
-    require(C / NH == 64);
-    require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardSM90 f = attention_backward_sm90_arguments(dqkv, scratch, B, T, NH);
-    CUtensorMap qkv_map = attention_backward_tensor_map(qkv, B, T, 3 * NH);
-    CUtensorMap dout_map = attention_backward_tensor_map(dout, B, T, NH);
-    attention_backward_stats(f, dout, out, lse, stream);
-    const int bytes = sizeof(AttentionBackwardSMem10);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_work = f.num_heads * f.num_tiles;
-    int num_blocks = persistent ? std::min(num_work, num_multiprocessors()) : num_work;
-    kernel<<<num_blocks, 384, bytes, stream>>>(f, qkv_map, dout_map, 0.125f);
-    cudaCheck(cudaGetLastError());
+void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                          const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    attention_backward_sm90<false>(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
 }
 #endif
 
@@ -1759,36 +1734,24 @@ static void declare(Bench& b) {
             attention_backward8(dqkv, dq_sums, lse, scratch, dout, qkv, B, T, C, NH, stream);
         };
         b.kernel(8, "five products, one block per head, dq summed in L2", kernel8, {0}, 80);
-        Buffer<float> scratch90 = b.scratch<float>("scratch_sm90", attention_backward_sm90_scratch(B, T, NH));
-        b.kernel(
-            9, "wgmma and TMA, dq summed in L2 in the order of the keys",
-            [=](int) { attention_backward9(dqkv, scratch90, dout, qkv, out, lse, B, T, C, NH, stream); }, {0}, -90);
-        b.kernel(
-            10, "a warpgroup loads and adds to dq, two compute",
-            [=](int) {
-                attention_backward_sm90<false, false>(dqkv, scratch90, dout, qkv, out, lse, B, T, C, NH, stream);
-            },
-            {0}, -90);
-        b.kernel(
-            11, "persistent, work items by ticket",
-            [=](int) {
-                attention_backward_sm90<true, false>(dqkv, scratch90, dout, qkv, out, lse, B, T, C, NH, stream);
-            },
-            {0}, -90);
-        b.kernel(
-            12, "the next scores under the end of a step",
-            [=](int) {
-                attention_backward_sm90<true, true>(dqkv, scratch90, dout, qkv, out, lse, B, T, C, NH, stream);
-            },
-            {0}, -90);
+        auto kernel9 = [=](int) { attention_backward9(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+        b.kernel(9, "wgmma and TMA, dq summed in L2 in the order of the keys", kernel9, {0}, -90);
+        auto kernel10 = [=](int) { attention_backward10(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+        b.kernel(10, "a warpgroup loads and adds to dq, two compute", kernel10, {0}, -90);
     }
+    auto kernel7 = [=](int) {
+        attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+        attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+    };
+    b.kernel(7, "32 rows a warp", kernel7, {0}, 80);
 #endif
-    b.kernel(7, "32 rows a warp; plain where there are no tensor cores",
-             [=](int) { attention_backward(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); }, {0});
-    b.promoted(7);
+    auto promoted = [=](int) { attention_backward(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+    b.kernel(11, "persistent, work items by ticket; elsewhere 7 or 5", promoted, {0});
+    b.promoted(11);
 }
 
-// C and NH: head sizes 64, 32, 96, 128 for the tensor cores, 40 and 200 for the plain kernel
+// C and NH: head sizes 64, 32, 96, 128 for the tensor cores, 40 and 200 for the plain kernel. 12 * 6 heads of 3 tiles
+// are more work items than an H200 has multiprocessors; with T = 1100 nine tiles of keys add to a sum.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},
@@ -1798,6 +1761,8 @@ int main(int argc, char** argv) {
                        {1, 128, 128, 2},
                        {2, 129, 64, 1},
                        {3, 700, 128, 2},
+                       {12, 257, 384, 6},
+                       {1, 1100, 128, 2},
                        {1, 128, 192, 2},
                        {2, 200, 256, 4},
                        {1, 200, 192, 2},

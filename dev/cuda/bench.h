@@ -283,7 +283,7 @@ struct BenchFlags {
     int kernel = -1; // -1: all
     int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
     int block_size = 0, seed = 1337, repeats = 100;
-    const char *flush = "write", *csv = NULL, *json = NULL;
+    const char *flush = "read", *csv = NULL, *json = NULL;
     bool shape_given = false;
 };
 inline BenchFlags& bench_flags() {
@@ -311,7 +311,8 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_SECTION, 0, NULL, "Measurement", NULL, NULL, NULL, 0, 0},
         {OPT_BOOL, 0, NULL, "hot", &f.hot, NULL, "leave the L2 cache as the launch before left it", 0, 0},
         {OPT_STR, 0, NULL, "flush", &f.flush, "write|read",
-         "how the L2 cache is emptied: read leaves no lines that must still be written back", 0, 0},
+         "how the L2 cache is emptied; write leaves it full of lines that are written back under the timed kernel", 0,
+         0},
         {OPT_INT, 0, NULL, "repeats", &f.repeats, "launches", "timed for each block size, fewer beyond a second", 1,
          10000},
         {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "of the inputs", 0, INT_MAX},

@@ -622,6 +622,19 @@ template <int R> void layernorm_forward10(floatX* out, float* mean, float* rstd,
     cudaCheck(cudaGetLastError());
 }
 
+// ---- kernel 12: kernel 6 with one vector for each thread: as many warps to a row as it has vectors for ----
+
+void layernorm_forward12(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                         const floatX* bias, int N, int C, cudaStream_t stream, int) {
+    int row_warps = ceil_div(C / x128::size, 32);
+    if (row_warps > 16) { // longer rows: as kernel 6 does them
+        layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
+        return;
+    }
+    layernorm_forward_kernel6<1><<<N, 32 * row_warps, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
+    cudaCheck(cudaGetLastError());
+}
+
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C;
@@ -657,6 +670,7 @@ static void declare(Bench& b) {
     variant(9, "persistent, rows loaded ahead into shared memory", layernorm_forward9, {64, 128, 256, 512});
     variant(10, "row in shared memory, by a warp or a few: more warps", layernorm_forward10<1>, {64, 128, 256});
     variant(11, "two rows at once, weight and bias read for both", layernorm_forward10<2>, {64, 128, 256});
+    variant(12, "one vector for each thread, a block per row", layernorm_forward12, {0});
 }
 
 int main(int argc, char** argv) {

@@ -95,7 +95,8 @@ static void declare(Bench& b) {
              },
              {0, 64, 128, 256, 512, 1024});
     b.promoted(2);
-    b.kernel(3, "persistent, 4 vectors under way", [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); });
+    b.kernel(3, "persistent, 4 vectors under way", [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); },
+             {64, 128, 256, 512});
 }
 
 int main(int argc, char** argv) {
