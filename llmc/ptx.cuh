@@ -272,6 +272,20 @@ __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int 
 __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
     WGMMA_64x128x16("f16");
 }
+#define WGMMA_64x64x16(type)                                                                                           \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x64x16("bf16");
+}
+__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x64x16("f16");
+}
 
 // ---- TMA with four coordinates, both ways -------------------------------------------------------------
 

@@ -41,6 +41,10 @@ typedef struct {
     int num_samples;
 } Settings;
 
+#if defined(__cplusplus) // what is not named is 0, as in C
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#endif
 static Settings args = {
     .model = "d12",
     .B = 4,
@@ -70,6 +74,9 @@ static Settings args = {
     .tune = 1,
     .num_samples = 1,
 };
+#if defined(__cplusplus)
+#pragma GCC diagnostic pop
+#endif
 
 // choices of OPT_STR stand in its unit, separated by |
 static const Option options[] = {
@@ -507,7 +514,8 @@ static inline int training_end(Training* t) {
 // The tokens of a prompt; "" is the beginning of a document. The caller frees *prompt. Returns their number.
 static inline int encode_prompt(int** prompt, const char* text, const Tokenizer* tokenizer, bool has_tokenizer,
                                 int max_seq_len) {
-    TokenBuffer tokens = {0};
+    TokenBuffer tokens;
+    memset(&tokens, 0, sizeof(tokens));
     if (text[0]) {
         if (!has_tokenizer) { die("no vocabulary beside %s: give one with --tokenizer", args.model); }
         if (!tokenizer->can_encode) {
