@@ -31,7 +31,6 @@ follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev
 #include "llmc/training.h"
 #include "llmc/utils.h"
 #include <algorithm>
-#include <cuda.h>
 #include <math.h>
 #include <nvtx3/nvToolsExt.h>
 #include <string>
@@ -1403,11 +1402,12 @@ __device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floa
     }
 }
 
-// o += p v for 128 keys. Starts it, waits for nothing.
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[32], const floatX* v) {
+// o += p v for 4 * n keys. Starts it, waits for nothing.
+template <int n>
+__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], const floatX* v) {
     uint64_t b = wgmma_descriptor(v);
 #pragma unroll
-    for (int k = 0; k < 8; k++) { // 16 rows are 2048 bytes
+    for (int k = 0; k < n / 4; k++) { // 16 rows are 2048 bytes
         wgmma_64x64x16_transposed(o, p + 4 * k, b + 128 * k, 1, floatX());
     }
 }
@@ -1420,15 +1420,15 @@ struct AttentionForwardRows {
     float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
 };
 
-// Scores to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future; skip: where
+// Scores of 2 * num keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future; skip: where
 // none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new maximum: if one
 // grew by more than 2^8, as in kernel 7.
-template <bool masked, bool skip> __device__ inline bool
-attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
+template <bool masked, bool skip, int num> __device__ inline bool
+attention_forward_wgmma_softmax(float (&s)[num], AttentionForwardRows& x, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < num; i++) {
         if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
         row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
     }
@@ -1452,7 +1452,7 @@ attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int dia
         }
     }
 #pragma unroll
-    for (int n = 0; n < 64; n += 8) {
+    for (int n = 0; n < num; n += 8) {
         if (skip && 2 * n > diagonal + 15) { // 16 keys that none of the warp's rows sees
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
@@ -1474,9 +1474,9 @@ __device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const Att
 }
 
 // The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
-__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[32], const float (&s)[64]) {
+template <int n> __device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[n], const float (&s)[2 * n]) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
+    for (int i = 0; i < n; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
 }
 
 // Divides a warp's 16 rows from token t on by their sums and gives them to TMA, by way of `tile` (16,64), which must be
