@@ -849,7 +849,7 @@ static void test_gives_up(void) {
     weights[param_offset(&config, 10)] = NAN; // fcw
     snprintf(dir, sizeof(dir), "%s/spoilt", test_dir());
     snprintf(run, sizeof(run), "%s/spoilt_run", test_dir());
-    if (!model_save_hf(dir, &config, weights, false, -1, &err)) { die("%s", err.text); }
+    if (!make_directories(dir, &err) || !model_save_hf(dir, &config, weights, false, -1, &err)) { die("%s", err.text); }
     free(weights);
     int rc = run_command(&out, "%s -e %s -i '%s/d_train_*.bin' -b 4 -t 64 -x 40 -s 0 --max-nonfinite 3 -o %s",
                          program(), dir, data, run);
