@@ -166,6 +166,24 @@ inline void bench_fill_normal(float* host, size_t n, uint32_t seed, float scale,
     });
 }
 
+// Ids as in text: the probability of id i falls as 1 / (i + 1).
+inline void bench_fill_ids(float* ids, size_t n, int V, std::mt19937& rng) {
+    for (size_t i = 0; i < n; i++) {
+        double u = (rng() + 0.5) / 4294967296.0;
+        ids[i] = (float)std::min(V - 1, (int)exp(u * log(V + 1.0)) - 1);
+    }
+}
+
+// Normal values, but the first ones are those that overflow on the way through x^3.
+inline void bench_fill_extremes(float* inp, size_t n, uint32_t seed) {
+    bench_fill_normal(inp, n, seed, 1.0f, 0.0f);
+    const float largest = sizeof(floatX) == 4                 ? 3.40282347e38f
+                          : std::is_same<floatX, half>::value ? 65504.0f
+                                                              : 3.38953139e38f;
+    const float special[] = {largest, -largest, 1e4f, -1e4f, 20.0f, -20.0f, 0.0f, -0.0f};
+    for (size_t i = 0; i < 8 && i < n; i++) { inp[i] = special[i]; }
+}
+
 // ---- what an op file says ----------------------------------------------------------------
 
 struct BenchKernel {

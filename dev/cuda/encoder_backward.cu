@@ -449,18 +449,10 @@ void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dou
     cudaCheck(cudaGetLastError());
 }
 
-// Ids as in text: the probability of id i falls as 1 / (i + 1).
-static void fill_ids(std::mt19937& rng, float* ids, size_t n, int V) {
-    for (size_t i = 0; i < n; i++) {
-        double u = (rng() + 0.5) / 4294967296.0;
-        ids[i] = (float)std::min(V - 1, (int)exp(u * log(V + 1.0)) - 1);
-    }
-}
-
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, V = b.V;
     size_t N = (size_t)B * T;
-    Buffer<int> inp = b.input_from<int>("inp", N, [&](float* ids) { fill_ids(b.rng, ids, N, V); });
+    Buffer<int> inp = b.input_from<int>("inp", N, [&](float* ids) { bench_fill_ids(ids, N, V, b.rng); });
     Buffer<floatX> dout = b.input<floatX>("dout", N * C);
     Buffer<float> dwte0 = b.input<float>("dwte0", (size_t)V * C), dwpe0 = b.input<float>("dwpe0", (size_t)T * C);
     size_t num_tokens = 0, most = 0; // tokens that occur, and how often the most frequent one does

@@ -325,14 +325,15 @@ static void test_header(void) {
     Result r;
     run_child(&r, args, true);
     check(r.code == 77);
-    check_str(r.out, "batch            7 sequences (default 4)\n"
-                     "learning-rate    0.0006 (default 0.0003)\n"
-                     "schedule         wsd (default cosine)\n"
-                     "overfit          1 (default 0)\n"
-                     "prompt           two?lines (default none)\n"
-                     // given, but equal to its default: total-batch
-                     "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 verbose=0 log-gpu-every=-1\n"
-                     "  log-gpu-trace=0\n");
+    check_str(r.out,
+              "batch            7 sequences (default 4)\n"
+              "learning-rate    0.0006 (default 0.0003)\n"
+              "schedule         wsd (default cosine)\n"
+              "overfit          1 (default 0)\n"
+              "prompt           two?lines (default none)\n"
+              // given, but equal to its default: total-batch
+              "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 verbose=0 log-gpu-every=-1\n"
+              "  log-gpu-trace=0\n");
 }
 
 static void test_in_process(void) {
