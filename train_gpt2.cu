@@ -4803,7 +4803,6 @@ typedef struct {
     } graphs[2];      // of a micro-step that adds to gradients, and of one that writes them
     EvalLoader hellaswag;
     double machine_flops; // by the table of llmc/mfu.h, or measured
-    bool machine_measured;
 } Trainer;
 
 static int64_t num_micro_steps() { return args.total_batch / ((int64_t)args.B * args.T); }
@@ -5139,6 +5138,7 @@ static double evaluate_hellaswag(Trainer* t) {
         }
     }
     if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r\033[K"); }
+    if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
     free(losses);
     double accuracy = (double)t->hellaswag.num_correct / (double)t->hellaswag.num_examples;
     printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)t->hellaswag.num_correct,
@@ -5227,7 +5227,6 @@ static void find_machine_flops(Trainer* t) {
     device_memory(name);
     t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args.tf32);
     if (t->machine_flops > 0) { return; }
-    t->machine_measured = true;
     t->machine_flops = measure_matmul_flops(t->model.stream);
     printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
            t->machine_flops * 1e-12);
