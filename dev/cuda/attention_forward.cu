@@ -17,6 +17,8 @@
 #include "../../llmc/ptx.cuh"
 #include <cublas_v2.h>
 
+#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+
 static cublasHandle_t cublas_handle() {
     static cublasHandle_t handle = NULL;
     if (!handle) { cublasCheck(cublasCreate(&handle)); }
@@ -148,6 +150,7 @@ void attention_forward2(floatX* out, float* lse, float* scores, floatX* p, const
                                        stream>>>(out, p, qkv, B, T, C, NH);
     cudaCheck(cudaGetLastError());
 }
+#endif
 
 // ==== promoted: attention_forward ====
 // softmax(scale * q k^T, causal) v without the T x T matrix: tiles of queries stay, tiles of keys stream past, and what
@@ -945,6 +948,8 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 }
 // ==== end promoted: attention_forward ====
 
+#ifndef PROMOTED_ONLY
+
 #if !defined(ENABLE_FP32)
 const int LADDER_HS = 64; // kernels 4 to 7 know this head size alone
 
@@ -1400,3 +1405,4 @@ int main(int argc, char** argv) {
                        {1, 90, 416, 2},
                        {1, 300, 256, 4, 1}});
 }
+#endif

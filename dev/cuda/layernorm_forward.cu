@@ -12,6 +12,8 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
+#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+
 // ---- kernel 1: one thread per row, three passes over memory -----------------------------------
 
 __global__ void layernorm_forward_kernel1(floatX* out, float* mean, float* rstd, const floatX* inp,
@@ -189,6 +191,7 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
     layernorm_forward_kernel5<<<N, block_size, C * sizeof(floatX), stream>>>(out, mean, rstd, inp, weight, bias, C);
     cudaCheck(cudaGetLastError());
 }
+#endif
 
 // ---- kernel 6: the row is kept in registers, by a warp or a few; the many warps of an SM hide latency ----
 
@@ -270,6 +273,8 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: layernorm_forward ====
+
+#ifndef PROMOTED_ONLY
 
 // Kernels 7 to 9 are persistent: as many blocks as fit the device at once, each for many rows. `kernels` are for 1, 2
 // and 3 vectors a thread; `stages` of 16 bytes for each vector are their shared memory.
@@ -677,3 +682,4 @@ int main(int argc, char** argv) {
     return bench_main(argc, argv, "layernorm_forward", declare, {64, 1024, 768, 12, 50257},
                       {{1, 1, 8}, {3, 17, 776}, {1, 5, 768}, {2, 33, 1600}, {1, 7, 3080}, {1, 3, 6144}, {7, 129, 264}});
 }
+#endif

@@ -64,6 +64,8 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
 }
 // ==== end promoted: matmul_forward ====
 
+#ifndef PROMOTED_ONLY
+
 // ---- what the kernels share: where a product goes, and what it meets on the way ----
 // Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
 
@@ -532,3 +534,4 @@ int main(int argc, char** argv) {
                        {1, 127, 1600, 4, 264},
                        {2, 640, 256, 2, 1024}});
 }
+#endif
