@@ -838,26 +838,43 @@ static void test_refusals(void) {
 }
 
 // weights that are not numbers: every step is skipped, the run stops with a message, and saves nothing
-static void test_gives_up(void) {
-    if (!have_program()) { return; }
+// A run from weights of which one is `spoilt`. Returns its exit code, and where its checkpoints would be: run (256).
+static int run_spoilt(const char* name, int tensor, float spoilt, char* run, std::string* out) {
     const char* data = make_shards();
-    char dir[256], run[256];
+    char dir[256];
     Error err;
     GPT2Config config;
     float* weights = read_weights(FIXTURES "tiny_gpt2", &config);
-    std::string out;
-    weights[param_offset(&config, 10)] = NAN; // fcw
-    snprintf(dir, sizeof(dir), "%s/spoilt", test_dir());
-    snprintf(run, sizeof(run), "%s/spoilt_run", test_dir());
+    weights[param_offset(&config, tensor)] = spoilt;
+    snprintf(dir, sizeof(dir), "%s/%s", test_dir(), name);
+    snprintf(run, 256, "%s/%s_run", test_dir(), name);
     if (!make_directories(dir, &err) || !model_save_hf(dir, &config, weights, false, -1, &err)) { die("%s", err.text); }
     free(weights);
-    int rc = run_command(&out, "%s -e %s -i '%s/d_train_*.bin' -b 4 -t 64 -x 40 -s 0 --max-nonfinite 3 -o %s",
-                         program(), dir, data, run);
+    return run_command(out, "%s -e %s -i '%s/d_train_*.bin' -b 4 -t 64 -x 40 -s 0 --max-nonfinite 3 -o %s", program(),
+                       dir, data, run);
+}
+
+static void test_gives_up(void) {
+    if (!have_program()) { return; }
+    char run[256], checkpoint[512];
+    Error err;
+    std::string out;
+    int rc = run_spoilt("nan", 10, NAN, run, &out); // fcw
     check_msg(rc == 1, "exit %d: %s", rc, out.c_str());
     check_msg(out.find("step 3: loss nan") != std::string::npos, "%s", out.c_str());
     check_msg(out.find("3 steps in a row: stopped, and the weights themselves are not finite") != std::string::npos,
               "%s", out.c_str());
     check(!run_has_checkpoints(run));
+    // finite weights whose products are not are saved, and every step that was launched counts as skipped
+    rc = run_spoilt("huge", 14, 3e38f, run, &out); // lnfw
+    check_msg(rc == 1, "exit %d: %s", rc, out.c_str());
+    check_msg(out.find("3 steps in a row: stopped, the weights of the last good step are saved") != std::string::npos,
+              "%s", out.c_str());
+    RunState state;
+    check_msg(run_find_newest(run, checkpoint, sizeof(checkpoint), &err) && run_load_state(checkpoint, &state, &err),
+              "%s", err.text);
+    check_msg(state.step >= 3 && state.skipped_steps == state.step, "%lld steps, %lld skipped", (long long)state.step,
+              (long long)state.skipped_steps);
 }
 
 static const Test tests[] = {

@@ -1060,7 +1060,7 @@ static void train_step(Trainer* t) {
     if (t->job.nonfinite_in_a_row >= args.max_nonfinite) {
         bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(c))); // those of the last sound step
         if (good && args.output) { save_checkpoint(t); }
-        training_give_up(&t->job, good);
+        training_give_up(good);
     }
 }
 

@@ -534,13 +534,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    // a barrier for each team: they may have different numbers of rows
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * team_warps) : "memory");
+    __syncthreads(); // of the whole block: its teams take the same number of turns
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+// one_warp: a team is a warp, which may have fewer turns than others, for it meets no barrier.
+template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
@@ -553,23 +553,27 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_thr
     int parity = 0;
 
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
-    for (int row = blockIdx.x * num_teams + team; row < N; row += gridDim.x * num_teams) {
+    for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
+        int row = turn + team;
+        if (one_warp && row >= N) { break; }
+        bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
         x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the end dy is zero and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
+            if (valid && (j < num_vecs - 1 || last_valid)) {
                 dy[j] = load128cs(dout + start + j * stride);
                 x[j] = load128cs(inp + start + j * stride);
             }
         }
-        if (dresidual) {
+        if (dresidual && valid) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
                 if (j < num_vecs - 1 || last_valid) { dx[j] = load128cs(dresidual + start + j * stride); }
             }
         }
-        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f, dnorm[num_vecs][x128::size];
+        float m = valid ? mean[row] : 0.0f, r = valid ? rstd[row] : 0.0f, sum = 0.0f, dot = 0.0f,
+              dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             x128 w = {}; // from L1 for every row: there is no register left to keep it in
@@ -583,7 +587,7 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_thr
                 db[j][k] += d;
             }
         }
-        layernorm_backward_team_sums(sum, dot, row_sums[parity], team_warps);
+        layernorm_backward_team_sums(sum, dot, row_sums[parity], one_warp ? 1 : team_warps);
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
@@ -595,7 +599,7 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_thr
                 float norm = ((float)x[j][k] - m) * r;
                 dx[j][k] = (floatX)((float)dx[j][k] + r * (dnorm[j][k] - sum - norm * dot));
             }
-            if (j < num_vecs - 1 || last_valid) { store128(dinp + start + j * stride, dx[j]); }
+            if (valid && (j < num_vecs - 1 || last_valid)) { store128(dinp + start + j * stride, dx[j]); }
         }
     }
 
@@ -647,21 +651,40 @@ size_t layernorm_backward_scratch(int C) {
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
+// Warps to a row; several of them take 2 vectors a thread in 16 bits, where 3 and the predicates would spill.
+inline int layernorm_backward_team_warps(int num_vectors) {
+    const int team_vecs = sizeof(floatX) == 2 ? 2 : layernorm_backward_max_vecs;
+    int team_warps = 1;
+    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : layernorm_backward_max_vecs) * team_warps) {
+        team_warps *= 2;
+    }
+    return team_warps;
+}
+
+inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
+    if (team_warps > 1) {
+#if defined(ENABLE_FP32)
+        if (num_vecs == 3) { return layernorm_backward_kernel7<3, false>; }
+#endif
+        return layernorm_backward_kernel7<2, false>;
+    }
+    return num_vecs == 1   ? layernorm_backward_kernel7<1, true>
+           : num_vecs == 2 ? layernorm_backward_kernel7<2, true>
+                           : layernorm_backward_kernel7<3, true>;
+}
+
 // dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
 // | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
-    int team_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     require(block_size % (32 * team_warps) == 0);
     require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    auto kernel = num_vecs == 1   ? layernorm_backward_kernel7<1>
-                  : num_vecs == 2 ? layernorm_backward_kernel7<2>
-                                  : layernorm_backward_kernel7<3>;
+    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
     int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
     grid_size = min(grid_size, ceil_div(N, num_teams));
     size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
@@ -5037,14 +5060,11 @@ __attribute__((noreturn)) static void give_up(Trainer* t) {
     bool good = true;
     for (size_t i = 0; i < n; i++) { good &= (bool)isfinite(weights[i]); }
     if (good && args.output) { save_checkpoint(t); }
-    training_give_up(&t->job, good);
+    training_give_up(good);
 }
 
-// Waits for the step that is under way, if there is one, and says how it went.
-static void finish_report(Trainer* t) {
-    Report* r = t->pending;
-    if (!r) { return; }
-    t->pending = nullptr;
+// Waits for a step and says how it went. Returns whether too many in a row were not finite.
+static bool report_step(Trainer* t, Report* r) {
     cudaCheck(cudaEventSynchronize(r->end));
     float step_ms;
     cudaCheck(cudaEventElapsedTime(&step_ms, r->begin, r->end));
@@ -5071,20 +5091,24 @@ static void finish_report(Trainer* t) {
         printf("GPU memory: %.2f GB in use, %.2f free\n", (double)(all_bytes - free_bytes) * 1e-9,
                (double)free_bytes * 1e-9);
     }
-    if (t->job.nonfinite_in_a_row >= args.max_nonfinite) {
-        cudaCheck(cudaStreamSynchronize(t->model.stream));
-        give_up(t);
-    }
+    return t->job.nonfinite_in_a_row >= args.max_nonfinite;
+}
+
+// The same for the step that is under way, if there is one.
+static void finish_report(Trainer* t) {
+    Report* r = t->pending;
+    t->pending = nullptr;
+    if (r && report_step(t, r)) { give_up(t); }
 }
 
 // One step, and the report of the one before: the GPU has work while the host prints.
 static void train_step(Trainer* t) {
     Report* earlier = t->pending;
     launch_step(t);
-    Report* launched = t->pending;
-    t->pending = earlier;
-    finish_report(t);
-    t->pending = launched;
+    if (earlier && report_step(t, earlier)) {
+        report_step(t, t->pending); // it has run as well: what is saved shall know how it went
+        give_up(t);
+    }
     // fp16: the next step's loss scale depends on this one
     if (sizeof(floatX) == 2 && strcmp(PRECISION_NAME, "fp16") == 0) { finish_report(t); }
 }
@@ -5166,27 +5190,19 @@ static void sample_in_training(Trainer* t) {
 
 // ---- the machine -----------------------------------------------------------------------------------
 
-// Fills memory with random numbers of both signs: a matmul of zeros draws less power and runs faster.
-static void fill_random(floatX* memory, size_t n, cudaStream_t stream) {
-    const size_t part = (size_t)1 << 20;
-    std::vector<floatX> values(part);
-    for (size_t i = 0; i < part; i++) { values[i] = (floatX)((float)hash_bits((uint32_t)i, 1) * 0x1p-31f - 1.0f); }
-    for (size_t at = 0; at < n; at += part) {
-        size_t count = n - at < part ? n - at : part;
-        cudaCheck(cudaMemcpyAsync(memory + at, values.data(), count * sizeof(floatX), cudaMemcpyHostToDevice, stream));
-    }
-    cudaCheck(cudaStreamSynchronize(stream));
-}
-
-// The least of 20 times of what `launch` puts on the stream, in milliseconds: the roof, not the usual.
-template <class Launch> static double least_ms(cudaStream_t stream, Launch launch) {
+// bytes/s of a large copy on the device, bytes read plus bytes written: the best of 20, for it is a roof
+static double measure_copy_bandwidth(cudaStream_t stream) {
+    const size_t bytes = (size_t)1 << 30;
+    char* memory;
+    cudaCheck(cudaMalloc(&memory, 2 * bytes));
+    cudaCheck(cudaMemset(memory, 1, 2 * bytes));
     float least = INFINITY, ms;
     cudaEvent_t begin, end;
     cudaCheck(cudaEventCreate(&begin));
     cudaCheck(cudaEventCreate(&end));
     for (int i = 0; i < 20; i++) {
         cudaCheck(cudaEventRecord(begin, stream));
-        launch();
+        cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream));
         cudaCheck(cudaEventRecord(end, stream));
         cudaCheck(cudaEventSynchronize(end));
         cudaCheck(cudaEventElapsedTime(&ms, begin, end));
@@ -5194,32 +5210,8 @@ template <class Launch> static double least_ms(cudaStream_t stream, Launch launc
     }
     cudaCheck(cudaEventDestroy(begin));
     cudaCheck(cudaEventDestroy(end));
-    return least;
-}
-
-// FLOP/s of a square matmul of random numbers in floatX, as large as memory and patience allow.
-static double measure_matmul_flops(cudaStream_t stream) {
-    int n = device_attribute(cudaDevAttrMultiProcessorCount) >= 64 ? 8192 : 4096;
-    floatX* memory;
-    size_t size = (size_t)n * n;
-    cudaCheck(cudaMalloc(&memory, 3 * size * sizeof(floatX)));
-    fill_random(memory, 2 * size, stream);
-    double ms = least_ms(
-        stream, [&] { matmul_forward(memory + 2 * size, NULL, memory, memory + size, NULL, NULL, n, n, n, stream); });
     cudaCheck(cudaFree(memory));
-    return 2.0 * n * n * n / ms * 1e3;
-}
-
-// bytes/s of a large copy on the device, bytes read plus bytes written
-static double measure_copy_bandwidth(cudaStream_t stream) {
-    const size_t bytes = (size_t)1 << 30;
-    char* memory;
-    cudaCheck(cudaMalloc(&memory, 2 * bytes));
-    cudaCheck(cudaMemset(memory, 1, 2 * bytes));
-    double ms = least_ms(
-        stream, [&] { cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream)); });
-    cudaCheck(cudaFree(memory));
-    return 2.0 * bytes / ms * 1e3;
+    return 2.0 * bytes / least * 1e3;
 }
 
 static void find_machine_flops(Trainer* t) {
@@ -5227,7 +5219,7 @@ static void find_machine_flops(Trainer* t) {
     device_memory(name);
     t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args.tf32);
     if (t->machine_flops > 0) { return; }
-    t->machine_flops = measure_matmul_flops(t->model.stream);
+    t->machine_flops = 1e12 * cublaslt_matrix_rate();
     printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
            t->machine_flops * 1e-12);
 }
@@ -5242,7 +5234,7 @@ static int print_profile(Trainer* t) {
     std::vector<Row> rows;
     for (int i = 0; i < 3; i++) { train_step(t); } // matmuls are timed in the first one
     finish_report(t);
-    double bandwidth = measure_copy_bandwidth(t->model.stream), rate = measure_matmul_flops(t->model.stream);
+    double bandwidth = measure_copy_bandwidth(t->model.stream), rate = 1e12 * cublaslt_matrix_rate();
     profile.entries = (ProfileEntry*)malloc_check(MAX_PROFILE_ENTRIES * sizeof(ProfileEntry));
     profile.on = true;
     train_step(t);

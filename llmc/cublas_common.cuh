@@ -365,9 +365,10 @@ inline bool cublaslt_load(const char* path, Error* err) {
     return true;
 }
 
-// What this GPU reaches, in TFLOP/s: a product of 8192^3 random numbers. Zeros would be faster: they cost less power.
+// What this GPU reaches, in TFLOP/s: a product of 8192^3 random numbers, 4096^3 on a small one. Zeros would be faster:
+// they cost less power.
 inline double cublaslt_matrix_rate() {
-    const int n = 8192, num_products = 10;
+    const int n = device_attribute(cudaDevAttrMultiProcessorCount) >= 64 ? 8192 : 4096, num_products = 10;
     const size_t period = 1 << 20; // so many numbers, then again
     std::vector<floatX> values(period);
     for (size_t i = 0; i < period; i++) {
@@ -399,4 +400,179 @@ inline double cublaslt_matrix_rate() {
     cudaCheck(cudaFree(inp));
     cudaCheck(cudaFree(out));
     return 2.0 * n * n * (double)n * num_products / ms * 1e-9;
+}
+
+// ---- linear layers of operands narrower than the result, and GELU that keeps nothing for a backward pass -----------
+
+#if defined(ENABLE_FP32)
+constexpr cudaDataType_t cublaslt_floatX = CUDA_R_32F;
+#elif defined(ENABLE_FP16)
+constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16F;
+#else
+constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16BF;
+#endif
+
+// out = gelu?(inp weight^T + bias) + add. A matrix of CUDA_R_8F_E4M3 comes with a float in device memory: its values times
+// that float are meant, and for out, are stored. e4m3 needs compute capability 8.9, and multiples of 16 for N and K.
+struct LinearCall {
+    void* out = NULL;          // (M,N) of out_type: floatX or e4m3
+    const void* inp = NULL;    // (M,K) of inp_type: floatX or e4m3
+    const void* weight = NULL; // (N,K) of inp_type
+    cudaDataType_t inp_type = cublaslt_floatX, out_type = cublaslt_floatX;
+    const float *inp_scale = NULL, *weight_scale = NULL; // of values as they are stored, if inp_type is e4m3
+    const float* out_scale = NULL;                       // of values before they are stored, if out_type is e4m3
+    int M = 0, N = 0, K = 0;
+    const floatX* bias = NULL; // (N), or NULL
+    const floatX* add = NULL;  // (M,N), or NULL: nothing; not out, which must be floatX too
+    bool gelu = false;         // tanh form; needs bias
+};
+
+struct LinearKey {
+    int M, N, K, inp_type, out_type, has_bias, has_add, gelu, tuned;
+};
+struct LinearPlan {
+    LinearKey key;
+    bool found; // false: the library has no algorithm for it
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t weight, inp, add, out;
+    cublasLtMatmulAlgo_t algo;
+};
+
+inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cublasLtMatmulAlgo_t& algo,
+                                             const LinearCall& c, cudaStream_t stream) {
+    CublasLt& lt = cublaslt();
+    float alpha = 1.0f, beta = c.add ? 1.0f : 0.0f;
+    if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, c.bias); }
+    if (c.inp_type == CUDA_R_8F_E4M3) {
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c.weight_scale);
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c.inp_scale);
+    }
+    if (c.out_type == CUDA_R_8F_E4M3) {
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, c.out_scale);
+    }
+    return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta,
+                          c.add ? (const void*)c.add : c.out, plan.add, c.out, plan.out, &algo, lt.workspace,
+                          lt.workspace_bytes, stream);
+}
+
+// As cublaslt_fastest: the least time of three rounds.
+inline int cublaslt_linear_fastest(const LinearPlan& plan, const LinearCall& c,
+                                   const cublasLtMatmulHeuristicResult_t* proposals, int n, cudaStream_t stream) {
+    cudaEvent_t start, end;
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&end));
+    std::vector<float> least_ms(n, INFINITY);
+    for (int i = 0; i < 3 * n; i++) {
+        const cublasLtMatmulAlgo_t& algo = proposals[i % n].algo;
+        if (cublaslt_linear_launch(plan, algo, c, stream) != CUBLAS_STATUS_SUCCESS) { continue; }
+        cudaCheck(cudaEventRecord(start, stream));
+        cublasStatus_t status = cublaslt_linear_launch(plan, algo, c, stream);
+        cudaCheck(cudaEventRecord(end, stream));
+        cudaCheck(cudaEventSynchronize(end));
+        float ms;
+        cudaCheck(cudaEventElapsedTime(&ms, start, end));
+        if (status == CUBLAS_STATUS_SUCCESS) { least_ms[i % n] = fminf(least_ms[i % n], ms); }
+    }
+    int best = -1;
+    for (int i = 0; i < n; i++) {
+        if (least_ms[i] < (best < 0 ? INFINITY : 0.99f * least_ms[best])) { best = i; }
+    }
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(end));
+    return best;
+}
+
+// tuned: proposals are timed, on the operands themselves; else the first is taken.
+inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStream_t stream) {
+    CublasLt& lt = cublaslt();
+    require(lt.handle != NULL); // cublaslt_open()
+    require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || c.out_type == cublaslt_floatX));
+    LinearPlan plan = {};
+    plan.key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, tuned};
+    plan.weight = cublaslt_layout(c.inp_type, c.N, c.K);
+    plan.inp = cublaslt_layout(c.inp_type, c.M, c.K);
+    plan.add = cublaslt_layout(cublaslt_floatX, c.M, c.N); // the library wants its type to be known even if it is not read
+    plan.out = cublaslt_layout(c.out_type, c.M, c.N);
+    cublasCheck(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)CUBLAS_OP_T);
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)CUBLAS_OP_N);
+    cublasLtEpilogue_t epilogue = c.gelu   ? CUBLASLT_EPILOGUE_GELU_BIAS
+                                  : c.bias ? CUBLASLT_EPILOGUE_BIAS
+                                           : CUBLASLT_EPILOGUE_DEFAULT;
+    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
+    if (c.bias) {
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX);
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, c.bias);
+    }
+    if (c.inp_type == CUDA_R_8F_E4M3) {
+        require(c.inp_scale && c.weight_scale);
+        // sums keep 14 bits or so between the tensor cores' steps, which e4m3's own 4 do not notice
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c.weight_scale);
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c.inp_scale);
+    }
+    if (c.out_type == CUDA_R_8F_E4M3) {
+        require(c.out_scale != NULL);
+        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, c.out_scale);
+    }
+    const int max_proposals = 16;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t proposals[max_proposals];
+    uint64_t workspace_bytes = lt.workspace_bytes;
+    uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    int n = 0;
+    cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
+    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                     &workspace_bytes, sizeof(workspace_bytes)));
+    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                     &reduction, sizeof(reduction)));
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(lt.handle, plan.product, plan.weight, plan.inp, plan.add, plan.out, preference,
+                                       tuned ? max_proposals : 1, proposals, &n);
+    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
+    // a combination of types and epilogue that is not there is refused with one of these three
+    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
+        status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) {
+        cublasCheck(status);
+    }
+    int best = status == CUBLAS_STATUS_SUCCESS && n > 0 ? 0 : -1;
+    if (tuned && best == 0 && n > 1) { best = cublaslt_linear_fastest(plan, c, proposals, n, stream); }
+    plan.found = best >= 0;
+    if (plan.found) { plan.algo = proposals[best].algo; }
+    return plan;
+}
+
+inline void cublaslt_linear_free(LinearPlan& plan) {
+    cublasCheck(cublasLtMatmulDescDestroy(plan.product));
+    for (cublasLtMatrixLayout_t layout : {plan.weight, plan.inp, plan.add, plan.out}) {
+        cublasCheck(cublasLtMatrixLayoutDestroy(layout));
+    }
+}
+
+// Whether cublaslt_linear() can do it here; nothing is launched.
+inline bool cublaslt_has_linear(const LinearCall& c) {
+    LinearPlan plan = cublaslt_linear_plan(c, false, 0);
+    cublaslt_linear_free(plan);
+    return plan.found;
+}
+
+// Launches the product; false, and nothing is launched, if the library cannot do it. The first call with a shape times
+// the library's proposals, unless cublaslt_tune(false) or the stream is captured.
+inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
+    static std::vector<LinearPlan> plans;
+    require(c.out && c.inp && c.weight && c.add != c.out);
+    for (const void* p : {(const void*)c.out, c.inp, c.weight, (const void*)c.add}) { require((uintptr_t)p % 16 == 0); }
+    LinearKey key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, cublaslt().tuned};
+    size_t i = 0;
+    while (i < plans.size() && memcmp(&plans[i].key, &key, sizeof(key)) != 0) { i++; }
+    if (i == plans.size()) {
+        cudaStreamCaptureStatus capturing;
+        cudaCheck(cudaStreamIsCapturing(stream, &capturing));
+        plans.push_back(
+            cublaslt_linear_plan(c, key.tuned && capturing == cudaStreamCaptureStatusNone, stream));
+        plans.back().key = key;
+    }
+    const LinearPlan& plan = plans[i];
+    if (plan.found) { cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream)); }
+    return plan.found;
 }

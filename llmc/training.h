@@ -485,8 +485,8 @@ static inline double training_flops_per_token(const GPT2Config* c, int T) {
 }
 
 // Stops a run that makes no progress; weights_are_good: they are finite, and saved if there is an -o.
-__attribute__((noreturn)) static inline void training_give_up(const Training* t, bool weights_are_good) {
-    die("loss or gradients were not finite %d steps in a row: stopped, %s", t->nonfinite_in_a_row,
+__attribute__((noreturn)) static inline void training_give_up(bool weights_are_good) {
+    die("loss or gradients were not finite %d steps in a row: stopped, %s", args.max_nonfinite,
         !weights_are_good ? "and the weights themselves are not finite: begin from others"
         : args.output     ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
                           : "nothing saved (no -o); a lower -l or a longer -u may help");

@@ -84,8 +84,9 @@ struct BenchBuffer {
     const void* start; // inout: what it holds before each launch (bytes)
     uint64_t checksum; // input: of what was uploaded
     bool guarded;
-    std::function<void()> upload;                // input: host to dev
-    std::function<double(std::string*)> compare; // outputs: worst error over tolerance; says more where that is > 1
+    std::function<void()> upload; // input: host to dev
+    // outputs: worst error over so many tolerances; says more where that is > 1
+    std::function<double(double, std::string*)> compare;
 };
 
 // n elements in pieces, on all cores: fn(begin, end)
@@ -113,9 +114,9 @@ template <class T> inline void bench_upload(T* dev, const float* host, size_t n)
     cudaCheck(cudaMemcpy(dev, values, n * sizeof(T), cudaMemcpyHostToDevice));
 }
 
-// The largest error in units of what is allowed; NaN counts as infinitely wrong.
+// The largest error in units of `factor` times what is allowed; NaN counts as infinitely wrong.
 template <class T> inline double bench_compare(const char* name, const T* dev, const float* ref, size_t n,
-                                               Tolerance tolerance, std::string* wrong) {
+                                               Tolerance tolerance, double factor, std::string* wrong) {
     T* out = (T*)bench_staging(n * sizeof(T));
     cudaCheck(cudaMemcpy(out, dev, n * sizeof(T), cudaMemcpyDeviceToHost));
     const size_t piece = 1 << 16, pieces = ceil_div(n, piece);
@@ -128,7 +129,7 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
         Piece f = {-1, 0, 0};
         for (size_t i = p * piece; i < std::min(n, (p + 1) * piece); i++) {
             double got = (double)(float)out[i], want = (double)ref[i], err = fabs(got - want);
-            double allowed = (double)tolerance.atol + (double)tolerance.rtol * fabs(want);
+            double allowed = factor * ((double)tolerance.atol + (double)tolerance.rtol * fabs(want));
             bool right = got == want || err <= allowed; // the first for infinities
             double ratio = got == want ? 0 : err / allowed;
             if (!right && !(ratio > 1)) { ratio = INFINITY; }
@@ -192,6 +193,9 @@ struct BenchKernel {
     std::function<void(int)> launch;
     std::vector<int> block_sizes;
     int min_arch;
+    int num_launches = 0; // 0: not said
+    double bytes = 0;     // to and from memory, what lies between its launches included; 0: not said
+    float tolerance = 1;  // in units of the outputs' own
 };
 
 // What declare said, for one shape.
@@ -270,6 +274,12 @@ struct Bench {
         require(number >= 0 && !block_sizes.empty());
         state.kernels.push_back({number, what, launch, block_sizes, min_arch});
     }
+    // Of the kernel declared last: how many launches it takes, and the bytes that they move, for ops that fuse several.
+    void moves(int num_launches, double bytes) {
+        state.kernels.back().num_launches = num_launches, state.kernels.back().bytes = bytes;
+    }
+    // Of the kernel declared last: it computes in a coarser type, and may be off by `factor` tolerances.
+    void coarser(float factor) { state.kernels.back().tolerance = factor; }
     // The kernel whose copy stands in train_gpt2.cu: the run says when another is faster by more than 2%.
     void promoted(int number) { state.promoted = number; }
     // TFLOP/s that the vendor's library reaches in this run; called once, before timing. For ops bound by FLOPs.
@@ -289,8 +299,8 @@ struct Bench {
     }
     template <class T> void compared(Buffer<T> x, const char* name, size_t n, Tolerance tolerance) {
         if (dry) { return; }
-        state.buffers.back().compare = [=](std::string* wrong) {
-            return bench_compare(name, x.dev, x.host, n, tolerance, wrong);
+        state.buffers.back().compare = [=](double factor, std::string* wrong) {
+            return bench_compare(name, x.dev, x.host, n, tolerance, factor, wrong);
         };
     }
 };
@@ -597,7 +607,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
             say(x, "an input, changed");
             x.upload(); // the kernels after this one shall not suffer
         }
-        if (x.compare) { *worst = std::max(*worst, x.compare(&wrong)); }
+        if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance, &wrong)); }
     }
     if (k.number != s.promoted || !wrong.empty()) { return wrong; }
     std::vector<uint64_t> first;
@@ -643,7 +653,9 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             printf("%s kernel %d block_size %4d, B %d T %d C %d NH %d V %d: ", wrong.empty() ? "ok" : "FAIL", k.number,
                    block_size, shape.B, shape.T, shape.C, shape.NH, shape.V);
             if (wrong.empty()) {
-                printf("error %.2f of tolerance\n", worst);
+                printf("error %.2f of ", worst);
+                if (k.tolerance != 1) { printf("%g times the ", k.tolerance); }
+                printf("tolerance\n");
             } else {
                 printf("%s\n", wrong.c_str());
             }
@@ -795,15 +807,21 @@ inline void bench_print_line(const BenchDevice& d, const BenchState& s, const st
             printf(" | %.2fx kernel %d", base->time.median_ms / r.time.median_ms, number);
         }
     }
+    if (r.kernel->num_launches) {
+        printf(" | %d launch%s, %.1f MB", r.kernel->num_launches, r.kernel->num_launches == 1 ? "" : "es",
+               r.kernel->bytes / 1e6);
+    }
     printf("\n");
     fflush(stdout);
 }
 
 inline void bench_print_table(const BenchDevice& d, const BenchState& s, const std::vector<BenchResult>& results) {
     const BenchResult *vendor = bench_best(results, 0), *naive = bench_best(results, 1);
+    bool moves =
+        std::any_of(s.kernels.begin(), s.kernels.end(), [](const BenchKernel& k) { return k.num_launches > 0; });
     printf("\nkernel block_size   time ms       p10       p90      GB/s  %% copy   TFLOP/s  %% rate  x kernel 0  x "
-           "kernel 1"
-           "  what\n");
+           "kernel 1%s  what\n",
+           moves ? "  launches  MB moved" : "");
     for (const BenchKernel& k : s.kernels) {
         const BenchResult* r = bench_best(results, k.number);
         if (!r) { continue; }
@@ -821,9 +839,10 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
         }
         if (vendor) { snprintf(cells[5], sizeof(cells[5]), "%.2f", vendor->time.median_ms / r->time.median_ms); }
         if (naive) { snprintf(cells[6], sizeof(cells[6]), "%.2f", naive->time.median_ms / r->time.median_ms); }
-        printf("%6d %10s %9.4f %9.4f %9.4f %9s %7s %9s %7s %11s %11s  %s%s\n", k.number, cells[0], r->time.median_ms,
-               r->time.p10_ms, r->time.p90_ms, cells[1], cells[2], cells[3], cells[4], cells[5], cells[6], k.what,
-               k.number == s.promoted ? " (promoted)" : "");
+        printf("%6d %10s %9.4f %9.4f %9.4f %9s %7s %9s %7s %11s %11s", k.number, cells[0], r->time.median_ms,
+               r->time.p10_ms, r->time.p90_ms, cells[1], cells[2], cells[3], cells[4], cells[5], cells[6]);
+        if (moves) { printf("  %8d  %8.1f", k.num_launches, k.bytes / 1e6); }
+        printf("  %s%s\n", k.what, k.number == s.promoted ? " (promoted)" : "");
     }
     const BenchResult* winner = bench_best(results, -1);
     if (winner) {
@@ -869,15 +888,18 @@ inline void bench_write_csv(const char* path, const BenchDevice& d, const BenchS
                             const Shape& shape, const std::vector<BenchResult>& results) {
     FILE* f = bench_create(path);
     fprintf(f, "op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,"
-               "tflop_s,matrix_tflop_s,best,promoted,gpu,what\n");
+               "tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what\n");
     for (const BenchResult& r : results) {
         std::string what;
         for (const char* p = r.kernel->what; *p; p++) { what += *p == '"' ? "\"\"" : std::string(1, *p); }
-        fprintf(f, "%s,%d,%d,%s,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f,%d,%s,%.0f,%.2f,%.2f,%.0f,%.3f,%.3f,%d,%d,%s,\"%s\"\n",
-                op, r.kernel->number, r.block_size, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH, shape.V,
-                r.time.median_ms, r.time.p10_ms, r.time.p90_ms, r.time.launches, bench_flags().hot ? "hot" : "cold",
-                s.bytes, bench_gbs(s, r), d.copy_gbs, s.flops, bench_tflops(s, r), d.matrix_tflops,
-                &r == bench_best(results, r.kernel->number), r.kernel->number == s.promoted, d.name, what.c_str());
+        fprintf(
+            f,
+            "%s,%d,%d,%s,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f,%d,%s,%.0f,%.2f,%.2f,%.0f,%.3f,%.3f,%d,%d,%d,%.0f,%s,\"%s\"\n",
+            op, r.kernel->number, r.block_size, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH, shape.V,
+            r.time.median_ms, r.time.p10_ms, r.time.p90_ms, r.time.launches, bench_flags().hot ? "hot" : "cold",
+            s.bytes, bench_gbs(s, r), d.copy_gbs, s.flops, bench_tflops(s, r), d.matrix_tflops,
+            &r == bench_best(results, r.kernel->number), r.kernel->number == s.promoted, r.kernel->num_launches,
+            r.kernel->bytes, d.name, what.c_str());
     }
     bench_close(f, path);
 }

@@ -478,13 +478,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    // a barrier for each team: they may have different numbers of rows
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * team_warps) : "memory");
+    __syncthreads(); // of the whole block: its teams take the same number of turns
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+// one_warp: a team is a warp, which may have fewer turns than others, for it meets no barrier.
+template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
@@ -497,23 +497,27 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_thr
     int parity = 0;
 
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
-    for (int row = blockIdx.x * num_teams + team; row < N; row += gridDim.x * num_teams) {
+    for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
+        int row = turn + team;
+        if (one_warp && row >= N) { break; }
+        bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
         x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the end dy is zero and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
+            if (valid && (j < num_vecs - 1 || last_valid)) {
                 dy[j] = load128cs(dout + start + j * stride);
                 x[j] = load128cs(inp + start + j * stride);
             }
         }
-        if (dresidual) {
+        if (dresidual && valid) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
                 if (j < num_vecs - 1 || last_valid) { dx[j] = load128cs(dresidual + start + j * stride); }
             }
         }
-        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f, dnorm[num_vecs][x128::size];
+        float m = valid ? mean[row] : 0.0f, r = valid ? rstd[row] : 0.0f, sum = 0.0f, dot = 0.0f,
+              dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             x128 w = {}; // from L1 for every row: there is no register left to keep it in
@@ -527,7 +531,7 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_thr
                 db[j][k] += d;
             }
         }
-        layernorm_backward_team_sums(sum, dot, row_sums[parity], team_warps);
+        layernorm_backward_team_sums(sum, dot, row_sums[parity], one_warp ? 1 : team_warps);
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
@@ -539,7 +543,7 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_thr
                 float norm = ((float)x[j][k] - m) * r;
                 dx[j][k] = (floatX)((float)dx[j][k] + r * (dnorm[j][k] - sum - norm * dot));
             }
-            if (j < num_vecs - 1 || last_valid) { store128(dinp + start + j * stride, dx[j]); }
+            if (valid && (j < num_vecs - 1 || last_valid)) { store128(dinp + start + j * stride, dx[j]); }
         }
     }
 
@@ -591,21 +595,40 @@ size_t layernorm_backward_scratch(int C) {
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
+// Warps to a row; several of them take 2 vectors a thread in 16 bits, where 3 and the predicates would spill.
+inline int layernorm_backward_team_warps(int num_vectors) {
+    const int team_vecs = sizeof(floatX) == 2 ? 2 : layernorm_backward_max_vecs;
+    int team_warps = 1;
+    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : layernorm_backward_max_vecs) * team_warps) {
+        team_warps *= 2;
+    }
+    return team_warps;
+}
+
+inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
+    if (team_warps > 1) {
+#if defined(ENABLE_FP32)
+        if (num_vecs == 3) { return layernorm_backward_kernel7<3, false>; }
+#endif
+        return layernorm_backward_kernel7<2, false>;
+    }
+    return num_vecs == 1   ? layernorm_backward_kernel7<1, true>
+           : num_vecs == 2 ? layernorm_backward_kernel7<2, true>
+                           : layernorm_backward_kernel7<3, true>;
+}
+
 // dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
 // | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
-    int team_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     require(block_size % (32 * team_warps) == 0);
     require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    auto kernel = num_vecs == 1   ? layernorm_backward_kernel7<1>
-                  : num_vecs == 2 ? layernorm_backward_kernel7<2>
-                                  : layernorm_backward_kernel7<3>;
+    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
     int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
     grid_size = min(grid_size, ceil_div(N, num_teams));
     size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
@@ -717,12 +740,16 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_thr
     }
 }
 
-// Without cp.async (code for devices before 8.0): kernel 7.
+// Without cp.async (code for devices before 8.0), and for rows of several warps: kernel 7.
 void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    int team_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
+    if (team_warps > 1) { // its teams take different numbers of turns: rows of one warp alone
+        layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream,
+                           block_size);
+        return;
+    }
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
@@ -782,14 +809,11 @@ void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scra
                            block_size);
         return;
     }
-    int team_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_backward_max_vecs * team_warps) { team_warps *= 2; }
+    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    auto kernel = num_vecs == 1   ? layernorm_backward_kernel7<1>
-                  : num_vecs == 2 ? layernorm_backward_kernel7<2>
-                                  : layernorm_backward_kernel7<3>;
+    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
     int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
     grid_size = min(grid_size, ceil_div(N, num_teams));
     size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);

@@ -405,7 +405,9 @@ test_nonfinite() {
     want "lines of stderr" "$(wc -l <"$tmp/err")" 1
     contains "not finite 4 steps in a row" "$tmp/err"
     contains "the weights themselves are not finite" "$tmp/err"
-    want "steps" "$(grep -c '^step .* tok/s' "$tmp/out")" 4
+    local steps # on a GPU the fifth is under way when the fourth is judged
+    steps=$(grep -c '^step .* tok/s' "$tmp/out")
+    [ "$steps" = 4 ] || [ "$steps" = 5 ] || fail "$steps steps"
     [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
     run -e nan/model.safetensors --prompt '!' # id 0, whose embedding it is
     want "status of sampling" "$status" 1
