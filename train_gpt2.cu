@@ -539,6 +539,34 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
+// partials (gridDim.x, 2, C): the block's sums of dweight and dbias over its teams, one vector of each thread at a time.
+// columns (2 * x128::size, blockDim.x + padding) in shared memory.
+template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
+                                                                             const float (*dw)[x128::size],
+                                                                             const float (*db)[x128::size],
+                                                                             float* columns, int C, int team_size) {
+    int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
+    int pitch = blockDim.x + layernorm_backward_padding;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            columns[k * pitch + threadIdx.x] = dw[j][k];
+            columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
+            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
+            float sum = 0.0f;
+            for (int t = 0; t < num_teams; t++) {
+                sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
+            }
+            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+        }
+        __syncthreads();
+    }
+}
+
 // one_warp: a team is a warp, which may have fewer turns than others, for it meets no barrier.
 template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
@@ -603,26 +631,85 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
         }
     }
 
-    // the teams' column sums, one vector of each thread at a time
-    int pitch = blockDim.x + layernorm_backward_padding;
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
+}
+
+// Kernel 8: the same with the next rows on their way into shared memory while this one is summed; a team is a warp.
+// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
+constexpr int layernorm_backward_stages = 2;
+
+template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int /*team_warps*/) {
+    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x): dout, inp, dresidual
+    const int team_size = 32, stride = team_size * x128::size;
+    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+    int stage = 0;
+
+    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    auto fetch = [&](int row, int to_stage) {
+        if (row < N) {
 #pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) {
-            layernorm_backward_columns[k * pitch + threadIdx.x] = dw[j][k];
-            layernorm_backward_columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
-            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
-            float sum = 0.0f;
-            for (int t = 0; t < num_teams; t++) {
-                sum += layernorm_backward_columns[(which * x128::size + k) * pitch + t * team_size + member];
+            for (int j = 0; j < num_vecs; j++) {
+                size_t i = (size_t)row * C + first + j * stride;
+                bool valid = j < num_vecs - 1 || last_valid;
+                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+                // what is not valid becomes zeros, and its address must still be a good one
+                cp_async_16(slot, dout + (valid ? i : 0), valid);
+                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
+                bool add = valid && dresidual;
+                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
             }
-            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
         }
-        __syncthreads();
+        cp_async_commit();
+    };
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    int row = blockIdx.x * num_teams + team;
+    for (int i = 0; i < layernorm_backward_stages; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        const floatX* slots =
+            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
+        int pitch = blockDim.x * x128::size;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        cp_async_wait<layernorm_backward_stages - 1>();
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
+                sum += dnorm;
+                dot += dnorm * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, nullptr, 1);
+        sum *= inv_C;
+        dot *= inv_C;
+        __syncwarp(); // the compiler reads shared memory again, where keeping the row in registers would spill
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            x128 dx = load128(slots + (3 * j + 2) * pitch);
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
+                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
+        }
+        fetch(row + layernorm_backward_stages * row_step, stage); // the slot has been read
+        stage = (stage + 1) % layernorm_backward_stages;
     }
+    cp_async_wait<0>();
+    __syncthreads(); // the ring's memory now holds the column sums
+
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
 }
 
 // dweight, dbias (C) += the sum of partials (num_partials, 2, C): a block takes 32 columns, a warp every 16th partial
@@ -631,6 +718,7 @@ __global__ void __launch_bounds__(layernorm_backward_sum_block_size)
     constexpr int num_warps = layernorm_backward_sum_block_size / 32;
     __shared__ float shared[num_warps][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+    grid_wait_dependency();
     float sum = 0.0f;
     if (c < 2 * C) {
 #pragma unroll 8
@@ -673,11 +761,11 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
                            : layernorm_backward_kernel7<3, true>;
 }
 
-// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
-// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
+// Variants of it for the ladder: ahead: by kernel 8, where it can be; early: the second kernel is launched under the first.
+inline void layernorm_backward_by(bool ahead, bool early, floatX* dinp, float* dweight, float* dbias, float* scratch,
+                                  const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                                  const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
+                                  int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
@@ -685,15 +773,40 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
     require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
     auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
+    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
+    if (ahead && team_warps == 1) {
+        auto kernel8 = num_vecs == 1   ? layernorm_backward_kernel8<1>
+                       : num_vecs == 2 ? layernorm_backward_kernel8<2>
+                                       : layernorm_backward_kernel8<3>;
+        size_t ring_bytes = (size_t)layernorm_backward_stages * num_vecs * 3 * block_size * sizeof(x128);
+        size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
+        if (compiled_arch(kernel8) >= 80 && max(ring_bytes, shared_bytes) <= limit) {
+            kernel = kernel8;
+            shared_bytes = max(ring_bytes, shared_bytes);
+            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+        }
+    }
     int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
     grid_size = min(grid_size, ceil_div(N, num_teams));
-    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
     kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
                                                             C, team_warps);
     cudaCheck(cudaGetLastError());
-    layernorm_backward_sum_kernel7<<<ceil_div(2 * C, 32), layernorm_backward_sum_block_size, 0, stream>>>(
-        dweight, dbias, scratch, grid_size, C);
-    cudaCheck(cudaGetLastError());
+    dim3 grid(ceil_div(2 * C, 32)), block(layernorm_backward_sum_block_size);
+    if (early) {
+        launch_early(layernorm_backward_sum_kernel7, grid, block, 0, stream, dweight, dbias, scratch, grid_size, C);
+    } else {
+        layernorm_backward_sum_kernel7<<<grid, block, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
+// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                        const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
+    layernorm_backward_by(true, true, dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C,
+                          stream, block_size);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -3174,9 +3287,7 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 // x (B,C) = wte[token] + wpe[position]. A token of -1, of a sequence whose logits were NaN, gives NaN again.
 __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
                                      const floatX* wpe, int C) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n"); // the next kernel may start to fetch its weights
-#endif
+    grid_launch_dependents(); // the next kernel may start to fetch its weights
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
@@ -3204,14 +3315,6 @@ constexpr int decode_matvec_ahead = 3; // vectors of a row that a lane asks for 
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
 // Blocks of 256 threads that fit an SM: 64 registers a thread, 128 for the larger batches.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
-
-// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
-__device__ inline void decode_matvec_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); // the next one may start to wait in its turn
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
 
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
 template <int n> __device__ inline float decode_matvec_sums(float* values) {
@@ -3321,7 +3424,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
         g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
         s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
     }
-    decode_matvec_wait();
+    grid_launch_dependents(); // the next one may start to wait in its turn
+    grid_wait_dependency();   // nothing that earlier kernels write has been read
     if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
 
     // the groups of a block take the same number of turns: there are barriers in the loop
@@ -3391,20 +3495,16 @@ void decode_matvec_launch(Out* out, const floatX* x, const floatX* norm_weight, 
     }
     int blocks =
         min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ceil_div(B, batch), blocks);
-    config.blockDim = dim3(block_size);
-    config.dynamicSmemBytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    // code for older devices has no wait
-    config.numAttrs =
-        overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K,
-                                 OC, split));
+    dim3 grid(ceil_div(B, batch), blocks);
+    size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
+    if (overlap) {
+        launch_early(kernel, grid, block_size, shared_bytes, stream, out, x, norm_weight, norm_bias, weight, bias,
+                     residual, gelu, B, K, OC, split);
+    } else {
+        kernel<<<grid, block_size, shared_bytes, stream>>>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu,
+                                                           B, K, OC, split);
+        cudaCheck(cudaGetLastError());
+    }
 }
 
 template <class Out> void decode_matvec_any(Out* out, const floatX* x, const floatX* norm_weight,
@@ -3461,13 +3561,6 @@ struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
-__device__ inline void decode_attention_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
-
 // What the warps left in shared memory, for the element of this thread; always in the order of the warps.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
     DecodeAttentionSum x = {0.0f, decode_attention_lowest, 0.0f};
@@ -3510,7 +3603,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
     decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    decode_attention_wait();
+    grid_wait_dependency(); // nothing that earlier kernels write has been read
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
     float max = decode_attention_lowest, total = 0.0f, scale = 1.4426950409f * rsqrtf((float)HS); // log2(e): for exp2
@@ -3630,9 +3723,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(decode_attenti
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n"); // the next kernel may start to fetch its weights
-#endif
+    grid_launch_dependents(); // the next kernel may start to fetch its weights
     int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
     int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
     if (begin >= end) { return; }
@@ -3684,18 +3775,8 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
     if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
     if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
     if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ceil_div(capacity, part_keys), NH, B);
-    config.blockDim = dim3(decode_attention_threads);
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    // code for older devices has no wait
-    config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
-    cudaCheck(
-        cudaLaunchKernelEx(&config, kernel, out, keys, values, scratch, qkv, positions, NH, HS, capacity, part_keys));
+    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), decode_attention_threads, 0, stream, out, keys,
+                 values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
 // out (B,C): the new token of each sequence, qkv (B,3,NH,HS), attends over itself and the positions[b] tokens before it in
@@ -3738,13 +3819,6 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 
 constexpr int decode_sample_room = 4096;   // candidates whose keys shared memory holds: 32 KB
 constexpr int decode_sample_chunks = 1024; // of the vocabulary, one for each thread
-
-// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
-__device__ inline void decode_sample_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
 
 // Larger for a larger logit, among equals for the lower id, so no two are the same; 0 for what is never drawn.
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
@@ -3792,7 +3866,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     __shared__ uint64_t shared[32];
     int b = blockIdx.y, step = gridDim.x * blockDim.x;
     const float4* row = reinterpret_cast<const float4*>(logits + (size_t)b * Vp);
-    decode_sample_wait();
+    grid_wait_dependency();
     uint64_t key = 0;
 #pragma unroll 2
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i * 4 < V; i += step) {
@@ -3934,7 +4008,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
                           int top_k, float top_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     int b = blockIdx.x;
-    decode_sample_wait();
+    grid_wait_dependency();
     DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, 1.4426950409f / temperature};
     uint64_t key = 0, lowest = ~0ull, count = 0;
 #pragma unroll 4
@@ -3968,27 +4042,11 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     }
 }
 
-// Launches a kernel that begins with decode_sample_wait().
-template <class... Params, class... Args>
-void decode_sample_launch(void (*kernel)(Params...), dim3 grid, int block_size, cudaStream_t stream, Args... args) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(block_size);
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    // code for older devices has no wait
-    config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, args...));
-}
-
 inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                                  int blocks, cudaStream_t stream, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    decode_sample_launch(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, stream, tokens, positions, best,
-                         reinterpret_cast<int*>(best + B), logits, V, Vp);
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
+                 reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
 
 // Floats of scratch, aligned to 8 bytes. They are zeroed once, before the first launch; decode_sample leaves zeros.
@@ -4009,8 +4067,8 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
         return;
     }
     require(rng_state != NULL);
-    decode_sample_launch(decode_sample_kernel4, dim3(B), decode_sample_chunks, stream, tokens, positions, logits,
-                         rng_state, temperature, top_k, top_p, V, Vp);
+    launch_early(decode_sample_kernel4, dim3(B), decode_sample_chunks, 0, stream, tokens, positions, logits, rng_state,
+                 temperature, top_k, top_p, V, Vp);
 }
 // ==== end promoted: decode_sample ====
 

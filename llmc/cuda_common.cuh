@@ -54,6 +54,24 @@ template <class Kernel> int compiled_arch(Kernel* kernel) {
     return attributes.ptxVersion;
 }
 
+// Launches a kernel that calls grid_wait_dependency() of ptx.cuh before it touches what the kernel before it writes: its blocks
+// start as that one's end. Where the device or the code is older than 9.0 it is a launch as any other.
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                  const Arguments&... arguments) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = compiled_arch(kernel) >= 90; // code for older devices has no wait
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 // ---- shapes ---------------------------------------------------------------------
 
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }

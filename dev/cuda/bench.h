@@ -278,7 +278,8 @@ struct Bench {
     void moves(int num_launches, double bytes) {
         state.kernels.back().num_launches = num_launches, state.kernels.back().bytes = bytes;
     }
-    // Of the kernel declared last: it computes in a coarser type, and may be off by `factor` tolerances.
+    // Of the kernel declared last: it may be off by `factor` tolerances, for it computes in a coarser type, or sums in a
+    // worse order; the op's comment says which.
     void coarser(float factor) { state.kernels.back().tolerance = factor; }
     // The kernel whose copy stands in train_gpt2.cu: the run says when another is faster by more than 2%.
     void promoted(int number) { state.promoted = number; }

@@ -15,6 +15,7 @@
    ./decode_attention 4      check kernel 4 against the CPU and sweep its block sizes
    ./decode_attention        every kernel, side by side                                         */
 #include "bench.h"
+#include "../../llmc/ptx.cuh"
 
 // ---- kernel 1: one block per head, the scores in shared memory ------------------------------------------------------
 
@@ -81,13 +82,6 @@ struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
-__device__ inline void decode_attention_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
-
 // What the warps left in shared memory, for the element of this thread; always in the order of the warps.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
     DecodeAttentionSum x = {0.0f, decode_attention_lowest, 0.0f};
@@ -130,7 +124,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
     decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    decode_attention_wait();
+    grid_wait_dependency(); // nothing that earlier kernels write has been read
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
     float max = decode_attention_lowest, total = 0.0f, scale = 1.4426950409f * rsqrtf((float)HS); // log2(e): for exp2
@@ -250,9 +244,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(decode_attenti
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n"); // the next kernel may start to fetch its weights
-#endif
+    grid_launch_dependents(); // the next kernel may start to fetch its weights
     int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
     int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
     if (begin >= end) { return; }
@@ -304,18 +296,8 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
     if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
     if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
     if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ceil_div(capacity, part_keys), NH, B);
-    config.blockDim = dim3(decode_attention_threads);
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    // code for older devices has no wait
-    config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
-    cudaCheck(
-        cudaLaunchKernelEx(&config, kernel, out, keys, values, scratch, qkv, positions, NH, HS, capacity, part_keys));
+    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), decode_attention_threads, 0, stream, out, keys,
+                 values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
 // out (B,C): the new token of each sequence, qkv (B,3,NH,HS), attends over itself and the positions[b] tokens before it in

@@ -16,6 +16,7 @@
    ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
    ./decode_matvec        every kernel, side by side                                         */
 #include "bench.h"
+#include "../../llmc/ptx.cuh"
 
 // ---- kernel 0: layernorm on its own, for the kernels that do not do it themselves: one warp per row -----------------
 
@@ -114,9 +115,7 @@ void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const
 // x (B,C) = wte[token] + wpe[position]. A token of -1, of a sequence whose logits were NaN, gives NaN again.
 __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
                                      const floatX* wpe, int C) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n"); // the next kernel may start to fetch its weights
-#endif
+    grid_launch_dependents(); // the next kernel may start to fetch its weights
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
@@ -147,14 +146,6 @@ constexpr int decode_matvec_ahead = 3; // vectors of a row that a lane asks for 
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
 // Blocks of 256 threads that fit an SM: 64 registers a thread, 128 for the larger batches.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
-
-// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
-__device__ inline void decode_matvec_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); // the next one may start to wait in its turn
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
 
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
 template <int n> __device__ inline float decode_matvec_sums(float* values) {
@@ -264,7 +255,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
         g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
         s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
     }
-    decode_matvec_wait();
+    grid_launch_dependents(); // the next one may start to wait in its turn
+    grid_wait_dependency();   // nothing that earlier kernels write has been read
     if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
 
     // the groups of a block take the same number of turns: there are barriers in the loop
@@ -334,20 +326,16 @@ void decode_matvec_launch(Out* out, const floatX* x, const floatX* norm_weight, 
     }
     int blocks =
         min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ceil_div(B, batch), blocks);
-    config.blockDim = dim3(block_size);
-    config.dynamicSmemBytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    // code for older devices has no wait
-    config.numAttrs =
-        overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K,
-                                 OC, split));
+    dim3 grid(ceil_div(B, batch), blocks);
+    size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
+    if (overlap) {
+        launch_early(kernel, grid, block_size, shared_bytes, stream, out, x, norm_weight, norm_bias, weight, bias,
+                     residual, gelu, B, K, OC, split);
+    } else {
+        kernel<<<grid, block_size, shared_bytes, stream>>>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu,
+                                                           B, K, OC, split);
+        cudaCheck(cudaGetLastError());
+    }
 }
 
 template <class Out> void decode_matvec_any(Out* out, const floatX* x, const floatX* norm_weight,

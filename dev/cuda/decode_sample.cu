@@ -15,6 +15,7 @@
    ./decode_sample 3      check kernel 3 against the CPU and sweep its block sizes
    ./decode_sample        every kernel, side by side                                         */
 #include "bench.h"
+#include "../../llmc/ptx.cuh"
 
 // ---- kernel 1: one block per sequence, a tree in shared memory ------------------------------------------------------
 
@@ -54,13 +55,6 @@ void decode_sample1(int* tokens, int* positions, const float* logits, int B, int
 
 constexpr int decode_sample_room = 4096;   // candidates whose keys shared memory holds: 32 KB
 constexpr int decode_sample_chunks = 1024; // of the vocabulary, one for each thread
-
-// A kernel that is launched with overlap reads nothing that the kernels before it write until this returns.
-__device__ inline void decode_sample_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
 
 // Larger for a larger logit, among equals for the lower id, so no two are the same; 0 for what is never drawn.
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
@@ -108,7 +102,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     __shared__ uint64_t shared[32];
     int b = blockIdx.y, step = gridDim.x * blockDim.x;
     const float4* row = reinterpret_cast<const float4*>(logits + (size_t)b * Vp);
-    decode_sample_wait();
+    grid_wait_dependency();
     uint64_t key = 0;
 #pragma unroll 2
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i * 4 < V; i += step) {
@@ -250,7 +244,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
                           int top_k, float top_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     int b = blockIdx.x;
-    decode_sample_wait();
+    grid_wait_dependency();
     DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, 1.4426950409f / temperature};
     uint64_t key = 0, lowest = ~0ull, count = 0;
 #pragma unroll 4
@@ -284,27 +278,11 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     }
 }
 
-// Launches a kernel that begins with decode_sample_wait().
-template <class... Params, class... Args>
-void decode_sample_launch(void (*kernel)(Params...), dim3 grid, int block_size, cudaStream_t stream, Args... args) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(block_size);
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    // code for older devices has no wait
-    config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && compiled_arch(kernel) >= 90;
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, args...));
-}
-
 inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                                  int blocks, cudaStream_t stream, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    decode_sample_launch(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, stream, tokens, positions, best,
-                         reinterpret_cast<int*>(best + B), logits, V, Vp);
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
+                 reinterpret_cast<int*>(best + B), logits, V, Vp);
 }
 
 // Floats of scratch, aligned to 8 bytes. They are zeroed once, before the first launch; decode_sample leaves zeros.
@@ -325,8 +303,8 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
         return;
     }
     require(rng_state != NULL);
-    decode_sample_launch(decode_sample_kernel4, dim3(B), decode_sample_chunks, stream, tokens, positions, logits,
-                         rng_state, temperature, top_k, top_p, V, Vp);
+    launch_early(decode_sample_kernel4, dim3(B), decode_sample_chunks, 0, stream, tokens, positions, logits, rng_state,
+                 temperature, top_k, top_p, V, Vp);
 }
 // ==== end promoted: decode_sample ====
 

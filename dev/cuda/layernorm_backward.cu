@@ -9,7 +9,7 @@
    Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
    Error: against the fp64 reference, half an ulp of floatX for the rounding, and for the fp32 arithmetic 8 ulps of fp32
    of the result and 64 of 1 for terms that cancel; dweight and dbias 16 ulps of fp32 of the result and of sqrt(N), which
-   is the size of a sum of N terms of size 1.
+   is the size of a sum of N terms of size 1; twice that in kernel 2, which adds thousands of partial sums one by one.
    Source: Ba et al. 2016, arXiv:1607.06450.
 
    nvcc -O3 --use_fast_math layernorm_backward.cu -o layernorm_backward      (or: make layernorm_backward)
@@ -483,6 +483,34 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
+// partials (gridDim.x, 2, C): the block's sums of dweight and dbias over its teams, one vector of each thread at a time.
+// columns (2 * x128::size, blockDim.x + padding) in shared memory.
+template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
+                                                                             const float (*dw)[x128::size],
+                                                                             const float (*db)[x128::size],
+                                                                             float* columns, int C, int team_size) {
+    int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
+    int pitch = blockDim.x + layernorm_backward_padding;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            columns[k * pitch + threadIdx.x] = dw[j][k];
+            columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
+            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
+            float sum = 0.0f;
+            for (int t = 0; t < num_teams; t++) {
+                sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
+            }
+            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+        }
+        __syncthreads();
+    }
+}
+
 // one_warp: a team is a warp, which may have fewer turns than others, for it meets no barrier.
 template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
@@ -547,26 +575,85 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
         }
     }
 
-    // the teams' column sums, one vector of each thread at a time
-    int pitch = blockDim.x + layernorm_backward_padding;
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
+}
+
+// Kernel 8: the same with the next rows on their way into shared memory while this one is summed; a team is a warp.
+// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
+constexpr int layernorm_backward_stages = 2;
+
+template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int /*team_warps*/) {
+    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x): dout, inp, dresidual
+    const int team_size = 32, stride = team_size * x128::size;
+    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+    int stage = 0;
+
+    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    auto fetch = [&](int row, int to_stage) {
+        if (row < N) {
 #pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) {
-            layernorm_backward_columns[k * pitch + threadIdx.x] = dw[j][k];
-            layernorm_backward_columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
-            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
-            float sum = 0.0f;
-            for (int t = 0; t < num_teams; t++) {
-                sum += layernorm_backward_columns[(which * x128::size + k) * pitch + t * team_size + member];
+            for (int j = 0; j < num_vecs; j++) {
+                size_t i = (size_t)row * C + first + j * stride;
+                bool valid = j < num_vecs - 1 || last_valid;
+                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+                // what is not valid becomes zeros, and its address must still be a good one
+                cp_async_16(slot, dout + (valid ? i : 0), valid);
+                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
+                bool add = valid && dresidual;
+                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
             }
-            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
         }
-        __syncthreads();
+        cp_async_commit();
+    };
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    int row = blockIdx.x * num_teams + team;
+    for (int i = 0; i < layernorm_backward_stages; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        const floatX* slots =
+            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
+        int pitch = blockDim.x * x128::size;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        cp_async_wait<layernorm_backward_stages - 1>();
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
+                sum += dnorm;
+                dot += dnorm * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, nullptr, 1);
+        sum *= inv_C;
+        dot *= inv_C;
+        __syncwarp(); // the compiler reads shared memory again, where keeping the row in registers would spill
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            x128 dx = load128(slots + (3 * j + 2) * pitch);
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
+                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
+        }
+        fetch(row + layernorm_backward_stages * row_step, stage); // the slot has been read
+        stage = (stage + 1) % layernorm_backward_stages;
     }
+    cp_async_wait<0>();
+    __syncthreads(); // the ring's memory now holds the column sums
+
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
 }
 
 // dweight, dbias (C) += the sum of partials (num_partials, 2, C): a block takes 32 columns, a warp every 16th partial
@@ -575,6 +662,7 @@ __global__ void __launch_bounds__(layernorm_backward_sum_block_size)
     constexpr int num_warps = layernorm_backward_sum_block_size / 32;
     __shared__ float shared[num_warps][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+    grid_wait_dependency();
     float sum = 0.0f;
     if (c < 2 * C) {
 #pragma unroll 8
@@ -617,11 +705,11 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
                            : layernorm_backward_kernel7<3, true>;
 }
 
-// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
-// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
+// Variants of it for the ladder: ahead: by kernel 8, where it can be; early: the second kernel is launched under the first.
+inline void layernorm_backward_by(bool ahead, bool early, floatX* dinp, float* dweight, float* dbias, float* scratch,
+                                  const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                                  const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
+                                  int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
@@ -629,210 +717,46 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
     require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
     auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
+    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
+    if (ahead && team_warps == 1) {
+        auto kernel8 = num_vecs == 1   ? layernorm_backward_kernel8<1>
+                       : num_vecs == 2 ? layernorm_backward_kernel8<2>
+                                       : layernorm_backward_kernel8<3>;
+        size_t ring_bytes = (size_t)layernorm_backward_stages * num_vecs * 3 * block_size * sizeof(x128);
+        size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
+        if (compiled_arch(kernel8) >= 80 && max(ring_bytes, shared_bytes) <= limit) {
+            kernel = kernel8;
+            shared_bytes = max(ring_bytes, shared_bytes);
+            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+        }
+    }
     int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
     grid_size = min(grid_size, ceil_div(N, num_teams));
-    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
     kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
                                                             C, team_warps);
     cudaCheck(cudaGetLastError());
-    layernorm_backward_sum_kernel7<<<ceil_div(2 * C, 32), layernorm_backward_sum_block_size, 0, stream>>>(
-        dweight, dbias, scratch, grid_size, C);
-    cudaCheck(cudaGetLastError());
+    dim3 grid(ceil_div(2 * C, 32)), block(layernorm_backward_sum_block_size);
+    if (early) {
+        launch_early(layernorm_backward_sum_kernel7, grid, block, 0, stream, dweight, dbias, scratch, grid_size, C);
+    } else {
+        layernorm_backward_sum_kernel7<<<grid, block, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
+        cudaCheck(cudaGetLastError());
+    }
+}
+
+// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
+// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                        const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
+    layernorm_backward_by(true, true, dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C,
+                          stream, block_size);
 }
 // ==== end promoted: layernorm_backward ====
 
-// ---- kernel 8: as 7, with the next row on its way into shared memory by cp.async while this one is summed ----------------
-
-// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
-constexpr int layernorm_backward_stages = 2;
-
-template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
-    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                               int C, int team_warps) {
-    __shared__ float row_sums[2][2][16];
-    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x): dout, inp, dresidual
-    int team_size = 32 * team_warps, num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
-    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-    int parity = 0, stage = 0;
-
-    // one group for each row, an empty one past the last, so that the count of groups tells what has come
-    auto fetch = [&](int row, int to_stage) {
-        if (row < N) {
-#pragma unroll
-            for (int j = 0; j < num_vecs; j++) {
-                size_t i = (size_t)row * C + first + j * stride;
-                bool valid = j < num_vecs - 1 || last_valid;
-                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
-                // what is not valid becomes zeros, and its address must still be a good one
-                cp_async_16(slot, dout + (valid ? i : 0), valid);
-                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
-                bool add = valid && dresidual;
-                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
-            }
-        }
-        cp_async_commit();
-    };
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
-    int row = blockIdx.x * num_teams + team;
-    for (int i = 0; i < layernorm_backward_stages; i++) { fetch(row + i * row_step, i); }
-    for (; row < N; row += row_step) {
-        const floatX* slots =
-            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
-        int pitch = blockDim.x * x128::size;
-        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
-        cp_async_wait<layernorm_backward_stages - 1>();
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
-            for (int k = 0; k < x128::size; k++) {
-                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
-                sum += dnorm;
-                dot += dnorm * norm;
-                dw[j][k] += d * norm;
-                db[j][k] += d;
-            }
-        }
-        layernorm_backward_team_sums(sum, dot, row_sums[parity], team_warps);
-        parity = 1 - parity;
-        sum *= inv_C;
-        dot *= inv_C;
-        __syncwarp(); // the compiler reads shared memory again, where keeping the row in registers would spill
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            x128 dx = load128(slots + (3 * j + 2) * pitch);
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
-            for (int k = 0; k < x128::size; k++) {
-                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
-                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
-            }
-            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
-        }
-        fetch(row + layernorm_backward_stages * row_step, stage); // the slot has been read
-        stage = (stage + 1) % layernorm_backward_stages;
-    }
-    cp_async_wait<0>();
-    __syncthreads(); // the ring's memory now holds the column sums
-
-    float* columns = (float*)layernorm_backward_ring;
-    int pitch = blockDim.x + layernorm_backward_padding;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) {
-            columns[k * pitch + threadIdx.x] = dw[j][k];
-            columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride;
-            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
-            float sum = 0.0f;
-            for (int t = 0; t < num_teams; t++) {
-                sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
-            }
-            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
-        }
-        __syncthreads();
-    }
-}
-
-// Without cp.async (code for devices before 8.0), and for rows of several warps: kernel 7.
-void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
-    if (team_warps > 1) { // its teams take different numbers of turns: rows of one warp alone
-        layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream,
-                           block_size);
-        return;
-    }
-    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
-    block_size = max(block_size, 32 * team_warps);
-    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    auto kernel = num_vecs == 1   ? layernorm_backward_kernel8<1>
-                  : num_vecs == 2 ? layernorm_backward_kernel8<2>
-                                  : layernorm_backward_kernel8<3>;
-    size_t ring_bytes = (size_t)layernorm_backward_stages * num_vecs * 3 * block_size * sizeof(x128);
-    size_t sums_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
-    size_t shared_bytes = max(ring_bytes, sums_bytes);
-    size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
-    if (compiled_arch(kernel) < 80 || shared_bytes > limit) {
-        layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream,
-                           block_size);
-        return;
-    }
-    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
-    grid_size = min(grid_size, ceil_div(N, num_teams));
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
-    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
-                                                            C, team_warps);
-    cudaCheck(cudaGetLastError());
-    layernorm_backward_sum_kernel7<<<ceil_div(2 * C, 32), layernorm_backward_sum_block_size, 0, stream>>>(
-        dweight, dbias, scratch, grid_size, C);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 9: as 7, but the second kernel is launched while the first one ends: its blocks wait on the device -------------
-
-__global__ void __launch_bounds__(layernorm_backward_sum_block_size)
-    layernorm_backward_sum_kernel9(float* dweight, float* dbias, const float* partials, int num_partials, int C) {
-    constexpr int num_warps = layernorm_backward_sum_block_size / 32;
-    __shared__ float shared[num_warps][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize(); // until the first kernel is done and what it wrote can be seen
-#endif
-    float sum = 0.0f;
-    if (c < 2 * C) {
-#pragma unroll 8
-        for (int i = warp; i < num_partials; i += num_warps) { sum += partials[(size_t)i * 2 * C + c]; }
-    }
-    shared[warp][lane] = sum;
-    __syncthreads();
-    if (warp == 0 && c < 2 * C) {
-        sum = 0.0f;
-        for (int i = 0; i < num_warps; i++) { sum += shared[i][lane]; }
-        *(c < C ? dweight + c : dbias + c - C) += sum;
-    }
-}
-
-// Before 9.0 there is no such launch: kernel 7.
-void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    if (compiled_arch(layernorm_backward_sum_kernel9) < 90) {
-        layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream,
-                           block_size);
-        return;
-    }
-    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
-    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
-    block_size = max(block_size, 32 * team_warps);
-    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
-    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
-    grid_size = min(grid_size, ceil_div(N, num_teams));
-    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
-    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
-                                                            C, team_warps);
-    cudaCheck(cudaGetLastError());
-
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ceil_div(2 * C, 32));
-    config.blockDim = dim3(layernorm_backward_sum_block_size);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    const float* partials = scratch;
-    cudaCheck(cudaLaunchKernelEx(&config, layernorm_backward_sum_kernel9, dweight, dbias, partials, grid_size, C));
-}
+// ---- kernel 8: as 7, with the next rows on their way into shared memory by cp.async while this one is summed ------------
+// ---- kernel 9: as 8, but the second kernel is launched while the first one ends: its blocks wait on the device ------------
+// Both stand above.
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
@@ -879,13 +803,18 @@ static void declare(Bench& b) {
     };
     variant(1, "one thread per row; one per column and 256 rows", layernorm_backward1, {64, 128, 256, 512, 1024});
     variant(2, "one warp per row, column sums by shared atomics", layernorm_backward2, {64, 128, 256, 512, 1024});
+    b.coarser(2);
     variant(3, "no atomics: rows, then columns from memory again", layernorm_backward3, {64, 128, 256, 512, 1024});
     variant(4, "one block per row, column sums in registers", layernorm_backward4, {0});
     variant(5, "4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0});
     variant(6, "one warp per row, its column sums in shared memory", layernorm_backward6, {64, 128, 256, 512});
-    variant(7, "one warp per row, all sums in registers, read once", layernorm_backward, {128, 256, 512});
-    variant(8, "rows loaded ahead into shared memory", layernorm_backward8, {128, 256, 512});
-    variant(9, "the second kernel starts under the first", layernorm_backward9, {128, 256, 512});
+    auto by = [](bool ahead, bool early) {
+        return [=](auto... arguments) { layernorm_backward_by(ahead, early, arguments...); };
+    };
+    variant(7, "one warp per row, all sums in registers, read once", by(false, false), {128, 256, 512});
+    variant(8, "rows loaded ahead into shared memory", by(true, false), {128, 256, 512});
+    variant(9, "the second kernel starts under the first", by(true, true), {128, 256, 512});
+    b.promoted(9);
 }
 
 int main(int argc, char** argv) {

@@ -358,9 +358,7 @@ void matmul_backward_bias9(float* dbias, float* scratch, const floatX* dout, int
 // ---- kernel 10: kernel 7 whose join is launched early: its blocks wait on the SMs for the sums --------------------
 
 __global__ void matmul_backward_bias_kernel10(float* partial, const floatX* dout, int N, int OC, int rows) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n"); // the join's blocks come as soon as there is room for them
-#endif
+    grid_launch_dependents(); // the join's blocks come as soon as there is room for them
     matmul_backward_bias_sums(partial, dout, N, OC, rows);
 }
 
@@ -368,9 +366,7 @@ __global__ void matmul_backward_bias_kernel10(float* partial, const floatX* dout
 __global__ void matmul_backward_bias_join_kernel10(float* dbias, const float* partial, int num, int OC) {
     __shared__ float sums[32][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n" ::: "memory"); // the kernel before it has ended, what it wrote can be read
-#endif
+    grid_wait_dependency();
     float sum = 0;
     if (c < OC) {
 #pragma unroll 4
@@ -395,14 +391,7 @@ void matmul_backward_bias10(float* dbias, float* scratch, const floatX* dout, in
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel10<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ceil_div(OC, 32)), config.blockDim = dim3(1024), config.stream = stream;
-    config.attrs = &early, config.numAttrs = 1;
-    const float* partial = scratch;
-    cudaCheck(cudaLaunchKernelEx(&config, matmul_backward_bias_join_kernel10, dbias, partial, num, OC));
+    launch_early(matmul_backward_bias_join_kernel10, ceil_div(OC, 32), 1024, 0, stream, dbias, scratch, num, OC);
 }
 
 static void declare(Bench& b) {
