@@ -23,6 +23,8 @@
 #include "bench.h"
 #include <cublas_v2.h>
 
+#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+
 // ---- kernel 0: cuBLAS for the five products, the T x T matrices in memory ----
 
 static cublasHandle_t cublas_handle() {
@@ -314,6 +316,7 @@ template <bool in_registers> void attention_backward3(floatX* dqkv, const float*
         <<<grid, 128, 0, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, 0.125f);
     cudaCheck(cudaGetLastError());
 }
+#endif
 #endif
 
 // ==== promoted: attention_backward ====
@@ -1382,6 +1385,8 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 }
 // ==== end promoted: attention_backward ====
 
+#ifndef PROMOTED_ONLY
+
 #if !defined(ENABLE_FP32)
 // ---- kernel 6: kernel 7 with 16 rows a warp: 3 blocks fit an SM, tiles are read twice as often ----
 
@@ -1771,3 +1776,4 @@ int main(int argc, char** argv) {
                        {1, 70, 80, 2},
                        {1, 130, 400, 2}});
 }
+#endif
