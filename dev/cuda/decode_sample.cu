@@ -343,17 +343,19 @@ static void declare(Bench& b) {
     b.cost((double)B * V * sizeof(float), 0);
 
     auto promoted = [=](int bs) {
-        decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream, bs);
+        bs ? decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream,
+                           bs)
+           : decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream);
     };
     if (mode == 1) {
         b.kernel(1, "largest: one block, a tree in shared memory",
                  [=](int bs) { decode_sample1(tokens, positions, logits, B, V, Vp, stream, bs); });
         b.kernel(2, "largest: one block, 16 bytes a load, 64-bit keys",
                  [=](int bs) { decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, 1, stream, bs); });
-        b.kernel(3, "largest: many blocks", promoted, {128, 256, 512, 1024});
+        b.kernel(3, "largest: many blocks", promoted, {0, 128, 256, 512, 1024});
         b.promoted(3);
     } else {
-        b.kernel(4, "drawn: one block, bisection", [=](int) { promoted(256); }, {0});
+        b.kernel(4, "drawn: one block, bisection", promoted, {0});
         b.promoted(4);
     }
 }
