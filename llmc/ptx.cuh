@@ -449,3 +449,209 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
 __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, half) {
     WGMMA_64x64x16_BOTH_TRANSPOSED_NEW("f16");
 }
+
+// ---- wgmma with 256 columns, and with a in registers: 64x256 += 64x16 16x256 -----------------------------------
+
+// As wgmma_64x128x16; `b` is (n,k) in shared memory for both. `a` in registers is that of mma_16x8x16 for rows
+// 16 * (warp % 4), and keeps its values until a wgmma_wait.
+#define WGMMA_64x256x16(type)                                                                                          \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
+              "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
+              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
+              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
+              "%128, %129, p, 1, 1, 0, 0;\n}\n"                                                                        \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
+                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
+              : "l"(a), "l"(b), "r"(accumulate))
+#define WGMMA_64x256x16_REGISTERS(type)                                                                                \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"                                                            \
+              "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
+              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
+              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
+              "{%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"                                                       \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
+                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x256x16("bf16");
+}
+__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x256x16("f16");
+}
+__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x256x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x256x16_REGISTERS("f16");
+}
+
+// ---- TMA stores with two coordinates ------------------------------------------------------------------------------
+
+// As tma_store_4d: x along rows, y rows.
+__device__ inline void tma_store_2d(const void* map, const void* shared, int x, int y) {
+    PTX_SM90A("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(map), "r"(x),
+              "r"(y), "r"(shared_address(shared))
+              : "memory");
+}
+
+// ---- clusters: blocks that reach each other's shared memory -------------------------------------------------------
+
+__device__ inline int cluster_rank() {
+    int rank = 0;
+    PTX_SM90A("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return rank;
+}
+// All threads of all blocks of the cluster.
+__device__ inline void cluster_sync() {
+    PTX_SM90A("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+}
+// mbarrier_arrive at the barrier which lies at the same place in the shared memory of block `rank`. Says that this
+// thread has read something; what it wrote is not made visible there, for that costs a fence of the whole GPU.
+__device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
+    PTX_SM90A("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+              "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(shared_address(barrier)),
+              "r"(rank)
+              : "memory");
+}
+// tma_load_2d into every block whose bit is set in `blocks`: the box goes to the same place in the shared memory of
+// each, its bytes arrive at the barrier at the same place there.
+__device__ inline void tma_load_2d_multicast(void* shared, const void* map, int x, int y, uint64_t* barrier,
+                                             uint16_t blocks) {
+    PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+              "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
+              : "memory");
+}
+
+// ---- programmatic dependent launch: a kernel starts while the one before it ends -----------------------------------
+// Both do nothing below compute capability 9.0, where there is no such launch.
+
+// The next kernel in the stream may be launched, if it was queued with the attribute for it.
+__device__ inline void grid_launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+// Until the kernel before this one has ended; what it wrote may then be read.
+__device__ inline void grid_wait_dependency() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// ---- what another block of the cluster wrote -------------------------------------------------------------------
+
+// As mbarrier_wait; what other blocks wrote before mbarrier_arrive_cluster, or by store_cluster_async, is then seen.
+__device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
+    uint32_t done = 0;
+    while (!done) {
+        PTX_SM90A("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                  "selp.u32 %0, 1, 0, p;\n}\n"
+                  : "=r"(done)
+                  : "r"(shared_address(barrier)), "r"(parity)
+                  : "memory");
+    }
+}
+// x to the same place as p, aligned to 8 bytes, in the shared memory of block `rank`; asynchronous: its 8 bytes arrive
+// at the barrier at the same place there, and need no fence.
+__device__ inline void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
+    PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %4;\n"
+              "mapa.shared::cluster.u32 full, %3, %4;\n"
+              "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%1, %2}, [full];\n}\n" ::"r"(
+                  shared_address(p)),
+              "f"(x.x), "f"(x.y), "r"(shared_address(barrier)), "r"(rank)
+              : "memory");
+}
+
+// ---- wgmma with 192 columns: 64x192 += 64x16 16x192, both operands as for wgmma_64x128x16 -------------------------------
+
+#define WGMMA_64x192x16(type)                                                                                          \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " "                                         \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
+              "%96, %97, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x192x16("bf16");
+}
+__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x192x16("f16");
+}
+
+// ---- a description of a tensor fetched ahead, a counter, a reciprocal -----------------------------------------------------
+
+// The first copy by `map`, a CUtensorMap in kernel parameters, does not wait for the map itself then.
+__device__ inline void tma_prefetch_map(const void* map) {
+    PTX_SM90A("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
+// *p += x; what this thread wrote, or saw written, is seen by who acquires the sum.
+__device__ inline void add_release(int* p, int x) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
+}
+// 1 / x, one instruction, within 1 ulp; 0 for +-inf and where the quotient is subnormal
+__device__ inline float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// The two neighbours that pack_16x2 made one.
+__device__ inline float2 unpack_16x2(uint32_t bits, __nv_bfloat16) {
+    __nv_bfloat162 x;
+    memcpy(&x, &bits, sizeof(x));
+    return __bfloat1622float2(x);
+}
+__device__ inline float2 unpack_16x2(uint32_t bits, half) {
+    half2 x;
+    memcpy(&x, &bits, sizeof(x));
+    return __half22float2(x);
+}
+
+// ---- copies from one block of a cluster to another, all addresses as the receiver's own would be ----------------------
+
+// `bytes` of this block's shared memory to block `rank`, where they arrive at `barrier`. tma_store_fence before, and all
+// is aligned to 16, as for bulk_store.
+__device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank) {
+    PTX_SM90A("{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %4;\n"
+              "mapa.shared::cluster.u32 barrier, %3, %4;\n"
+              "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [barrier];\n}\n" ::
+                  "r"(shared_address(to)),
+              "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
+              : "memory");
+}
+// One float, 4 of the bytes that are awaited at `barrier`.
+__device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
+    PTX_SM90A("{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %3;\n"
+              "mapa.shared::cluster.u32 barrier, %2, %3;\n"
+              "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [barrier];\n}\n" ::"r"(
+                  shared_address(to)),
+              "r"(__float_as_uint(x)), "r"(shared_address(barrier)), "r"(rank)
+              : "memory");
+}
+
+// Asks for a box to be brought to L2, for tma_load_4d to find it there.
+__device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
+    PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y),
+              "r"(z), "r"(w)
+              : "memory");
+}

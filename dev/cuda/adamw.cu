@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(128)
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
         if (i + 4 > n) { continue; }
-        m4[j] = load128cs(m + i), v4[j] = load128cs(v + i), g4[j] = load128cs(grads + i);
+        m4[j] = load128(m + i), v4[j] = load128(v + i), g4[j] = load128(grads + i);
         if (master) {
-            p[j] = load128cs(master + i);
+            p[j] = load128(master + i);
         } else {
             AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
             for (int k = 0; k < 4; k++) { p[j][k] = (float)old.x[k]; }
@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(128)
             p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], step, s);
             rounded.x[k] = adamw_round(p[j][k], i + k, seed);
         }
-        store128cs(m + i, m4[j]);
-        store128cs(v + i, v4[j]);
-        if (master) { store128cs(master + i, p[j]); }
+        store128(m + i, m4[j]);
+        store128(v + i, v4[j]);
+        if (master) { store128(master + i, p[j]); }
         *reinterpret_cast<AdamWParams*>(params + i) = rounded;
     }
 }

@@ -87,9 +87,7 @@ __global__ void __launch_bounds__(1024)
     const floatX* x = logits + (size_t)blockIdx.x * Vp;
     float correct = (float)x[targets[blockIdx.x]]; // asked for first: it is far away
     CrossentropySums s = crossentropy_begin(x, V);
-    for (int i = threadIdx.x; i < V / x128::size; i += blockDim.x) {
-        crossentropy_add(s, load128cs(x + i * x128::size));
-    }
+    for (int i = threadIdx.x; i < V / x128::size; i += blockDim.x) { crossentropy_add(s, load128(x + i * x128::size)); }
     crossentropy_finish(&losses[blockIdx.x], s, correct, shared);
 }
 
@@ -111,10 +109,10 @@ __global__ void __launch_bounds__(1024)
     int num_vectors = V / x128::size, block = blockDim.x, i = threadIdx.x;
     for (; i + 3 * block < num_vectors; i += 4 * block) {
         int4 bits[4]; // as they came: floats would take twice the registers
-        for (int j = 0; j < 4; j++) { bits[j] = vec128_bits(load128cs(x + (i + j * block) * x128::size)); }
+        for (int j = 0; j < 4; j++) { bits[j] = vec128_bits(load128(x + (i + j * block) * x128::size)); }
         for (int j = 0; j < 4; j++) { crossentropy_add(s, vec128_from_bits<floatX>(bits[j])); }
     }
-    for (; i < num_vectors; i += block) { crossentropy_add(s, load128cs(x + i * x128::size)); }
+    for (; i < num_vectors; i += block) { crossentropy_add(s, load128(x + i * x128::size)); }
     crossentropy_finish(&losses[blockIdx.x], s, correct, shared);
 }
 

@@ -60,12 +60,12 @@ __global__ void __launch_bounds__(1024)
     size_t i = (size_t)blockIdx.y * Vp + c;
     int target = targets[blockIdx.y];
     float scale = *dloss;
-    x128 p = load128cs(probs + i), gradient;
+    x128 p = load128(probs + i), gradient;
     for (int k = 0; k < x128::size; k++) {
         float x = c + k < V ? (float)p[k] : 0.0f;
         gradient[k] = (floatX)((x - (c + k == target)) * scale);
     }
-    store128cs(dlogits + i, gradient);
+    store128(dlogits + i, gradient);
 }
 
 void crossentropy_softmax_backward3(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss, int N,

@@ -369,8 +369,8 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
     int v = i % num_vec, t = i / num_vec % T, b = i / num_vec / T;
     const floatX* from = qkv + (((size_t)b * T + t) * 3 * num_vec + v) * x128::size;
     size_t to = (((size_t)b * capacity + t) * num_vec + v) * x128::size;
-    store128(keys + to, load128cs(from + (size_t)num_vec * x128::size));
-    store128(values + to, load128cs(from + (size_t)2 * num_vec * x128::size));
+    store128(keys + to, load128(from + (size_t)num_vec * x128::size));
+    store128(values + to, load128(from + (size_t)2 * num_vec * x128::size));
 }
 
 // The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).

@@ -49,7 +49,7 @@ __global__ void encoder_backward_kernel2(float* dwte, float* dwpe, const floatX*
     size_t t = i / C, c = i % C;
     float sum[x128::size] = {};
     for (int b = 0; b < B; b++) {
-        x128 d = load128cs(dout + b * stride + i);
+        x128 d = load128(dout + b * stride + i);
         float* row = dwte + (size_t)inp[(size_t)b * T + t] * C + c;
         for (int k = 0; k < x128::size; k += 4) {
             f128 x;
@@ -123,7 +123,7 @@ __global__ void encoder_backward_kernel4(float* dwte, const floatX* dout, const 
     if (i > 0 && tokens[i - 1] == token) { return; }
     float sum[x128::size] = {};
     for (; i < N && tokens[i] == token; i++) {
-        x128 d = load128cs(dout + (size_t)positions[i] * C + c);
+        x128 d = load128(dout + (size_t)positions[i] * C + c);
         for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[k]; }
     }
     float* row = dwte + (size_t)token * C + c;
@@ -385,14 +385,14 @@ __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* do
     for (; b + U <= B; b += U, p += U * stride) {
         x128 d[U];
 #pragma unroll
-        for (int u = 0; u < U; u++) { d[u] = load128cs(p + u * stride); }
+        for (int u = 0; u < U; u++) { d[u] = load128(p + u * stride); }
 #pragma unroll
         for (int u = 0; u < U; u++) {
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[u][k]; }
         }
     }
     for (; b < B; b++, p += stride) {
-        x128 d = load128cs(p);
+        x128 d = load128(p);
         for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[k]; }
     }
     for (int k = 0; k < x128::size; k += 4) {

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(1024)
     for (int i = last; i >= 0; i -= blockDim.x) {
         if (i >= num_vectors) { continue; }
         x128 x = load128(row + i * x128::size);
-        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
     for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
         row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(1024)
     float scale = *dloss / sum;
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
         x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
-        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
     for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
         row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(1024)
     fused_classifier_reduce(&max, &sum, s, shared);
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
         x128 x = load128(row + i * x128::size);
-        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, *dloss / sum));
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, *dloss / sum));
     }
     classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
 }
@@ -294,7 +294,7 @@ template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     int4 x[vectors_per_thread];
     for (int j = 0; j < vectors_per_thread; j++) {
         int i = j * blockDim.x + threadIdx.x;
-        if (i < num_vectors) { x[j] = vec128_bits(load128cs(row + i * x128::size)); }
+        if (i < num_vectors) { x[j] = vec128_bits(load128(row + i * x128::size)); }
     }
     float correct = (float)row[target], x_tail = 0.0f, max, sum;
     FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
@@ -310,7 +310,7 @@ template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     for (int j = 0; j < vectors_per_thread; j++) {
         int i = j * blockDim.x + threadIdx.x;
         if (i >= num_vectors) { continue; }
-        store128cs(row + i * x128::size, fused_classifier_gradient(vec128_from_bits<floatX>(x[j]), max, *dloss / sum));
+        store128(row + i * x128::size, fused_classifier_gradient(vec128_from_bits<floatX>(x[j]), max, *dloss / sum));
     }
     classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
 }
@@ -341,14 +341,14 @@ __global__ void __launch_bounds__(1024)
         s = {x_tail, 1.0f, x_tail};
     }
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
-        x128 x = load128cs(row + i * x128::size);
+        x128 x = load128(row + i * x128::size);
         fused_classifier_row[i] = vec128_bits(x);
         fused_classifier_add(s, x);
     }
     fused_classifier_reduce(&max, &sum, s, shared);
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
         x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
-        store128cs(row + i * x128::size, fused_classifier_gradient(x, max, *dloss / sum));
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, *dloss / sum));
     }
     classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
 }
@@ -468,7 +468,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel8(floatX* logits,
         fused_classifier_reduce(&max, &sum, s, rest->reduce);
         for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
             x128 v = vec128_from_bits<floatX>(buffer[i]);
-            store128cs(row + i * x128::size, fused_classifier_gradient(v, max, dloss / sum));
+            store128(row + i * x128::size, fused_classifier_gradient(v, max, dloss / sum));
         }
         __syncthreads(); // all have read the buffer
         if (threadIdx.x == 0 && n + 2 * (int)gridDim.x < N) {

@@ -101,7 +101,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 a = load128cs(inp1 + row_start + c), b = load128cs(inp2 + row_start + c), xv;
+        x128 a = load128(inp1 + row_start + c), b = load128(inp2 + row_start + c), xv;
         for (int k = 0; k < x128::size; k++) {
             xv[k] = (floatX)((float)a[k] + (float)b[k]);
             sum += (float)xv[k];
@@ -175,8 +175,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            x[j] = load128cs(inp1 + start + j * stride);
-            add[j] = load128cs(inp2 + start + j * stride);
+            x[j] = load128(inp1 + start + j * stride);
+            add[j] = load128(inp2 + start + j * stride);
         }
     }
     float sum = 0.0f, squares = 0.0f;
@@ -279,8 +279,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
-                x[j] = load128cs(inp1 + start + j * stride);
-                add[j] = load128cs(inp2 + start + j * stride);
+                x[j] = load128(inp1 + start + j * stride);
+                add[j] = load128(inp2 + start + j * stride);
             }
         }
         float sum = 0.0f, squares = 0.0f;
@@ -351,8 +351,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512, 1)
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
-                x[j] = load128cs(inp1 + start + j * stride);
-                add[j] = load128cs(inp2 + start + j * stride);
+                x[j] = load128(inp1 + start + j * stride);
+                add[j] = load128(inp2 + start + j * stride);
             }
         }
         float sum = 0.0f, squares = 0.0f;

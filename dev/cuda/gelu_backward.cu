@@ -101,9 +101,9 @@ __global__ void gelu_backward_kernel4(floatX* dinp, const floatX* dout, const fl
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     size_t stride = (size_t)gridDim.x * blockDim.x * x128::size;
     if (i >= n) { return; }
-    x128 x = load128cs(inp + i), dy = load128cs(dout + i);
+    x128 x = load128(inp + i), dy = load128(dout + i);
     for (; i + stride < n; i += stride) {
-        x128 next_x = load128cs(inp + i + stride), next_dy = load128cs(dout + i + stride);
+        x128 next_x = load128(inp + i + stride), next_dy = load128(dout + i + stride);
         store128(dinp + i, gelu_backward_vector(dy, x));
         x = next_x, dy = next_dy;
     }

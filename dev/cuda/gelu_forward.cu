@@ -72,11 +72,11 @@ __global__ void gelu_forward_kernel3(floatX* out, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
     size_t j = i + (size_t)blockDim.x * x128::size;
     if (j < n) {
-        x128 x = load128cs(inp + i), y = load128cs(inp + j);
+        x128 x = load128(inp + i), y = load128(inp + j);
         store128(out + i, gelu_forward_vector(x));
         store128(out + j, gelu_forward_vector(y));
     } else if (i < n) {
-        store128(out + i, gelu_forward_vector(load128cs(inp + i)));
+        store128(out + i, gelu_forward_vector(load128(inp + i)));
     }
 }
 
@@ -93,9 +93,9 @@ __global__ void gelu_forward_kernel4(floatX* out, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     size_t stride = (size_t)gridDim.x * blockDim.x * x128::size;
     if (i >= n) { return; }
-    x128 x = load128cs(inp + i);
+    x128 x = load128(inp + i);
     for (; i + stride < n; i += stride) {
-        x128 next = load128cs(inp + i + stride);
+        x128 next = load128(inp + i + stride);
         store128(out + i, gelu_forward_vector(x));
         x = next;
     }

@@ -94,13 +94,13 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     float sums[4][f128::size] = {}; // short sums are exact sums
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
-        for (int j = 0; j < 4; j++) { x[j] = load128cs(grads + (i + j * stride) * f128::size); }
+        for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
         for (int j = 0; j < 4; j++) {
             for (int k = 0; k < f128::size; k++) { sums[j][k] += x[j][k] * x[j][k]; }
         }
     }
     for (; i < num_vectors; i += stride) {
-        f128 x = load128cs(grads + i * f128::size);
+        f128 x = load128(grads + i * f128::size);
         for (int k = 0; k < f128::size; k++) { sums[0][k] += x[k] * x[k]; }
     }
     if (thread < n % f128::size) {
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(1024)
     float sums[f128::size] = {};
 #pragma unroll 4
     for (size_t i = thread; i < num_vectors; i += stride) {
-        f128 x = load128cs(grads + i * f128::size);
+        f128 x = load128(grads + i * f128::size);
         for (int k = 0; k < f128::size; k++) { sums[k] += x[k] * x[k]; }
     }
     if (thread < n % f128::size) {

@@ -130,7 +130,7 @@ __global__ void layernorm_backward_rows_kernel3(floatX* dinp, const floatX* dout
     dot = warp_sum(dot) / C;
     for (int c = first; c < C; c += 32 * x128::size) {
         x128 dy = load128(dout + start + c), x = load128(inp + start + c), w = load128(weight + c), dx = {};
-        if (dresidual) { dx = load128cs(dresidual + start + c); }
+        if (dresidual) { dx = load128(dresidual + start + c); }
         for (int k = 0; k < x128::size; k++) {
             float dnorm = (float)dy[k] * (float)w[k], norm = ((float)x[k] - m) * r;
             dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
@@ -212,9 +212,9 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_max
         for (int j = 0; j < num_vecs; j++) {
             int c = (j * blockDim.x + threadIdx.x) * x128::size;
             if (c < C) {
-                dy[j] = load128cs(dout + (size_t)row * C + c);
-                x[j] = load128cs(inp + (size_t)row * C + c);
-                if (dresidual) { dx[j] = load128cs(dresidual + (size_t)row * C + c); }
+                dy[j] = load128(dout + (size_t)row * C + c);
+                x[j] = load128(inp + (size_t)row * C + c);
+                if (dresidual) { dx[j] = load128(dresidual + (size_t)row * C + c); }
                 w[j] = load128(weight + c);
             }
             for (int k = 0; k < x128::size; k++) {
@@ -308,9 +308,9 @@ template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_max
             for (int j = 0; j < num_vecs; j++) {
                 int c = (j * blockDim.x + threadIdx.x) * x128::size;
                 if (start + i < N && c < C) {
-                    dy[i][j] = load128cs(dout + (size_t)(start + i) * C + c);
-                    x[i][j] = load128cs(inp + (size_t)(start + i) * C + c);
-                    if (dresidual) { dx[i][j] = load128cs(dresidual + (size_t)(start + i) * C + c); }
+                    dy[i][j] = load128(dout + (size_t)(start + i) * C + c);
+                    x[i][j] = load128(inp + (size_t)(start + i) * C + c);
+                    if (dresidual) { dx[i][j] = load128(dresidual + (size_t)(start + i) * C + c); }
                 }
             }
         }
@@ -406,7 +406,7 @@ __global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const 
         for (int c = first; c < C; c += 32 * x128::size) {
             x128 dy = load128(dout + start + c), x = load128(inp + start + c), w = load128(weight + c), dx = {};
             float dw_add[x128::size], db_add[x128::size];
-            if (dresidual) { dx = load128cs(dresidual + start + c); }
+            if (dresidual) { dx = load128(dresidual + start + c); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[k], norm = ((float)x[k] - m) * r;
                 dx[k] = (floatX)((float)dx[k] + r * (d * (float)w[k] - sum - norm * dot));
@@ -534,14 +534,14 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
-                dy[j] = load128cs(dout + start + j * stride);
-                x[j] = load128cs(inp + start + j * stride);
+                dy[j] = load128(dout + start + j * stride);
+                x[j] = load128(inp + start + j * stride);
             }
         }
         if (dresidual && valid) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                if (j < num_vecs - 1 || last_valid) { dx[j] = load128cs(dresidual + start + j * stride); }
+                if (j < num_vecs - 1 || last_valid) { dx[j] = load128(dresidual + start + j * stride); }
             }
         }
         float m = valid ? mean[row] : 0.0f, r = valid ? rstd[row] : 0.0f, sum = 0.0f, dot = 0.0f,

@@ -163,7 +163,7 @@ __global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd,
     float sum = 0.0f, squares = 0.0f;
     // a thread reads back only what it wrote itself: no barrier but those of the sums
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
-        x128 xv = load128cs(inp + (size_t)blockIdx.x * C + c);
+        x128 xv = load128(inp + (size_t)blockIdx.x * C + c);
         store128(x + c, xv);
         for (int k = 0; k < x128::size; k++) { sum += (float)xv[k]; }
     }
@@ -225,7 +225,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     x128 x[num_vecs] = {}; // zero past the end
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) { x[j] = load128cs(inp_row + j * stride); }
+        if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
     }
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -320,7 +320,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         x128 x[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) { x[j] = load128cs(inp + (size_t)row * C + first + j * stride); }
+            if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp + (size_t)row * C + first + j * stride); }
         }
         float sum = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -375,7 +375,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (row < N && (j < num_vecs - 1 || last_valid)) {
-            next[j] = load128cs(inp + (size_t)row * C + first + j * stride);
+            next[j] = load128(inp + (size_t)row * C + first + j * stride);
         }
     }
     for (; row < N; row += gridDim.x * block_rows) {
@@ -391,7 +391,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (next_row < N && (j < num_vecs - 1 || last_valid)) {
-                next[j] = load128cs(inp + (size_t)next_row * C + first + j * stride);
+                next[j] = load128(inp + (size_t)next_row * C + first + j * stride);
             }
         }
         float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
@@ -554,7 +554,7 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if ((j < num_vecs - 1 || last_valid) && (i == 0 || second_valid)) {
-                bits[i][j] = vec128_bits(load128cs(from + i * C + j * stride));
+                bits[i][j] = vec128_bits(load128(from + i * C + j * stride));
             }
         }
     }

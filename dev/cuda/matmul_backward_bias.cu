@@ -72,7 +72,7 @@ __global__ void matmul_backward_bias_kernel4(float* dbias, const floatX* dout, i
     int c = blockIdx.x * columns + lane * x128::size, end = min(N, (int)(blockIdx.y + 1) * rows);
     float sum[x128::size] = {};
     for (int row = blockIdx.y * rows + warp; row < end && c < OC; row += num_warps) {
-        x128 x = load128cs(dout + (size_t)row * OC + c);
+        x128 x = load128(dout + (size_t)row * OC + c);
         for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
     }
     for (int k = 0; k < x128::size; k++) { shared[warp * columns + lane * x128::size + k] = sum[k]; }
@@ -103,7 +103,7 @@ __global__ void matmul_backward_bias_kernel5(float* partial, const floatX* dout,
     int c = blockIdx.x * columns + lane * x128::size, end = min(N, (int)(blockIdx.y + 1) * rows);
     float sum[x128::size] = {};
     for (int row = blockIdx.y * rows + warp; row < end && c < OC; row += num_warps) {
-        x128 x = load128cs(dout + (size_t)row * OC + c);
+        x128 x = load128(dout + (size_t)row * OC + c);
         for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
     }
     for (int k = 0; k < x128::size; k++) { shared[warp * columns + lane * x128::size + k] = sum[k]; }
@@ -158,14 +158,14 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
         for (; row + (U - 1) * num_warps < end; row += U * num_warps, p += U * stride) {
             x128 x[U];
 #pragma unroll
-            for (int u = 0; u < U; u++) { x[u] = load128cs(p + u * stride); }
+            for (int u = 0; u < U; u++) { x[u] = load128(p + u * stride); }
 #pragma unroll
             for (int u = 0; u < U; u++) {
                 for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
             }
         }
         for (; row < end; row += num_warps, p += stride) {
-            x128 x = load128cs(p);
+            x128 x = load128(p);
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
         }
     }
@@ -257,14 +257,14 @@ __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsig
         for (; row + (U - 1) * num_warps < end; row += U * num_warps) {
             x128 x[U];
 #pragma unroll
-            for (int u = 0; u < U; u++) { x[u] = load128cs(dout + (size_t)(row + u * num_warps) * OC + c); }
+            for (int u = 0; u < U; u++) { x[u] = load128(dout + (size_t)(row + u * num_warps) * OC + c); }
 #pragma unroll
             for (int u = 0; u < U; u++) {
                 for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
             }
         }
         for (; row < end; row += num_warps) {
-            x128 x = load128cs(dout + (size_t)row * OC + c);
+            x128 x = load128(dout + (size_t)row * OC + c);
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
         }
     }

@@ -13,7 +13,7 @@
    ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH what follows the product:
                                   1 bias, 2 bias and gelu, 3 bias and residual, 4 nothing          */
 #include "../../llmc/cublas_common.cuh"
-#include "../../llmc/ptx.cuh"
+#include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
 
 // ---- kernel 6: cuBLASLt, everything in the epilogue, the algorithm timed once for each shape ----
@@ -474,6 +474,16 @@ void matmul_forward8(const MatmulForward& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
+// ---- kernel 9: 8 with tiles of 128x192, stored by TMA; or both on a tile of 128x256; weights shared by two blocks ----
+// Its text is llmc/gemm_sm90.cuh, whose forms are the "block sizes" here.
+
+void matmul_forward9(const MatmulForward& f, cudaStream_t stream, int form) {
+    GemmSM90 g = {f.out, f.pre_gelu, f.inp, f.weight, f.residual, f.N, f.OC, f.C, false};
+    if (f.pre_gelu) { return gemm_sm90(g, GemmBias<GEMM_GELU | GEMM_SECOND>{f.bias}, stream, form); }
+    if (f.residual) { return gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{f.bias}, stream, form); }
+    gemm_sm90(g, GemmBias<0>{f.bias}, stream, form);
+}
+
 #endif
 
 static void declare(Bench& b) {
@@ -520,6 +530,9 @@ static void declare(Bench& b) {
         7, "wgmma and TMA", [=](int) { matmul_forward7(f, stream); }, {0}, -90);
     b.kernel(
         8, "persistent, loader and two in turns", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
+    b.kernel(
+        9, "gemm_sm90, its forms as block sizes", [=](int form) { matmul_forward9(f, stream, form); },
+        {GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TOGETHER_256, GEMM_TOGETHER_256_PAIRS, GEMM_TURNS_128_PAIRS}, -90);
 #endif
     b.promoted(6);
     b.matrix_rate(cublaslt_matrix_rate);

@@ -109,7 +109,7 @@ template <bool back> __global__ void permute_kernel4(Permute p, unsigned num_thr
     x128 x[permute_num_loads];
 #pragma unroll
     for (int j = 0; j < permute_num_loads; j++) {
-        if (t0 + j < p.T) { x[j] = load128cs(back ? split + j * split_step : packed + j * packed_step); }
+        if (t0 + j < p.T) { x[j] = load128(back ? split + j * split_step : packed + j * packed_step); }
     }
 #pragma unroll
     for (int j = 0; j < permute_num_loads; j++) {
@@ -141,7 +141,7 @@ template <bool back> __global__ void permute_kernel5(Permute p, unsigned num_vec
         int h = head % p.NH, b = head / p.NH % p.B, part = head / p.NH / p.B;
         floatX* split = permute_split_at(p, b, t, part * p.NH + h, d);
         floatX* packed = permute_packed_at(p, b, t, (part * p.NH + h) * p.HS + d);
-        x[j] = load128cs(back ? split : packed);
+        x[j] = load128(back ? split : packed);
         to[j] = back ? packed : split;
     }
 #pragma unroll
@@ -191,7 +191,7 @@ template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile
         for (int j = 0; j < permute_num_loads; j++) {
             int i = first + j * blockDim.x;
             floatX* from = back ? permute_split_vector(p, tile, i, &at[j]) : permute_packed_vector(p, tile, i, &at[j]);
-            if (at[j] >= 0) { x[j] = load128cs(from); }
+            if (at[j] >= 0) { x[j] = load128(from); }
         }
 #pragma unroll
         for (int j = 0; j < permute_num_loads; j++) {

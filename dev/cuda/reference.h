@@ -593,3 +593,55 @@ inline void trimat_forward_cpu(float* att, const float* qkv, int B, int T, int C
         }
     });
 }
+
+// ---- the two smallest ops: out = 2 * inp, out = scale * gelu(inp) -------------------------------------
+
+inline void simple_kernel_cpu(float* out, const float* inp, size_t n) {
+    parallel_for((n + 4095) / 4096, [=](size_t chunk) {
+        for (size_t i = chunk * 4096; i < n && i < (chunk + 1) * 4096; i++) { out[i] = (float)(2.0 * inp[i]); }
+    });
+}
+
+inline void gelu_scale_cpu(float* out, const float* inp, size_t n, float scale) {
+    const double root = sqrt(2.0 / M_PI);
+    parallel_for((n + 4095) / 4096, [=](size_t chunk) {
+        for (size_t i = chunk * 4096; i < n && i < (chunk + 1) * 4096; i++) {
+            double x = inp[i];
+            out[i] = (float)(scale * (0.5 * x * (1.0 + tanh(root * (x + 0.044715 * x * x * x)))));
+        }
+    });
+}
+
+// ---- a block of GPT-2: pre-layernorm attention and feed-forward, each added to what goes past it -----------------
+
+// out, inp (B,T,C); weights: the block's 12 tensors in the order of GPT-2's checkpoints: layernorm (C), (C), qkv (3C,C),
+// (3C), projection (C,C), (C), layernorm, feed-forward (4C,C), (4C), projection (C,4C), (C)
+inline void transformer_block_cpu(float* out, const float* inp, const float* const weights[12], int B, int T, int C,
+                                  int NH) {
+    size_t N = (size_t)B * T, n = N * C, channels = C;
+    std::vector<float> norm(n), qkv(3 * n), attention(n), residual(n), hidden(4 * n), mean(N), rstd(N), lse(N * NH);
+    layernorm_forward_cpu(norm.data(), mean.data(), rstd.data(), inp, weights[0], weights[1], (int)N, C);
+    matmul_forward_cpu(qkv.data(), norm.data(), weights[2], weights[3], NULL, N, channels, 3 * channels);
+    attention_forward_cpu(attention.data(), lse.data(), qkv.data(), B, T, C, NH);
+    matmul_forward_cpu(residual.data(), attention.data(), weights[4], weights[5], inp, N, channels, channels);
+    layernorm_forward_cpu(norm.data(), mean.data(), rstd.data(), residual.data(), weights[6], weights[7], (int)N, C);
+    matmul_forward_cpu(hidden.data(), norm.data(), weights[8], weights[9], NULL, N, channels, 4 * channels);
+    gelu_forward_cpu(hidden.data(), hidden.data(), 4 * n);
+    matmul_forward_cpu(out, hidden.data(), weights[10], weights[11], residual.data(), N, 4 * channels, channels);
+}
+
+// ---- a linear layer after layernorm, after gelu -----------------------------------------------------
+
+// out (N,OC) = layernorm(inp (N,C)) linear_weight (OC,C)^T + linear_bias (OC); weight, bias (C)
+inline void layernorm_linear_cpu(float* out, const float* inp, const float* weight, const float* bias,
+                                 const float* linear_weight, const float* linear_bias, int N, int C, int OC) {
+    std::vector<float> normed((size_t)N * C), mean(N), rstd(N);
+    layernorm_forward_cpu(normed.data(), mean.data(), rstd.data(), inp, weight, bias, N, C);
+    matmul_forward_cpu(out, normed.data(), linear_weight, linear_bias, NULL, N, C, OC);
+}
+// out (N,OC) = gelu(inp (N,C)) weight (OC,C)^T + bias (OC)
+inline void gelu_linear_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC) {
+    std::vector<float> active((size_t)N * C);
+    gelu_forward_cpu(active.data(), inp, active.size());
+    matmul_forward_cpu(out, active.data(), weight, bias, NULL, N, C, OC);
+}

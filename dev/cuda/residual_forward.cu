@@ -32,7 +32,7 @@ void residual_forward1(floatX* out, const floatX* inp1, const floatX* inp2, size
 __global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= n) { return; }
-    x128 a = load128cs(inp1 + i), b = load128cs(inp2 + i), sum;
+    x128 a = load128(inp1 + i), b = load128(inp2 + i), sum;
     for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)a[k] + (float)b[k]); }
     store128(out + i, sum); // stays in L2 as far as there is room: the next kernel reads it
 }
@@ -59,13 +59,13 @@ __global__ void residual_forward_kernel3(floatX* out, const floatX* inp1, const 
 #pragma unroll
         for (int u = 0; u < unroll; u++) {
             size_t i = start + u * chunk + threadIdx.x * x128::size;
-            if (i < n) { a[u] = load128cs(inp1 + i), b[u] = load128cs(inp2 + i); }
+            if (i < n) { a[u] = load128(inp1 + i), b[u] = load128(inp2 + i); }
         }
 #pragma unroll
         for (int u = 0; u < unroll; u++) {
             size_t i = start + u * chunk + threadIdx.x * x128::size;
             for (int k = 0; k < x128::size; k++) { a[u][k] = (floatX)((float)a[u][k] + (float)b[u][k]); }
-            if (i < n) { store128cs(out + i, a[u]); }
+            if (i < n) { store128(out + i, a[u]); }
         }
     }
 }

@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(1024) softmax_forward_kernel5(floatX* out, con
     s = softmax_reduce(s, shared);
     float inverse = 1.0f / s.sum;
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
-        store128cs(out + i * x128::size, softmax_probs(load128(inp + i * x128::size), s.max, inverse));
+        store128(out + i * x128::size, softmax_probs(load128(inp + i * x128::size), s.max, inverse));
     }
     softmax_tail_write(out, inp, s.max, inverse, V, Vp);
 }
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(1024) softmax_forward_kernel6(floatX* out, con
     float inverse = 1.0f / s.sum;
     for (int i = (num_vectors - 1) / block * block + (int)threadIdx.x; i >= 0; i -= block) {
         if (i >= num_vectors) { continue; }
-        store128cs(out + i * x128::size, softmax_probs(load128cs(inp + i * x128::size), s.max, inverse));
+        store128(out + i * x128::size, softmax_probs(load128(inp + i * x128::size), s.max, inverse));
     }
     softmax_tail_write(out, inp, s.max, inverse, V, Vp);
 }
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, con
     s = softmax_reduce(s, shared);
     float inverse = 1.0f / s.sum;
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
-        store128cs(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(softmax_row[i]), s.max, inverse));
+        store128(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(softmax_row[i]), s.max, inverse));
     }
     softmax_tail_write(out, inp, s.max, inverse, V, Vp);
 }
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
 #pragma unroll
     for (int j = 0; j < kernel8_vectors; j++) {
         int i = first + j * stride;
-        if (i < num_vectors) { x[j] = vec128_bits(load128cs(inp + i * x128::size)); }
+        if (i < num_vectors) { x[j] = vec128_bits(load128(inp + i * x128::size)); }
     }
     SoftmaxSums s = {-INFINITY, 0.0f};
     if (rank == 0) { s = softmax_tail_begin(inp, V); }
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
     for (int j = 0; j < kernel8_vectors; j++) {
         int i = first + j * stride;
         if (i >= num_vectors) { continue; }
-        store128cs(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(x[j]), max, inverse));
+        store128(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(x[j]), max, inverse));
     }
     if (rank == 0) { softmax_tail_write(out, inp, max, inverse, V, Vp); }
     cluster.sync(); // no block leaves while another reads its sums

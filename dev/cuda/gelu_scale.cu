@@ -1,0 +1,135 @@
+/* gelu_scale: out = scale * gelu(inp), elementwise, tanh form: the smallest fusion there is
+
+   out (n) floatX out | inp (n) floatX in | scale float; n = B*T*4C
+   Scratch: kernel 1 gelu (n) floatX; kernel 2 piece (min(n, 2^22)) floatX.
+   Bound: memory, 2*n*sizeof(floatX) bytes; unfused twice as many. Constraint: n % x128::size == 0 but in kernel 3,
+   pointers aligned to 16 bytes.
+   Error: against the fp64 reference; one ulp of bf16 and fp16, of which the unfused kernels, that round twice, need
+   almost all and the fused ones half; 1e-6 relative or absolute in fp32. Finite for every finite input at |scale| <= 1.
+   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+
+   nvcc -O3 --use_fast_math gelu_scale.cu -o gelu_scale      (or: make gelu_scale)
+   ./gelu_scale 4      check kernel 4 against the CPU and sweep its block sizes
+   ./gelu_scale        every kernel, side by side                                         */
+#define PROMOTED_ONLY
+#include "gelu_forward.cu"
+#undef PROMOTED_ONLY
+
+// ---- kernel 1: unfused: gelu_forward, then a kernel that scales --------------------------------------
+
+__global__ void gelu_scale_scale_kernel1(floatX* out, const floatX* inp, float scale, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    x128 x = load128(inp + i);
+    for (int k = 0; k < x128::size; k++) { x[k] = (floatX)(scale * (float)x[k]); }
+    store128(out + i, x);
+}
+
+// gelu (n) is scratch
+void gelu_scale1(floatX* out, floatX* gelu, const floatX* inp, size_t n, float scale, cudaStream_t stream,
+                 int block_size) {
+    gelu_forward(gelu, inp, n, stream, block_size);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
+    gelu_scale_scale_kernel1<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, gelu, scale, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: unfused in pieces: what lies between the two stays in L2, at the price of many launches ----
+
+enum { GELU_SCALE_PIECE = 1 << 22 }; // elements: 8 MB in 16 bits, and as much of inp and out, in an L2 of 50 MB
+
+// piece (min(n, GELU_SCALE_PIECE)) is scratch, written anew for each piece
+void gelu_scale2(floatX* out, floatX* piece, const floatX* inp, size_t n, float scale, cudaStream_t stream,
+                 int block_size) {
+    for (size_t begin = 0; begin < n; begin += GELU_SCALE_PIECE) {
+        size_t size = n - begin < GELU_SCALE_PIECE ? n - begin : (size_t)GELU_SCALE_PIECE;
+        gelu_scale1(out + begin, piece, inp + begin, size, scale, stream, block_size);
+    }
+}
+
+// ---- kernel 3: fused, one thread per element ------------------------------------------------------------
+
+__global__ void gelu_scale_kernel3(floatX* out, const floatX* inp, float scale, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { out[i] = (floatX)(scale * gelu_forward_value((float)inp[i])); }
+}
+
+void gelu_scale3(floatX* out, const floatX* inp, size_t n, float scale, cudaStream_t stream, int block_size) {
+    gelu_scale_kernel3<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(out, inp, scale, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: fused, one 128-bit vector a thread ----------------------------------------------------------
+
+__device__ inline x128 gelu_scale_vector(const x128& x, float scale) {
+    x128 y;
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(scale * gelu_forward_value((float)x[k])); }
+    return y;
+}
+
+__global__ void gelu_scale_kernel4(floatX* out, const floatX* inp, float scale, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i < n) { store128(out + i, gelu_scale_vector(load128(inp + i), scale)); }
+}
+
+// out, inp (n). In place is allowed.
+void gelu_scale(floatX* out, const floatX* inp, size_t n, float scale, cudaStream_t stream, int block_size = 128) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
+    gelu_scale_kernel4<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, scale, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: fused, two vectors a thread, both loads before the first use --------------------------------------
+
+__global__ void gelu_scale_kernel5(floatX* out, const floatX* inp, float scale, size_t n) {
+    size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
+    size_t j = i + (size_t)blockDim.x * x128::size;
+    if (j < n) {
+        x128 x = load128(inp + i), y = load128(inp + j);
+        store128(out + i, gelu_scale_vector(x, scale));
+        store128(out + j, gelu_scale_vector(y, scale));
+    } else if (i < n) {
+        store128(out + i, gelu_scale_vector(load128(inp + i), scale));
+    }
+}
+
+void gelu_scale5(floatX* out, const floatX* inp, size_t n, float scale, cudaStream_t stream, int block_size) {
+    require(n % x128::size == 0);
+    size_t num_blocks = ceil_div(n, (size_t)2 * x128::size * block_size);
+    gelu_scale_kernel5<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, scale, n);
+    cudaCheck(cudaGetLastError());
+}
+
+static void declare(Bench& b) {
+    const float scale = 0.7f; // no power of two, which would not round
+    size_t n = (size_t)b.B * b.T * 4 * b.C;
+    double tensor = (double)n * sizeof(floatX); // bytes
+    Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { bench_fill_extremes(x, n, b.rng()); });
+    Tolerance tolerance = sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1);
+    Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
+    Buffer<floatX> gelu = b.scratch<floatX>("gelu", n);
+    b.reference([=] { gelu_scale_cpu(out.host, inp.host, n, scale); });
+    b.cost(2 * tensor, 0);
+    cudaStream_t stream = b.stream;
+    b.kernel(1, "unfused: gelu, then scale", [=](int bs) { gelu_scale1(out, gelu, inp, n, scale, stream, bs); },
+             {128, 256, 512});
+    b.moves(2, 4 * tensor);
+    b.kernel(2, "unfused, in pieces that stay in L2",
+             [=](int bs) { gelu_scale2(out, gelu, inp, n, scale, stream, bs); }, {128, 256, 512});
+    b.moves(2 * (int)ceil_div(n, (size_t)GELU_SCALE_PIECE), 2 * tensor);
+    b.kernel(3, "fused, one thread per element", [=](int bs) { gelu_scale3(out, inp, n, scale, stream, bs); });
+    b.moves(1, 2 * tensor);
+    b.kernel(4, "fused, 128-bit vectors",
+             [=](int bs) { bs ? gelu_scale(out, inp, n, scale, stream, bs) : gelu_scale(out, inp, n, scale, stream); },
+             {0, 64, 128, 256, 512, 1024});
+    b.moves(1, 2 * tensor);
+    b.kernel(5, "fused, two vectors in flight", [=](int bs) { gelu_scale5(out, inp, n, scale, stream, bs); });
+    b.moves(1, 2 * tensor);
+    b.promoted(4);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "gelu_scale", declare, {64, 1024, 768, 12, 50257},
+                      {{1, 1, 8}, {3, 17, 776}, {1, 5, 24}, {1, 1366, 768}});
+}
