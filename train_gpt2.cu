@@ -1075,7 +1075,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 
 // ==== promoted: attention_forward ====
 // softmax(scale * q k^T, causal) v without the T x T matrix: tiles of queries stay, tiles of keys stream past, and what
-// has been summed is rescaled when a row's maximum grows. Kernels 12 and 13 are for Hopper, kernel 8 for other
+// has been summed is rescaled when a row's maximum grows. Kernels 17 and 19 are for Hopper, kernel 8 for other
 // tensor cores, kernel 3 for anything.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
@@ -1496,11 +1496,12 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
     }
 }
 
-// ---- kernels 12 and 13: Hopper: wgmma on what TMA brings ----
-// For compute capability 9.0 and HS = 64. A persistent block an SM takes pairs of tiles of equal work. One warpgroup,
-// four warps, loads; each of two (12) or three (13) others has 64 queries and goes over their keys by 128, the diagonal
-// first. The product with some keys' values runs under the softmax of the next keys, and the warpgroups take turns at
-// starting products. Loops over registers are unrolled by name: else arrays with an index would lie in memory.
+// ---- kernels 17 and 19: Hopper: wgmma on what TMA brings ----
+// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of queries. One warpgroup, four
+// warps, loads; each of two (17) or three (19) others has 64 queries and goes over their keys by 128, the diagonal
+// first. The product with some keys' values runs under the softmax of the next keys, a tile's last product under the
+// first scores of the next tile. Loops over registers are unrolled by name: else arrays with an index would lie in
+// memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
 const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
@@ -1538,33 +1539,32 @@ __device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floa
     }
 }
 
-// o += p v for 4 * n keys. Starts it, waits for nothing.
-template <int n>
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], const floatX* v) {
+// o += p v for 128 keys. Starts it, waits for nothing.
+__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[32], const floatX* v) {
     uint64_t b = wgmma_descriptor(v);
 #pragma unroll
-    for (int k = 0; k < n / 4; k++) { // 16 rows are 2048 bytes
+    for (int k = 0; k < 8; k++) { // 16 rows are 2048 bytes
         wgmma_64x64x16_transposed(o, p + 4 * k, b + 128 * k, 1, floatX());
     }
 }
 
-// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's 16: elements i of s and o with i / 2 % 2 = 0
-// belong to the first of them.
+// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's 16: elements i of s and o with
+// i / 2 % 2 = 0 belong to the first of them.
 struct AttentionForwardRows {
     float m[2];       // the maximum that o and l are relative to, times scale_log2
     float l[2];       // this thread's share of the sum of P
     float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
 };
 
-// Scores of 2 * num keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future; skip: where
-// none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new maximum: if one
-// grew by more than 2^8, as in kernel 7.
-template <bool masked, bool skip, int num> __device__ inline bool
-attention_forward_wgmma_softmax(float (&s)[num], AttentionForwardRows& x, int diagonal, float scale_log2) {
+// Scores of 128 keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future;
+// skip: where none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new
+// maximum: if one grew by more than 2^8, as in kernel 7.
+template <bool masked, bool skip> __device__ inline bool
+attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
-    for (int i = 0; i < num; i++) {
+    for (int i = 0; i < 64; i++) {
         if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
         row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
     }
@@ -1588,7 +1588,7 @@ attention_forward_wgmma_softmax(float (&s)[num], AttentionForwardRows& x, int di
         }
     }
 #pragma unroll
-    for (int n = 0; n < num; n += 8) {
+    for (int n = 0; n < 64; n += 8) {
         if (skip && 2 * n > diagonal + 15) { // 16 keys that none of the warp's rows sees
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
@@ -1610,9 +1610,9 @@ __device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const Att
 }
 
 // The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
-template <int n> __device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[n], const float (&s)[2 * n]) {
+__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[32], const float (&s)[64]) {
 #pragma unroll
-    for (int i = 0; i < n; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
+    for (int i = 0; i < 32; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
 }
 
 // Divides a warp's 16 rows from token t on by their sums and gives them to TMA, by way of `tile` (16,64), which must be
@@ -1645,205 +1645,354 @@ __device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map,
     }
 }
 
-template <int groups> struct AttentionForwardSM90 { // 112 KB, or 136 with three groups: one block an SM
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];    // of this tile and the next
-    floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
+template <int groups> struct AttentionForwardSM90 { // 176 KB, or 200 with three groups
+    static const int stages = 4;
+    floatX q[2][groups * ATTENTION_FORWARD_BOX]; // of this tile and the next
+    floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
     floatX out[groups * ATTENTION_FORWARD_BOX];
-    uint64_t q_full[2], q_empty[2], k_full[2], k_empty[2], v_full[2], v_empty[2];
+    uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
 };
 
-// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes two tiles of a head at a time,
-// whose numbers of keys together are the same for all such pairs, from the whole grid's list.
-template <bool persistent, class F>
-__device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
-    if (!persistent) {
-        AttentionForwardWork work = attention_forward_work(num_heads, num_tiles, group);
-        f(work.head, work.tile);
-        return;
+// The tiles of a block, one after the other: pairs of equal work, then single tiles, the longest first and every other
+// round backwards. Whole pairs to the end would leave blocks idle: at B = 64, T = 1024 they are 17.5 rounds of 132.
+struct AttentionForwardList {
+    int num_heads, num_tiles, num_paired; // num_tiles of queries to a head; pairs are of the first num_paired heads
+    int place;                            // 2 * the round, + 1 if the second tile of a pair comes next; 0 at first
+    int head, tile;
+};
+__device__ inline bool attention_forward_next(AttentionForwardList& x) {
+    x.place++;
+    if (x.place % 2 == 0) {
+        x.head ^= 1, x.tile = x.num_tiles - 1 - x.tile;
+        return true;
     }
-    int num_pairs = ceil_div(num_tiles, 2);
+    int blocks = gridDim.x, block = blockIdx.x, round = x.place / 2, first = round * blocks;
+    int paired = x.num_paired / 2 * x.num_tiles; // a pair is of two heads, for their number of tiles may be odd
+    if (first + block < paired) {
+        int two_heads = (first + block) / x.num_tiles;
+        int pair = (first + block + two_heads) % x.num_tiles; // not the same one of all heads for a block
+        x.head = 2 * two_heads + pair % 2, x.tile = x.num_tiles - 1 - pair / 2;
+        return true;
+    }
+    x.place++;
+    int whole = ceil_div(paired, blocks); // from this round on all tiles are single ones
+    bool backwards = round > whole && (round - whole) % 2 == 1;
+    int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = x.num_heads - x.num_paired;
+    if (single >= heads * x.num_tiles) { return false; } // nor is there one in later rounds
+    x.head = x.num_paired + single % heads, x.tile = x.num_tiles - 1 - single / heads;
+    return true;
+}
+
+// A tile's first query, and its steps over 128 keys. Three groups take tiles from the sequence's end, so that it is the
+// shortest one that is not full: its first query may be negative.
+template <int groups> __host__ __device__ inline int attention_forward_first_query(int T, int tile, int num_tiles) {
+    return groups == 2 ? 128 * tile : 64 * (ceil_div(T, 64) - groups * (num_tiles - tile));
+}
+template <int groups> __host__ __device__ inline int attention_forward_steps(int q0) {
+    return ceil_div(q0 + 64 * groups, 128);
+}
+
+// The part of the one thread that loads. It and those who compute count the same: n tiles of queries, i steps over 128
+// keys. They come as k0 k1 v0 k2 v1 ..., the order in which they are released: what is awaited is never behind in line.
+template <int groups> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
+                                                                         const CUtensorMap& qkv_map, int T, int NH,
+                                                                         AttentionForwardList list) {
+    const unsigned stages = smem.stages;
+    unsigned i = 0;
 #pragma unroll 1
-    for (int i = blockIdx.x; i < num_heads * num_pairs; i += gridDim.x) {
-        int first = i % num_pairs, last = num_tiles - 1 - first;
+    for (unsigned n = 0; attention_forward_next(list); n++) {
+        int b = list.head / NH, h = list.head % NH;
+        int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
+        int num_steps = attention_forward_steps<groups>(q0);
+        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+        for (int j = 0; j < groups; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b, &smem.q_full[n % 2]);
+        }
 #pragma unroll 1
-        for (int tile = last; tile >= first; tile -= max(last - first, 1)) { f(i / num_pairs, tile); }
+        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
+            if (step < num_steps) {
+                unsigned k = (i + step) % stages;
+                mbarrier_wait(&smem.k_empty[k], ((i + step) / stages + 1) % 2);
+                attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
+            }
+            if (step > 0) {
+                unsigned v = (i + step - 1) % stages;
+                mbarrier_wait(&smem.v_empty[v], ((i + step - 1) / stages + 1) % 2);
+                attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
+            }
+        }
+        i += num_steps;
     }
 }
 
+// s = q k^T once more for a warp's 16 queries and 128 keys, by its own means.
+__device__ inline void attention_forward_warp_scores(float (&s)[64], const floatX* q, const floatX* k) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    uint32_t q_address = shared_address(q + attention_forward_at<64>(row, lane / 16));
+    uint32_t k_address = shared_address(k + attention_forward_at<64>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+#pragma unroll
+    for (int i = 0; i < 64; i++) { s[i] = 0; }
+#pragma unroll 1
+    for (int d = 0; d < 4; d++) {
+        uint32_t a[4], b[4];
+        ldmatrix_x4(a, attention_forward_column<64>(q_address, d));
+#pragma unroll
+        for (int n = 0; n < 8; n++) { // 16 keys, 2048 bytes
+            ldmatrix_x4(b, attention_forward_column<64>(k_address, d) + 2048 * n);
+            mma_16x8x16(&s[8 * n], a, b[0], b[1], floatX());
+            mma_16x8x16(&s[8 * n + 4], a, b[2], b[3], floatX());
+        }
+    }
+}
+
+// A thread's sum of 32 elements of P that is still taken without a look at the maximum: such a P fits floatX, and many
+// such sums fp32.
+#if defined(ENABLE_FP16)
+const float ATTENTION_FORWARD_LIMIT = 32768.0f;
+#else
+const float ATTENTION_FORWARD_LIMIT = 1e18f;
+#endif
+
 // The scores of 128 more keys, number i of the ring, and the product with the values before them, which runs under the
-// softmax of the new scores. `more`: others follow.
-template <bool masked, bool pingpong, int groups>
+// softmax of the new scores. `more`: others follow. lazy: the maximum stays that of the diagonal, for P is divided by
+// its own sum in the end and may be as large as its type allows; where that is not enough the scores are computed
+// again, and the maximum is taken.
+template <bool lazy, int groups>
 __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                    AttentionForwardRows& x, AttentionForwardSM90<groups>& smem,
-                                                   const floatX* q, int warpgroup, int i, bool more, int diagonal,
-                                                   float scale_log2) {
-    int k = i % 2, v = (i - 1) % 2;
-    if (pingpong) { named_barrier_sync(warpgroup, 256); }
+                                                   const floatX* q, unsigned i, bool more, float scale_log2) {
+    const unsigned stages = smem.stages;
+    unsigned k = i % stages, v = (i - 1) % stages;
     wgmma_fence();
     attention_forward_wgmma_scores(s, q, smem.k[k]);
     wgmma_commit();
-    mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
+    mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
     wgmma_fence();
     attention_forward_wgmma_values(o, p, smem.v[v]);
     wgmma_commit();
-    if (pingpong) { named_barrier_arrive(warpgroup % groups + 1, 256); }
     wgmma_wait<1>();
     wgmma_hold(s);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_softmax<masked, false>(s, x, diagonal, scale_log2);
+    bool grew = false;
+    float sum[2] = {0, 0};
+    if (lazy) {
+#pragma unroll
+        for (int j = 0; j < 64; j++) {
+            s[j] = exp2_approx(fmaf(s[j], scale_log2, -x.m[j / 2 % 2]));
+            sum[j / 2 % 2] += s[j];
+        }
+    } else {
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
+        grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+        sum[0] = x.l[0], sum[1] = x.l[1];
+    }
     // The next step's keys are awaited here, where sums are not negative, which they never are: else the compiler moves
     // exponents behind wgmma_wait, and they no longer run under the product.
-    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
+    if (more && !(sum[0] + sum[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
     wgmma_hold(s);
     wgmma_hold(o);
     wgmma_hold(p);
+    if (lazy) {
+        bool fits = sum[0] < ATTENTION_FORWARD_LIMIT && sum[1] < ATTENTION_FORWARD_LIMIT; // NaN does not
+        if (__all_sync(0xFFFFFFFFu, fits)) {
+            x.l[0] += sum[0], x.l[1] += sum[1];
+        } else {
+            attention_forward_warp_scores(s, q, smem.k[k]);
+            grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+        }
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
+    }
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
     if (grew) { attention_forward_wgmma_rescale(o, x); }
     attention_forward_wgmma_pack(p, s);
 }
 
-template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSM90<groups>& smem) {
+// A warp's 16 rows of a tile, whose last product is still to be started or to be stored.
+struct AttentionForwardPending {
+    int head, row0; // the warp's first row
+    unsigned i;     // of the last values
+};
+
+template <int groups>
+__device__ inline void attention_forward_sm90_store(AttentionForwardSM90<groups>& smem, const CUtensorMap& out_map,
+                                                    float* lse, const float (&o)[32], const AttentionForwardRows& x,
+                                                    const AttentionForwardPending& tile, int T, int NH) {
+    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // the tile before has left its place
+    __syncwarp();
+    floatX* place = smem.out + (threadIdx.x / 32 - 4) * 16 * ATTENTION_FORWARD_ROW;
+    bool stores_lse = lse && tile.row0 >= 0;
+    attention_forward_wgmma_store(out_map, stores_lse ? lse + (size_t)tile.head * T : nullptr, place, o, x, tile.row0,
+                                  T, tile.head % NH, tile.head / NH);
+}
+
+template <int groups>
+__device__ inline void attention_forward_sm90_finish(AttentionForwardSM90<groups>& smem, const CUtensorMap& out_map,
+                                                     float* lse, float (&o)[32], uint32_t (&p)[32],
+                                                     const AttentionForwardRows& x, const AttentionForwardPending& tile,
+                                                     int T, int NH) {
+    const unsigned stages = smem.stages, v = tile.i % stages;
+    mbarrier_wait(&smem.v_full[v], tile.i / stages % 2);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, smem.v[v]);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+    attention_forward_sm90_store(smem, out_map, lse, o, x, tile, T, NH);
+}
+
+// Passes over step i of the ring, which others take part in.
+__device__ inline void attention_forward_sm90_pass(uint64_t* full, uint64_t* empty, unsigned parity) {
+    mbarrier_wait(full, parity);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
+}
+
+template <int groups, bool lazy> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+    attention_forward_sm90_kernel16(float* lse, const __grid_constant__ CUtensorMap qkv_map,
+                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
+                                    int num_tiles, int num_paired, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    typedef AttentionForwardSM90<groups> SMem;
+    SMem& smem = attention_forward_sm90_shared<SMem>(attention_forward_shared);
+    const unsigned stages = SMem::stages;
     if (threadIdx.x == 0) {
-        for (int j = 0; j < 2; j++) {
-            mbarrier_init(&smem.q_full[j], 1);
+        for (unsigned j = 0; j < stages; j++) {
+            if (j < 2) {
+                mbarrier_init(&smem.q_full[j], 1);
+                mbarrier_init(&smem.q_empty[j], 4 * groups); // all warps that compute
+            }
             mbarrier_init(&smem.k_full[j], 1);
             mbarrier_init(&smem.v_full[j], 1);
-            mbarrier_init(&smem.q_empty[j], 4 * groups); // all warps that compute
             mbarrier_init(&smem.k_empty[j], 4 * groups);
             mbarrier_init(&smem.v_empty[j], 4 * groups);
         }
         mbarrier_init_fence();
     }
     __syncthreads();
-}
-
-// The part of the one thread that loads. It and those who compute count the same: n tiles of queries, i steps over 128
-// keys. They come as k0 k1 v0 k2 v1 ..., the order in which they are released: what is awaited is never behind in line.
-template <bool persistent, int groups>
-__device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem, const CUtensorMap& qkv_map,
-                                                   int T, int NH, int num_heads, int group) {
-    int n = 0, i = 0;
-    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, 64 * groups), group, [&](int head, int tile) {
-        int b = head / NH, h = head % NH, q0 = tile * 64 * groups;
-        int num_steps = ceil_div(min(q0 + 64 * groups, T), 128);
-        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-        for (int j = 0; j < groups; j++) {
-            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b, &smem.q_full[n % 2]);
-        }
-        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
-            if (step < num_steps) {
-                int k = (i + step) % 2;
-                mbarrier_wait(&smem.k_empty[k], ((i + step) / 2 + 1) % 2);
-                attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
-            }
-            if (step > 0) {
-                int v = (i + step - 1) % 2;
-                mbarrier_wait(&smem.v_empty[v], ((i + step - 1) / 2 + 1) % 2);
-                attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
-            }
-        }
-        n++, i += num_steps;
-    });
-}
-
-// pingpong: the warpgroups that compute take turns at the tensor cores, so that they do not all wait for them at once.
-template <int groups, bool pingpong, bool persistent> __global__ void __launch_bounds__(128 * (groups + 1), 1)
-    attention_forward_sm90_kernel12(float* lse, const __grid_constant__ CUtensorMap qkv_map,
-                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
-                                    int group, float scale_log2) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
-    attention_forward_sm90_init(smem);
-    constexpr int rows = 64 * groups;
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
-    int warpgroup = warp / 4, lane = threadIdx.x % 32, n = 0, i = 0;
+    // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
+    int warpgroup =
+        (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warpgroup == 0) {
-        warpgroup_fewer_registers<groups == 2 ? 24 : 32>();
-        if (threadIdx.x == 0) { attention_forward_sm90_load<persistent>(smem, qkv_map, T, NH, num_heads, group); }
+        warpgroup_fewer_registers<groups == 2 ? 40 : 32>();
+        if (threadIdx.x == 0) {
+            attention_forward_sm90_load(smem, qkv_map, T, NH, {num_heads, num_tiles, num_paired, 0, 0, 0});
+        }
         return;
     }
-    warpgroup_more_registers<groups == 2 ? 240 : 160>();
-    int warp_row = (warp - 4) * 16;
-    floatX* out_tile = smem.out + warp_row * ATTENTION_FORWARD_ROW;
-    if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // the first may begin
-    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, rows), group, [&](int head, int tile) {
-        int q0 = tile * rows, num_steps = ceil_div(min(q0 + rows, T), 128), num_unmasked = q0 / 128;
-        const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
-        float s[64], o[32];
-        uint32_t p[32];
-        AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+    warpgroup_more_registers<groups == 2 ? 232 : 160>();
+    AttentionForwardList list = {num_heads, num_tiles, num_paired, 0, 0, 0};
+    AttentionForwardPending tile = {-1, 0, 0}; // head -1: none is pending
+    AttentionForwardRows x = {{0, 0}, {0, 0}, {0, 0}};
+    float s[64], o[32];
+    uint32_t p[32];
 #pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
-        // where a warpgroup sees none of the first 128 keys, P is 0: the maximum is not -INFINITY but a finite one
-        int diagonal = q0 + warp_row - (num_steps - 1) * 128;
+    for (int j = 0; j < 32; j++) { o[j] = 0, p[j] = 0; }
+    unsigned i = 0; // steps over 128 keys
+#pragma unroll 1
+    for (unsigned n = 0; attention_forward_next(list); n++) {
+        int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
+        int num_steps = attention_forward_steps<groups>(q0);
+        // a warpgroup passes over the tile's last keys if its queries all come before them, which is one step at most;
+        // rows before the sequence's first query cost a step and are not stored
+        int row0 = q0 + (warpgroup - 1) * 64, my_steps = max(ceil_div(row0 + 64, 128), 1);
+        bool passes = groups != 2 && my_steps < num_steps;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
-        mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
+        if (passes) {
+            attention_forward_sm90_pass(&smem.k_full[i % stages], &smem.k_empty[i % stages], i / stages % 2);
+            i++;
+        }
+        // the diagonal, and the tile before's last product under it
+        const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
+        unsigned k = i % stages, v = tile.i % stages;
+        mbarrier_wait(&smem.k_full[k], i / stages % 2);
+        if (tile.head >= 0) { mbarrier_wait(&smem.v_full[v], tile.i / stages % 2); }
         wgmma_fence();
-        attention_forward_wgmma_scores(s, q, smem.k[i % 2]);
+        attention_forward_wgmma_scores(s, q, smem.k[k]);
         wgmma_commit();
+        wgmma_fence();
+        // without a branch, which would cost registers: the first tile's product is of what happens to lie there
+        attention_forward_wgmma_values(o, p, tile.head >= 0 ? smem.v[v] : smem.out);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_hold(s);
+        if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
+        AttentionForwardRows before = x;
+        x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+        int diagonal = row0 + warp % 4 * 16 - (my_steps - 1) * 128;
+        attention_forward_wgmma_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
+        if (my_steps > 1 && !(x.l[0] + x.l[1] < 0)) {
+            mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2);
+        }
+        wgmma_hold(s);
         wgmma_wait<0>();
         wgmma_hold(s);
-        if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % 2]); }
-        attention_forward_wgmma_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
-        attention_forward_wgmma_pack(p, s);
-        i++;
-        int key_tile = num_steps - 2;
-        if (key_tile >= 0) { mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2); }
-        if (groups != 2) { // 192 queries meet the diagonal in more than 128 keys
-#pragma unroll 1
-            for (; key_tile >= num_unmasked; key_tile--, i++) {
-                diagonal += 128;
-                attention_forward_sm90_step<true, pingpong>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0, diagonal,
-                                                            scale_log2);
-            }
-        }
-#pragma unroll 1
-        for (; key_tile >= 0; key_tile--, i++) {
-            attention_forward_sm90_step<false, pingpong>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0, 0,
-                                                         scale_log2);
-        }
-        if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
-        int v = (i - 1) % 2;
-        mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
         wgmma_hold(o);
         wgmma_hold(p);
-        wgmma_fence();
-        attention_forward_wgmma_values(o, p, smem.v[v]);
-        wgmma_commit();
-        if (lane == 0) { tma_store_wait<0>(); } // the tile before has left out_tile
-        __syncwarp();
-        wgmma_wait<0>();
-        wgmma_hold(o);
-        if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-        attention_forward_wgmma_store(out_map, lse ? lse + (size_t)head * T : nullptr, out_tile, o, x, q0 + warp_row, T,
-                                      head % NH, head / NH);
-        n++;
-    });
-    if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival
+        if (tile.head >= 0) {
+            if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+            attention_forward_sm90_store(smem, out_map, lse, o, before, tile, T, NH);
+        }
+        if (passes) {
+            attention_forward_sm90_pass(&smem.v_full[(i - 1) % stages], &smem.v_empty[(i - 1) % stages],
+                                        (i - 1) / stages % 2);
+        }
+#pragma unroll
+        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        attention_forward_wgmma_pack(p, s);
+        i++;
+#pragma unroll 1
+        for (int step = 1; step < my_steps; step++, i++) {
+            attention_forward_sm90_step<lazy>(s, p, o, x, smem, q, i, step + 1 < my_steps, scale_log2);
+        }
+        if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
+        q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles); // not kept in a register till here
+        tile = {list.head, q0 + (warp - 4) * 16, i - 1};
+    }
+    if (tile.head >= 0) { attention_forward_sm90_finish(smem, out_map, lse, o, p, x, tile, T, NH); }
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups, bool pingpong, bool persistent>
+template <int groups, bool lazy>
 void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    auto kernel = attention_forward_sm90_kernel12<groups, pingpong, persistent>;
+    auto kernel = attention_forward_sm90_kernel16<groups, lazy>;
     CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
     CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
-    const int bytes = sizeof(AttentionForwardSM90<groups>) + 1024, num_tiles = ceil_div(T, 64 * groups);
+    const int bytes = sizeof(AttentionForwardSM90<groups>) + 1024, num_heads = B * NH;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_blocks = persistent ? min(B * NH * ceil_div(num_tiles, 2), num_multiprocessors()) : B * NH * num_tiles;
-    kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(
-        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(num_heads * num_tiles, num_multiprocessors());
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
+    int num_paired = rounds * num_blocks / num_tiles * 2;
+    kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
+                                                              num_paired, 1.44269504f / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
-// The number of the kernel for this device, binary and shape. Three warpgroups read keys less often than two and waste
-// more at the diagonal: slower at T = 1024, faster at T = 4096.
-inline int attention_forward_choice(int T, int HS) {
-    if (HS == 64 && has_sm90a()) { return T > 2048 ? 13 : 12; }
+// What two or three warpgroups take at best, the longest tile or an SM's share of all, in steps of two over 128 keys:
+// 1.1 us on an H200. There a step of three takes 1.36 times as long, and a tile 1.1 steps more than its own.
+template <int groups> inline float attention_forward_sm90_time(int T, int num_heads) {
+    const float step = groups == 2 ? 1.0f : 1.36f, around = 1.1f;
+    int num_tiles = ceil_div(T, 64 * groups);
+    float time = 0, sum = 0;
+    for (int tile = 0; tile < num_tiles; tile++) { // the last one is the longest
+        int q0 = attention_forward_first_query<groups>(T, tile, num_tiles);
+        time = around + step * attention_forward_steps<groups>(q0);
+        sum += time;
+    }
+    return fmaxf(time, sum * num_heads / num_multiprocessors());
+}
+
+// The number of the kernel for this device, binary and shape. Three warpgroups read keys less often than two, but few
+// heads or a short T may not give each SM its share of tiles of 192 queries.
+inline int attention_forward_choice(int num_heads, int T, int HS) {
+    if (HS == 64 && has_sm90a()) {
+        return attention_forward_sm90_time<3>(T, num_heads) <= attention_forward_sm90_time<2>(T, num_heads) ? 19 : 17;
+    }
     bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
     return has_tiles && compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80 ? 8 : 3;
 }
@@ -1856,13 +2005,13 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
 #if !defined(ENABLE_FP32)
-    switch (attention_forward_choice(T, HS)) {
+    switch (attention_forward_choice(B * NH, T, HS)) {
     case 8:
         return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream);
-    case 12:
-        return attention_forward_sm90<2, true, true>(out, lse, qkv, B, T, NH, stream);
-    case 13:
-        return attention_forward_sm90<3, true, true>(out, lse, qkv, B, T, NH, stream);
+    case 17:
+        return attention_forward_sm90<2, true>(out, lse, qkv, B, T, NH, stream);
+    case 19:
+        return attention_forward_sm90<3, true>(out, lse, qkv, B, T, NH, stream);
     }
 #endif
     attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
