@@ -414,7 +414,7 @@ constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16BF;
 
 // out = gelu?(inp weight^T + bias) + add. A matrix of CUDA_R_8F_E4M3 comes with a float in device memory: its values times
 // that float are meant, and for out, are stored. e4m3 needs compute capability 8.9, and multiples of 16 for N and K.
-// Matrices are aligned to 256 bytes, as cudaMalloc aligns them.
+// Matrices are aligned to 256 bytes, as cudaMalloc aligns them; scales to 16, or the library refuses the call.
 struct LinearCall {
     void* out = NULL;          // (M,N) of out_type: floatX or e4m3
     const void* inp = NULL;    // (M,K) of inp_type: floatX or e4m3
@@ -433,7 +433,7 @@ struct LinearKey {
 };
 struct LinearPlan {
     LinearKey key;
-    bool found; // false: the library has no algorithm for it
+    cublasStatus_t status; // not success: why there is no algorithm for it
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t weight, inp, add, out;
     cublasLtMatmulAlgo_t algo;
@@ -456,8 +456,8 @@ inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cubla
                           lt.workspace_bytes, stream);
 }
 
-// As cublaslt_fastest: the least time of three rounds.
-inline int cublaslt_linear_fastest(const LinearPlan& plan, const LinearCall& c,
+// As cublaslt_fastest: the least time of three rounds. Sets plan.status if none of them runs, to what one of them said.
+inline int cublaslt_linear_fastest(LinearPlan& plan, const LinearCall& c,
                                    const cublasLtMatmulHeuristicResult_t* proposals, int n, cudaStream_t stream) {
     cudaEvent_t start, end;
     cudaCheck(cudaEventCreate(&start));
@@ -465,14 +465,18 @@ inline int cublaslt_linear_fastest(const LinearPlan& plan, const LinearCall& c,
     std::vector<float> least_ms(n, INFINITY);
     for (int i = 0; i < 3 * n; i++) {
         const cublasLtMatmulAlgo_t& algo = proposals[i % n].algo;
-        if (cublaslt_linear_launch(plan, algo, c, stream) != CUBLAS_STATUS_SUCCESS) { continue; }
-        cudaCheck(cudaEventRecord(start, stream));
         cublasStatus_t status = cublaslt_linear_launch(plan, algo, c, stream);
+        cudaCheck(cudaEventRecord(start, stream));
+        if (status == CUBLAS_STATUS_SUCCESS) { status = cublaslt_linear_launch(plan, algo, c, stream); }
         cudaCheck(cudaEventRecord(end, stream));
         cudaCheck(cudaEventSynchronize(end));
         float ms;
         cudaCheck(cudaEventElapsedTime(&ms, start, end));
-        if (status == CUBLAS_STATUS_SUCCESS) { least_ms[i % n] = fminf(least_ms[i % n], ms); }
+        if (status == CUBLAS_STATUS_SUCCESS) {
+            least_ms[i % n] = fminf(least_ms[i % n], ms);
+        } else {
+            plan.status = status;
+        }
     }
     int best = -1;
     for (int i = 0; i < n; i++) {
@@ -536,10 +540,10 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
         status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) {
         cublasCheck(status);
     }
-    int best = status == CUBLAS_STATUS_SUCCESS && n > 0 ? 0 : -1;
-    if (tuned && best == 0 && n > 1) { best = cublaslt_linear_fastest(plan, c, proposals, n, stream); }
-    plan.found = best >= 0;
-    if (plan.found) { plan.algo = proposals[best].algo; }
+    plan.status = status == CUBLAS_STATUS_SUCCESS && n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+    if (plan.status != CUBLAS_STATUS_SUCCESS) { return plan; }
+    int best = tuned && n > 1 ? cublaslt_linear_fastest(plan, c, proposals, n, stream) : 0;
+    if (best >= 0) { plan.algo = proposals[best].algo, plan.status = CUBLAS_STATUS_SUCCESS; }
     return plan;
 }
 
@@ -554,18 +558,19 @@ inline void cublaslt_linear_free(LinearPlan& plan) {
 inline bool cublaslt_has_linear(const LinearCall& c) {
     LinearPlan plan = cublaslt_linear_plan(c, false, 0);
     cublaslt_linear_free(plan);
-    return plan.found;
+    return plan.status == CUBLAS_STATUS_SUCCESS;
 }
 
-// Launches the product; false, and nothing is launched, if the library cannot do it. The first call with a shape times
-// the library's proposals, unless cublaslt_tune(false) or the stream is captured.
-inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
+// Launches the product; says why not, and nothing is launched, if the library cannot do it. The first call with a shape
+// times the library's proposals, unless cublaslt_tune(false) or the stream is captured.
+inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stream) {
     static std::vector<LinearPlan> plans;
     require(c.out && c.inp && c.weight && c.add != c.out);
     // what the library counts on unless it is told otherwise
     for (const void* p : {(const void*)c.out, c.inp, c.weight, (const void*)c.add}) {
         require((uintptr_t)p % 256 == 0);
     }
+    for (const float* scale : {c.inp_scale, c.weight_scale, c.out_scale}) { require((uintptr_t)scale % 16 == 0); }
     LinearKey key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, cublaslt().tuned};
     size_t i = 0;
     while (i < plans.size() && memcmp(&plans[i].key, &key, sizeof(key)) != 0) { i++; }
@@ -576,6 +581,10 @@ inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
         plans.back().key = key;
     }
     const LinearPlan& plan = plans[i];
-    if (plan.found) { cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream)); }
-    return plan.found;
+    if (plan.status == CUBLAS_STATUS_SUCCESS) { cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream)); }
+    return plan.status;
+}
+// The same; false if the library cannot do it.
+inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
+    return cublaslt_try_linear(c, stream) == CUBLAS_STATUS_SUCCESS;
 }

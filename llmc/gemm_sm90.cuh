@@ -51,7 +51,7 @@ template <int extras_> struct GemmBias {
 template <int extras_> struct GemmLayernorm {
     static constexpr int extras = extras_;
     const float *mean, *rstd; // (M)
-    const float *u, *v;       // (N)
+    const float2* sums;       // (N): u, v; aligned to 16 bytes
 
     struct Row {
         float mean, rstd;
@@ -61,8 +61,8 @@ template <int extras_> struct GemmLayernorm {
     };
     __device__ Row row(int row) const { return {mean[row], rstd[row]}; }
     __device__ void columns(Column (&c)[2], int column) const {
-        float2 u2 = *reinterpret_cast<const float2*>(u + column), v2 = *reinterpret_cast<const float2*>(v + column);
-        c[0] = {u2.x, v2.x}, c[1] = {u2.y, v2.y};
+        float4 both = *reinterpret_cast<const float4*>(sums + column);
+        c[0].u = both.x, c[0].v = both.y, c[1].u = both.z, c[1].v = both.w;
     }
     __device__ float value(float sum, const Row& r, const Column& c) const {
         return r.rstd * (sum - r.mean * c.u) + c.v;
@@ -216,11 +216,12 @@ template <class G> __device__ inline void gemm_sm90_multiply(float (&sum)[G::par
 }
 
 // The 16x64 boxes of a warp's part of a tile are numbered 0, 1, 2 ... along rows first, through all tiles, and go round
-// in the warp's room in shared memory. `box` is how many there were before this tile.
+// in the warp's room in shared memory. `box` is how many there were before this tile. Shared has boxes and box_full as
+// GemmSM90Shared has them.
 
 // Orders box number n of this tile of the residual. One lane.
-template <class G> __device__ inline void gemm_sm90_load_box(GemmSM90Shared<G>& smem, const CUtensorMap& residual_map,
-                                                             int row, int column, int n, int box) {
+template <class G, class Shared> __device__ inline void
+gemm_sm90_load_box(Shared& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
     const int columns = G::columns / 64;
     int warp = threadIdx.x / 32 - 4, place = (box + n) % G::boxes;
     mbarrier_arrive_expect(&smem.box_full[warp][place], sizeof(smem.boxes[0][0]));
@@ -229,21 +230,22 @@ template <class G> __device__ inline void gemm_sm90_load_box(GemmSM90Shared<G>& 
 }
 
 // Before gemm_sm90_multiply of a tile, with the arguments of gemm_sm90_store: what that adds comes under the products.
-template <class G, class Epilogue> __device__ inline void
-gemm_sm90_prepare(GemmSM90Shared<G>& smem, const CUtensorMap& residual_map, int row, int column, int box) {
+template <class G, class Epilogue, class Shared>
+__device__ inline void gemm_sm90_prepare(Shared& smem, const CUtensorMap& residual_map, int row, int column, int box) {
     const int num_boxes = G::parts * (G::columns / 64);
     if (!(Epilogue::extras & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
     tma_store_wait<0>();
-    for (int n = 0; n < min(num_boxes, G::boxes); n++) { gemm_sm90_load_box(smem, residual_map, row, column, n, box); }
+    for (int n = 0; n < min(num_boxes, G::boxes); n++) {
+        gemm_sm90_load_box<G>(smem, residual_map, row, column, n, box);
+    }
 }
 
 // Finishes the sums of a warp and gives them to TMA; row: its first one in out. The last stores may still be under way
 // after it; they are the first lane's.
-template <class G, class Epilogue>
-__device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], const Epilogue& epilogue,
-                                       GemmSM90Shared<G>& smem, const CUtensorMap& out_map,
-                                       const CUtensorMap& second_map, const CUtensorMap& residual_map, int row,
-                                       int column, int M, int N, int& box) {
+template <class G, class Epilogue, class Shared>
+__device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], const Epilogue& epilogue, Shared& smem,
+                                       const CUtensorMap& out_map, const CUtensorMap& second_map,
+                                       const CUtensorMap& residual_map, int row, int column, int M, int N, int& box) {
     constexpr bool has_second = Epilogue::extras & GEMM_SECOND, has_residual = Epilogue::extras & GEMM_RESIDUAL;
     static_assert(!has_second || !has_residual, "they share the boxes");
     constexpr int num_columns = G::columns / 64, num_boxes = G::parts * num_columns, ahead = G::boxes / 2;
@@ -256,11 +258,16 @@ __device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], c
         int box_row = row + 64 * m, box_column = column + 64 * q;
         typename Epilogue::Row rows[2];
         for (int half = 0; half < 2; half++) { rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1)); }
+        int lane_column = lane % 4 * 2;
+        if (sizeof(typename Epilogue::Column) > sizeof(float)) {
+            // a compiler that sees the next part to have the same columns keeps their addresses; there is no room
+            lane_column = __shfl_sync(0xFFFFFFFFu, lane_column, lane);
+        }
         int place = box % G::boxes, second_place = (box + 1) % G::boxes;
         if (has_residual) {
             if (n + ahead >= G::boxes && n + ahead < num_boxes && lane == 0) { // into the box of n + ahead - boxes
                 tma_store_wait<G::boxes - ahead - 1>();
-                gemm_sm90_load_box(smem, residual_map, row, column, n + ahead, first_box);
+                gemm_sm90_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][place], box / G::boxes % 2);
         } else {
@@ -276,7 +283,7 @@ __device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], c
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 of them
                 typename Epilogue::Column columns[2];
-                epilogue.columns(columns, min(box_column + 16 * p + 8 * j + lane % 4 * 2, N - 2));
+                epilogue.columns(columns, min(box_column + 16 * p + 8 * j + lane_column, N - 2));
 #pragma unroll
                 for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;

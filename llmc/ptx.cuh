@@ -655,3 +655,24 @@ __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int
               "r"(z), "r"(w)
               : "memory");
 }
+
+// Asks for contiguous bytes to be brought to L2; address and count are multiples of 16.
+__device__ inline void bulk_prefetch(const void* global, int bytes) {
+    PTX_SM90A("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(global), "r"(bytes) : "memory");
+}
+
+// ---- wgmma that adds up rows: 64x8 += 64x16 16x8, a in registers, b (n,k) in shared memory ----------------------------
+// `a` and `b` as for wgmma_64x128x16 with a in registers. A matrix of ones for b gives the sums of a's rows, in each of
+// the 8 columns: d[0] and d[1] that of row g, d[2] and d[3] that of row g + 8.
+#define WGMMA_64x8x16_REGISTERS(type)                                                                                  \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"                                                              \
+              "wgmma.mma_async.sync.aligned.m64n8k16.f32." type "." type " {%0, %1, %2, %3}, "                         \
+              "{%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}\n"                                                                 \
+              : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                         \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x8x16(float d[4], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x8x16_REGISTERS("bf16");
+}
+__device__ inline void wgmma_64x8x16(float d[4], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x8x16_REGISTERS("f16");
+}

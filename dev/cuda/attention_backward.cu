@@ -1228,7 +1228,7 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
         mbarrier_init(&smem.v_empty, 8);
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&smem.q_full[i], 1);
-            mbarrier_init(&smem.q_empty[i], 8);
+            mbarrier_init(&smem.q_empty[i], 8 + 256); // and all threads, when they have read stats
             mbarrier_init(&smem.dout_full[i], 1);
             mbarrier_init(&smem.dout_empty[i], 8);
             mbarrier_init(&smem.dq_ready[i], 1);
@@ -1277,6 +1277,7 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
             wgmma_hold(dp);
             if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
             attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+            mbarrier_arrive(&smem.q_empty[i % 2]);
 
             wgmma_fence();
             attention_backward_wgmma_keys(dv, p, smem.dout[i % 2]);

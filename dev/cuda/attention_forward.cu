@@ -621,12 +621,20 @@ __device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floa
     }
 }
 
-// o += p v for 128 keys. Starts it, waits for nothing.
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[32], const floatX* v) {
+// o += p v for 128 keys. Starts it, waits for nothing. With `ones` (8,64) in shared memory o[32..35] are the sums of p's
+// rows as p was rounded, twice for each of the thread's two rows: o divided by them is a mean of the values whatever the
+// rounding, exactly the value where a row sees one key alone.
+template <int n> __device__ inline void attention_forward_wgmma_values(float (&o)[n], const uint32_t (&p)[32],
+                                                                       const floatX* v, const floatX* ones = nullptr) {
     uint64_t b = wgmma_descriptor(v);
 #pragma unroll
     for (int k = 0; k < 8; k++) { // 16 rows are 2048 bytes
         wgmma_64x64x16_transposed(o, p + 4 * k, b + 128 * k, 1, floatX());
+    }
+    if constexpr (n > 32) {
+        uint64_t one = wgmma_descriptor(ones);
+#pragma unroll
+        for (int k = 0; k < 8; k++) { wgmma_64x8x16(o + 32, p + 4 * k, one, 1, floatX()); }
     }
 }
 
@@ -686,9 +694,9 @@ attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int dia
     return grew;
 }
 
-__device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
+template <int n> __device__ inline void attention_forward_wgmma_rescale(float (&o)[n], const AttentionForwardRows& x) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) { o[i] *= x.rescale[i / 2 % 2]; }
+    for (int i = 0; i < n; i++) { o[i] *= x.rescale[i / 2 % 2]; }
 }
 
 // The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
@@ -697,22 +705,33 @@ __device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[32], const flo
     for (int i = 0; i < 32; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
 }
 
-// Divides a warp's 16 rows from token t on by their sums and gives them to TMA, by way of `tile` (16,64), which must be
-// left alone until tma_store_wait. lse: of this sequence and head, or NULL.
-__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, float* lse, floatX* tile,
-                                                     const float (&o)[32], const AttentionForwardRows& x, int t, int T,
-                                                     int h, int b) {
+// The log-sum-exp of a thread's two rows to lse, of this sequence and head, or NULL; the warp's first row is token t.
+__device__ inline void attention_forward_wgmma_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
     int lane = threadIdx.x % 32;
-    float inverse[2];
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        float l = x.l[half_row];
-        l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
-        l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
-        inverse[half_row] = 1.0f / l;
         int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+        if (lse && lane % 4 == 0 && row >= 0 && row < T) {
+            lse[row] = (m[half_row] + log2f(l[half_row])) * 0.69314718f;
+        }
     }
+}
+// A thread's share of two sums to those of its rows.
+__device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
+        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 2);
+    }
+}
+
+// Divides a warp's 16 rows from token t on by their sums l and gives them to TMA, by way of `tile` (16,64), which must be
+// left alone until tma_store_wait.
+template <int n> __device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, floatX* tile,
+                                                                      const float (&o)[n], const float (&l)[2], int t,
+                                                                      int h, int b) {
+    int lane = threadIdx.x % 32;
+    float inverse[2] = {1.0f / l[0], 1.0f / l[1]};
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
         int half_row = i / 2 % 2, row = lane / 4 + 8 * half_row;
@@ -732,6 +751,7 @@ template <int groups> struct AttentionForwardSM90 { // 176 KB, or 200 with three
     floatX q[2][groups * ATTENTION_FORWARD_BOX]; // of this tile and the next
     floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
     floatX out[groups * ATTENTION_FORWARD_BOX];
+    floatX ones[8 * ATTENTION_FORWARD_ROW];
     uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
 };
 
@@ -841,7 +861,7 @@ const float ATTENTION_FORWARD_LIMIT = 1e18f;
 // its own sum in the end and may be as large as its type allows; where that is not enough the scores are computed
 // again, and the maximum is taken.
 template <bool lazy, int groups>
-__device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
+__device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[36],
                                                    AttentionForwardRows& x, AttentionForwardSM90<groups>& smem,
                                                    const floatX* q, unsigned i, bool more, float scale_log2) {
     const unsigned stages = smem.stages;
@@ -851,36 +871,33 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
     wgmma_commit();
     mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_wgmma_values(o, p, smem.v[v], smem.ones);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
     bool grew = false;
-    float sum[2] = {0, 0};
     if (lazy) {
 #pragma unroll
         for (int j = 0; j < 64; j++) {
             s[j] = exp2_approx(fmaf(s[j], scale_log2, -x.m[j / 2 % 2]));
-            sum[j / 2 % 2] += s[j];
+            x.l[j / 2 % 2] += s[j];
         }
     } else {
         if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
         grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
-        sum[0] = x.l[0], sum[1] = x.l[1];
     }
     // The next step's keys are awaited here, where sums are not negative, which they never are: else the compiler moves
     // exponents behind wgmma_wait, and they no longer run under the product.
-    if (more && !(sum[0] + sum[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
+    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
     wgmma_hold(s);
     wgmma_hold(o);
     wgmma_hold(p);
     if (lazy) {
-        bool fits = sum[0] < ATTENTION_FORWARD_LIMIT && sum[1] < ATTENTION_FORWARD_LIMIT; // NaN does not
-        if (__all_sync(0xFFFFFFFFu, fits)) {
-            x.l[0] += sum[0], x.l[1] += sum[1];
-        } else {
+        bool fits = x.l[0] < ATTENTION_FORWARD_LIMIT && x.l[1] < ATTENTION_FORWARD_LIMIT; // NaN does not
+        if (!__all_sync(0xFFFFFFFFu, fits)) {
+            x.l[0] = 0.25f * o[32], x.l[1] = 0.25f * o[34]; // the sums before these keys, shared out among four threads
             attention_forward_warp_scores(s, q, smem.k[k]);
             grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
         }
@@ -894,37 +911,32 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
 // A warp's 16 rows of a tile, whose last product is still to be started or to be stored.
 struct AttentionForwardPending {
     int head, row0; // the warp's first row
-    unsigned i;     // of the last values
 };
 
 template <int groups>
 __device__ inline void attention_forward_sm90_store(AttentionForwardSM90<groups>& smem, const CUtensorMap& out_map,
-                                                    float* lse, const float (&o)[32], const AttentionForwardRows& x,
-                                                    const AttentionForwardPending& tile, int T, int NH) {
+                                                    const float (&o)[36], const AttentionForwardPending& tile, int NH) {
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // the tile before has left its place
     __syncwarp();
     floatX* place = smem.out + (threadIdx.x / 32 - 4) * 16 * ATTENTION_FORWARD_ROW;
-    bool stores_lse = lse && tile.row0 >= 0;
-    attention_forward_wgmma_store(out_map, stores_lse ? lse + (size_t)tile.head * T : nullptr, place, o, x, tile.row0,
-                                  T, tile.head % NH, tile.head / NH);
+    attention_forward_wgmma_store(out_map, place, o, {o[32], o[34]}, tile.row0, tile.head % NH, tile.head / NH);
 }
 
 template <int groups>
 __device__ inline void attention_forward_sm90_finish(AttentionForwardSM90<groups>& smem, const CUtensorMap& out_map,
-                                                     float* lse, float (&o)[32], uint32_t (&p)[32],
-                                                     const AttentionForwardRows& x, const AttentionForwardPending& tile,
-                                                     int T, int NH) {
-    const unsigned stages = smem.stages, v = tile.i % stages;
-    mbarrier_wait(&smem.v_full[v], tile.i / stages % 2);
+                                                     float (&o)[36], uint32_t (&p)[32],
+                                                     const AttentionForwardPending& tile, unsigned i, int NH) {
+    const unsigned stages = smem.stages, v = i % stages;
+    mbarrier_wait(&smem.v_full[v], i / stages % 2);
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_wgmma_values(o, p, smem.v[v], smem.ones);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(o);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-    attention_forward_sm90_store(smem, out_map, lse, o, x, tile, T, NH);
+    attention_forward_sm90_store(smem, out_map, o, tile, NH);
 }
 
 // Passes over step i of the ring, which others take part in.
@@ -954,6 +966,8 @@ template <int groups, bool lazy> __global__ void __launch_bounds__(128 * (groups
         }
         mbarrier_init_fence();
     }
+    for (int j = threadIdx.x; j < 8 * ATTENTION_FORWARD_ROW; j += blockDim.x) { smem.ones[j] = (floatX)1.0f; }
+    async_proxy_fence(); // before wgmma reads them
     __syncthreads();
     // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
     int warpgroup =
@@ -968,21 +982,24 @@ template <int groups, bool lazy> __global__ void __launch_bounds__(128 * (groups
     }
     warpgroup_more_registers<groups == 2 ? 232 : 160>();
     AttentionForwardList list = {num_heads, num_tiles, num_paired, 0, 0, 0};
-    AttentionForwardPending tile = {-1, 0, 0}; // head -1: none is pending
+    AttentionForwardPending tile = {0, 0}; // head -1: none is pending
     AttentionForwardRows x = {{0, 0}, {0, 0}, {0, 0}};
-    float s[64], o[32];
+    float s[64], o[36];
     uint32_t p[32];
 #pragma unroll
-    for (int j = 0; j < 32; j++) { o[j] = 0, p[j] = 0; }
+    for (int j = 0; j < 36; j++) { o[j] = 0, p[j % 32] = 0; }
     unsigned i = 0; // steps over 128 keys
+    unsigned n = 0;
 #pragma unroll 1
-    for (unsigned n = 0; attention_forward_next(list); n++) {
+    for (; attention_forward_next(list); n++) {
         int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
         int num_steps = attention_forward_steps<groups>(q0);
         // a warpgroup passes over the tile's last keys if its queries all come before them, which is one step at most;
         // rows before the sequence's first query cost a step and are not stored
         int row0 = q0 + (warpgroup - 1) * 64, my_steps = max(ceil_div(row0 + 64, 128), 1);
         bool passes = groups != 2 && my_steps < num_steps;
+        unsigned v = (i - 1) % stages;
+        bool v_parity = (i - 1) / stages % 2;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         if (passes) {
             attention_forward_sm90_pass(&smem.k_full[i % stages], &smem.k_empty[i % stages], i / stages % 2);
@@ -990,20 +1007,19 @@ template <int groups, bool lazy> __global__ void __launch_bounds__(128 * (groups
         }
         // the diagonal, and the tile before's last product under it
         const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
-        unsigned k = i % stages, v = tile.i % stages;
+        unsigned k = i % stages;
         mbarrier_wait(&smem.k_full[k], i / stages % 2);
-        if (tile.head >= 0) { mbarrier_wait(&smem.v_full[v], tile.i / stages % 2); }
+        if (n > 0) { mbarrier_wait(&smem.v_full[v], v_parity); }
         wgmma_fence();
         attention_forward_wgmma_scores(s, q, smem.k[k]);
         wgmma_commit();
         wgmma_fence();
         // without a branch, which would cost registers: the first tile's product is of what happens to lie there
-        attention_forward_wgmma_values(o, p, tile.head >= 0 ? smem.v[v] : smem.out);
+        attention_forward_wgmma_values(o, p, n > 0 ? smem.v[v] : smem.out, smem.ones);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_hold(s);
         if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-        AttentionForwardRows before = x;
         x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
         int diagonal = row0 + warp % 4 * 16 - (my_steps - 1) * 128;
         attention_forward_wgmma_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
@@ -1015,27 +1031,31 @@ template <int groups, bool lazy> __global__ void __launch_bounds__(128 * (groups
         wgmma_hold(s);
         wgmma_hold(o);
         wgmma_hold(p);
-        if (tile.head >= 0) {
+        if (n > 0) {
             if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-            attention_forward_sm90_store(smem, out_map, lse, o, before, tile, T, NH);
+            attention_forward_sm90_store(smem, out_map, o, tile, NH);
         }
         if (passes) {
             attention_forward_sm90_pass(&smem.v_full[(i - 1) % stages], &smem.v_empty[(i - 1) % stages],
                                         (i - 1) / stages % 2);
         }
 #pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        for (int j = 0; j < 36; j++) { o[j] = 0; }
         attention_forward_wgmma_pack(p, s);
         i++;
 #pragma unroll 1
         for (int step = 1; step < my_steps; step++, i++) {
-            attention_forward_sm90_step<lazy>(s, p, o, x, smem, q, i, step + 1 < my_steps, scale_log2);
+            attention_forward_sm90_step<lazy>(s, p, o, x, smem,
+                                              smem.q[n % 2] + (threadIdx.x / 128 - 1) * ATTENTION_FORWARD_BOX, i,
+                                              step + 1 < my_steps, scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles); // not kept in a register till here
-        tile = {list.head, q0 + (warp - 4) * 16, i - 1};
+        tile = {list.head, q0 + (warp - 4) * 16};
+        attention_forward_wgmma_row_sums(x.l);
+        attention_forward_wgmma_lse(lse ? lse + (size_t)list.head * T : nullptr, x.l, x.m, tile.row0, T);
     }
-    if (tile.head >= 0) { attention_forward_sm90_finish(smem, out_map, lse, o, p, x, tile, T, NH); }
+    if (n > 0) { attention_forward_sm90_finish(smem, out_map, o, p, tile, i - 1, NH); }
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
@@ -1300,8 +1320,10 @@ __global__ void __launch_bounds__(256, 2)
         if (threadIdx.x == 0 && step + 2 < num_steps) { load(step + 2); }
     }
     floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all have read their queries
-    attention_forward_wgmma_store(out_map, lse ? lse + (size_t)work.head * T : nullptr, tile, o, x,
-                                  work.tile * 128 + warp * 16, T, h, b);
+    int row0 = work.tile * 128 + warp * 16;
+    attention_forward_wgmma_row_sums(x.l);
+    attention_forward_wgmma_lse(lse ? lse + (size_t)work.head * T : nullptr, x.l, x.m, row0, T);
+    attention_forward_wgmma_store(out_map, tile, o, x.l, row0, h, b);
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
@@ -1469,8 +1491,9 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         wgmma_wait<0>();
         wgmma_hold(o);
         if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-        attention_forward_wgmma_store(out_map, lse ? lse + (size_t)head * T : nullptr, out_tile, o, x, q0 + warp_row, T,
-                                      head % NH, head / NH);
+        attention_forward_wgmma_row_sums(x.l);
+        attention_forward_wgmma_lse(lse ? lse + (size_t)head * T : nullptr, x.l, x.m, q0 + warp_row, T);
+        attention_forward_wgmma_store(out_map, out_tile, o, x.l, q0 + warp_row, head % NH, head / NH);
         n++;
     });
     if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival

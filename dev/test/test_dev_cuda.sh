@@ -113,10 +113,10 @@ test_update_results() {
     cp "$top/scripts/update_results.sh" scripts/
     printf '%s\n' 'above' '<!-- results: t4 -->' 'old' '<!-- end results: t4 -->' 'below' >dev/cuda/README.md
     cat >dev/cuda/results/t4/op.csv <<'CSV'
-op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,gpu,what
-op,0,0,bf16,64,1024,768,12,50257,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,Tesla T4,"vendor"
-op,1,64,bf16,64,1024,768,12,50257,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,Tesla T4,"naive"
-op,2,128,bf16,64,1024,768,12,50257,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,Tesla T4,"vectors, ""wide"""
+op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
+op,0,0,bf16,64,1024,768,12,50257,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,0,0,Tesla T4,"vendor"
+op,1,64,bf16,64,1024,768,12,50257,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,0,0,Tesla T4,"naive"
+op,2,128,bf16,64,1024,768,12,50257,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,0,0,Tesla T4,"vectors, ""wide"""
 CSV
     printf '%s\n' 'other 9 9' 'op 1.5000 nan' >dev/cuda/results/t4/pytorch.txt
     local twice
