@@ -451,9 +451,10 @@ inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cubla
     if (c.out_type == CUDA_R_8F_E4M3) {
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, c.out_scale);
     }
-    return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta,
-                          c.add ? (const void*)c.add : c.out, plan.add, c.out, plan.out, &algo, lt.workspace,
-                          lt.workspace_bytes, stream);
+    // out itself may stand where nothing is added only if it is of that matrix's type
+    const void* add = c.add ? (const void*)c.add : c.out_type == cublaslt_floatX ? c.out : NULL;
+    return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta, add, plan.add,
+                          c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
 }
 
 // As cublaslt_fastest: the least time of three rounds. Sets plan.status if none of them runs, to what one of them said.

@@ -632,27 +632,28 @@ __device__ inline float2 unpack_16x2(uint32_t bits, half) {
 // `bytes` of this block's shared memory to block `rank`, where they arrive at `barrier`. tma_store_fence before, and all
 // is aligned to 16, as for bulk_store.
 __device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank) {
-    PTX_SM90A("{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %4;\n"
-              "mapa.shared::cluster.u32 barrier, %3, %4;\n"
-              "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [barrier];\n}\n" ::
-                  "r"(shared_address(to)),
-              "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
-              : "memory");
+    PTX_SM90A(
+        "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %4;\n"
+        "mapa.shared::cluster.u32 barrier, %3, %4;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [barrier];\n}\n" ::"r"(
+            shared_address(to)),
+        "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
+        : "memory");
 }
 // One float, 4 of the bytes that are awaited at `barrier`.
 __device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
-    PTX_SM90A("{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %3;\n"
-              "mapa.shared::cluster.u32 barrier, %2, %3;\n"
-              "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [barrier];\n}\n" ::"r"(
-                  shared_address(to)),
-              "r"(__float_as_uint(x)), "r"(shared_address(barrier)), "r"(rank)
-              : "memory");
+    PTX_SM90A(
+        "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %3;\n"
+        "mapa.shared::cluster.u32 barrier, %2, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [barrier];\n}\n" ::"r"(shared_address(to)),
+        "r"(__float_as_uint(x)), "r"(shared_address(barrier)), "r"(rank)
+        : "memory");
 }
 
 // Asks for a box to be brought to L2, for tma_load_4d to find it there.
 __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
-    PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y),
-              "r"(z), "r"(w)
+    PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z),
+              "r"(w)
               : "memory");
 }
 

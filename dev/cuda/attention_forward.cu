@@ -716,6 +716,18 @@ __device__ inline void attention_forward_wgmma_lse(float* lse, const float (&l)[
         }
     }
 }
+// Takes the elements of s off a thread's share of two sums again. Where they were too large for that, what was there
+// before them is next to nothing: a quarter of the row's sum as it was multiplied does.
+__device__ inline void attention_forward_wgmma_unsum(float (&l)[2], const float (&s)[64], const float (&o)[36]) {
+    float sum[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 64; i++) { sum[i / 2 % 2] += s[i]; }
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float before = l[half_row] - sum[half_row]; // NaN if both are infinite
+        l[half_row] = before >= 0 ? before : 0.25f * o[32 + 2 * half_row];
+    }
+}
 // A thread's share of two sums to those of its rows.
 __device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
 #pragma unroll
@@ -897,7 +909,7 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
     if (lazy) {
         bool fits = x.l[0] < ATTENTION_FORWARD_LIMIT && x.l[1] < ATTENTION_FORWARD_LIMIT; // NaN does not
         if (!__all_sync(0xFFFFFFFFu, fits)) {
-            x.l[0] = 0.25f * o[32], x.l[1] = 0.25f * o[34]; // the sums before these keys, shared out among four threads
+            attention_forward_wgmma_unsum(x.l, s, o);
             attention_forward_warp_scores(s, q, smem.k[k]);
             grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
         }

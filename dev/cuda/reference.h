@@ -640,7 +640,8 @@ inline void layernorm_linear_cpu(float* out, const float* inp, const float* weig
     matmul_forward_cpu(out, normed.data(), linear_weight, linear_bias, NULL, N, C, OC);
 }
 // out (N,OC) = gelu(inp (N,C)) weight (OC,C)^T + bias (OC)
-inline void gelu_linear_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC) {
+inline void gelu_linear_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+                            int OC) {
     std::vector<float> active((size_t)N * C);
     gelu_forward_cpu(active.data(), inp, active.size());
     matmul_forward_cpu(out, active.data(), weight, bias, NULL, N, C, OC);

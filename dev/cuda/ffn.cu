@@ -1,0 +1,293 @@
+/* ffn: out = gelu(inp weight1^T + bias1) weight2^T + bias2, a feed-forward layer
+
+   out (N,C) floatX out | hidden (N,4C) floatX out, gelu's values | inp (N,C) floatX in | weight1 (4C,C), bias1 (4C)
+   floatX in | weight2 (C,4C), bias2 (C) floatX in | counters (ceil(N / 128) + 1) int inout, 0 before and after, for
+   kernel 4 alone; N = B*T
+   Bound: compute, 16*N*C*C FLOPs. Constraint: C % 8 == 0, pointers aligned to 16 bytes.
+   Error: against the fp64 reference, whose hidden is rounded to floatX; out is of the size of 1 and a sum of 4C terms.
+   Two ulps of floatX at 1, for kernel 1 also rounds what gelu is applied to: that is eight standard deviations of such
+   a sum's error. And 16 roundings of fp32 of the size of the terms' absolute sum, 0.64 * sqrt(4C) here. All times
+   hot_row in the check shapes with -V 1, where the first row of inp is larger by that.
+   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the products: llmc/gemm_sm90.cuh;
+   programmatic dependent launch: the CUDA C++ Programming Guide.
+
+   nvcc -O3 --use_fast_math ffn.cu -lcublasLt -o ffn      (or: make ffn)
+   ./ffn 4      check kernel 4 against the CPU
+   ./ffn        every kernel, side by side                                         */
+#ifndef PROMOTED_ONLY // who includes this file includes those two before
+#define PROMOTED_ONLY
+#include "gelu_forward.cu"
+#include "matmul_forward.cu"
+#undef PROMOTED_ONLY
+#endif
+#include "../../llmc/gemm_sm90.cuh"
+#include "bench.h"
+
+struct Ffn {
+    floatX *out, *hidden;          // (N,C), (N,4C)
+    const floatX* inp;             // (N,C)
+    const floatX *weight1, *bias1; // (4C,C), (4C)
+    const floatX *weight2, *bias2; // (C,4C), (C)
+    int N, C;
+};
+
+// ---- kernel 2: the library's products with all that follows in their epilogues ------------------------------------
+
+void ffn2(const Ffn& f, cudaStream_t stream) {
+    LinearCall call;
+    call.out = f.hidden, call.inp = f.inp, call.weight = f.weight1, call.bias = f.bias1;
+    call.M = f.N, call.N = 4 * f.C, call.K = f.C;
+    call.gelu = true;
+    if (sizeof(floatX) == 4 || !cublaslt_linear(call, stream)) { // in fp32 the library's gelu would set the error
+        call.gelu = false;
+        bool supported = cublaslt_linear(call, stream);
+        require(supported);
+        gelu_forward(f.hidden, f.hidden, (size_t)4 * f.N * f.C, stream);
+    }
+    matmul_forward(f.out, NULL, f.hidden, f.weight2, f.bias2, NULL, f.N, 4 * f.C, f.C, stream);
+}
+
+#if !defined(ENABLE_FP32)
+
+// ---- kernel 3: two of our own products; the second one's blocks start when the first one's end --------------------
+
+// form: one of gemm_sm90's, of the second product 10 times
+void ffn3(const Ffn& f, cudaStream_t stream, int form) {
+    GemmSM90 first = {f.hidden, NULL, f.inp, f.weight1, NULL, f.N, 4 * f.C, f.C, false};
+    GemmSM90 second = {f.out, NULL, f.hidden, f.weight2, NULL, f.N, f.C, 4 * f.C, true};
+    gemm_sm90(first, GemmBias<GEMM_GELU>{f.bias1}, stream, form % 10);
+    gemm_sm90(second, GemmBias<0>{f.bias2}, stream, form / 10);
+}
+
+// ---- kernel 4: one launch, one list of the tiles of both products: the second fills what the first leaves idle ----
+// Rows of tiles may come in groups, whose part of hidden L2 holds. The list has the first product of a group, a little
+// of the next group's, then the second product of the group, which finds hidden written. A tile waits for tiles before
+// it in the list alone and every block goes down the list: no two blocks wait for each other.
+
+typedef GemmTurns192 FfnTiles;
+
+struct FfnList {
+    int num_rows;           // of tiles
+    int columns1, columns2; // of tiles of the first product, which is hidden, and of the second one
+    int num_steps1, num_steps2;
+    int group; // rows of tiles in a group
+    int lag;   // tiles of the next group before this one's second product
+};
+struct FfnItem {
+    bool second; // which product
+    GemmTile tile;
+};
+
+// What number `index` of the list is.
+__device__ inline FfnItem ffn_item(const FfnList& list, int index) {
+    int num1 = list.num_rows * list.columns1, num2 = list.num_rows * list.columns2;
+    int begun1 = min(list.lag, num1), begun2 = 0;
+    bool second = false;
+    if (index >= begun1) {
+        index -= begun1;
+        while (true) {
+            int count1 = min(list.group * list.columns1, num1 - begun1);
+            int count2 = min(list.group * list.columns2, num2 - begun2);
+            second = index >= count1;
+            if (index < count1 + count2) { break; }
+            begun1 += count1, begun2 += count2, index -= count1 + count2;
+        }
+        index += second ? begun2 - min(list.group * list.columns1, num1 - begun1) : begun1;
+    }
+    int num_columns = second ? list.columns2 : list.columns1;
+    return {second, {index / num_columns * FfnTiles::rows, index % num_columns * FfnTiles::columns}};
+}
+
+struct FfnMaps { // operands in tiles, results in boxes
+    CUtensorMap inp, weight1, hidden_boxes, hidden, weight2, out_boxes;
+};
+
+// counters (num_rows + 1): for each row of tiles, how many warps have written their part of hidden; how many blocks
+// need no counter any more: the last one sets all to 0.
+__global__ void __launch_bounds__(384, 1)
+    ffn_sm90_kernel4(int* counters, const __grid_constant__ FfnMaps maps, const GemmBias<GEMM_GELU> bias1,
+                     const GemmBias<0> bias2, const __grid_constant__ FfnList list, int N, int C) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char ffn_dynamic[];
+    GemmSM90Shared<FfnTiles>& smem = gemm_sm90_shared<FfnTiles>(ffn_dynamic);
+    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight1); }
+    gemm_sm90_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, num_items = list.num_rows * (list.columns1 + list.columns2), i = 0;
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<40>();
+        if (threadIdx.x != 0) { return; }
+#pragma unroll 1
+        for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
+            FfnItem item = ffn_item(list, index);
+            if (item.second) {
+                while (load_acquire(counters + item.tile.row / FfnTiles::rows) < 4 * list.columns1) {}
+                async_proxy_fence(); // what the counter stands for was written by TMA and is read by TMA
+            }
+            gemm_sm90_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1,
+                           item.tile, item.second ? list.num_steps2 : list.num_steps1, 0, i);
+        }
+        __threadfence();
+        if (atomicAdd(counters + list.num_rows, 1) == (int)gridDim.x - 1) { // what all have waited for is complete
+            __threadfence();
+            for (int row = 0; row <= list.num_rows; row++) { counters[row] = 0; }
+        }
+        return;
+    }
+    warpgroup_more_registers<232>();
+    int box = 0, turn = 1, number = 0;
+#pragma unroll 1
+    for (int index = blockIdx.x; index < num_items; index += gridDim.x, turn = 3 - turn) {
+        FfnItem item = ffn_item(list, index);
+        int num_steps = item.second ? list.num_steps2 : list.num_steps1;
+        if (turn != warpgroup) {
+            i += num_steps;
+            continue;
+        }
+        float sum[FfnTiles::parts][FfnTiles::columns / 2];
+        int row = item.tile.row + warp % 4 * 16, column = item.tile.column;
+        gemm_sm90_multiply<FfnTiles>(sum, smem, 0, num_steps, number++, i);
+        if (item.second) {
+            gemm_sm90_store<FfnTiles>(sum, bias2, smem, maps.out_boxes, maps.out_boxes, maps.out_boxes, row, column, N,
+                                      C, box);
+            continue;
+        }
+        gemm_sm90_store<FfnTiles>(sum, bias1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes, row,
+                                  column, N, 4 * C, box);
+        if (threadIdx.x % 32 == 0) {
+            tma_store_wait_written();
+            async_proxy_fence();
+            add_release(counters + item.tile.row / FfnTiles::rows, 1);
+        }
+    }
+    gemm_sm90_end<FfnTiles>();
+#endif
+}
+
+// counters (ffn_num_counters(N)) are 0 before and after. group: rows of tiles; 0: all of them in one.
+inline int ffn_num_counters(int N) { return ceil_div(N, FfnTiles::rows) + 1; }
+void ffn4(const Ffn& f, int* counters, cudaStream_t stream, int group) {
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    FfnMaps maps;
+    maps.inp = tensor_map(f.inp, {f.C, f.N}, {64, FfnTiles::rows});
+    maps.weight1 = tensor_map(f.weight1, {f.C, 4 * f.C}, {64, FfnTiles::columns});
+    maps.hidden_boxes = gemm_sm90_box_map(f.hidden, f.N, 4 * f.C);
+    maps.hidden = tensor_map((const floatX*)f.hidden, {4 * f.C, f.N}, {64, FfnTiles::rows});
+    maps.weight2 = tensor_map(f.weight2, {4 * f.C, f.C}, {64, FfnTiles::columns});
+    maps.out_boxes = gemm_sm90_box_map(f.out, f.N, f.C);
+    FfnList list;
+    list.num_rows = ceil_div(f.N, FfnTiles::rows);
+    list.columns1 = ceil_div(4 * f.C, FfnTiles::columns), list.columns2 = ceil_div(f.C, FfnTiles::columns);
+    list.num_steps1 = ceil_div(f.C, 64), list.num_steps2 = ceil_div(4 * f.C, 64);
+    require((size_t)list.num_rows * list.columns1 * (list.num_steps1 + list.num_steps2) <= INT_MAX);
+    int num_items = list.num_rows * (list.columns1 + list.columns2);
+    int num_blocks =
+        std::min(num_items, num_multiprocessors()); // all at work at once: they wait for each other's tiles
+    list.group = group ? group : list.num_rows;
+    list.lag = 2 * num_blocks; // a tile of the first product is written while the next two are multiplied
+    gemm_sm90_start(ffn_sm90_kernel4, num_blocks, 1, GemmSM90Shared<FfnTiles>::bytes(), false, stream, counters, maps,
+                    GemmBias<GEMM_GELU>{f.bias1}, GemmBias<0>{f.bias2}, list, f.N, f.C);
+}
+#endif
+
+// out (N,C) = gelu(inp (N,C) weight1 (4C,C)^T + bias1) weight2 (C,4C)^T + bias2; hidden (N,4C) is gelu's values.
+// counters (ceil(N / 128) + 1): 0 before and after. Without wgmma it is kernel 2.
+void ffn(floatX* out, floatX* hidden, int* counters, const floatX* inp, const floatX* weight1, const floatX* bias1,
+         const floatX* weight2, const floatX* bias2, int N, int C, cudaStream_t stream, int group = 0) {
+    require(C % 8 == 0);
+    Ffn f = {out, hidden, inp, weight1, bias1, weight2, bias2, N, C};
+#if !defined(ENABLE_FP32)
+    if (has_sm90a()) { return ffn4(f, counters, stream, group); }
+#endif
+    (void)counters, (void)group;
+    ffn2(f, stream);
+}
+
+#ifndef PROMOTED_ONLY
+
+// ---- kernel 1: one after the other: the library's products with bias, gelu_forward between them -------------------
+
+void ffn1(const Ffn& f, floatX* pre_gelu, cudaStream_t stream) {
+    matmul_forward(pre_gelu, NULL, f.inp, f.weight1, f.bias1, NULL, f.N, f.C, 4 * f.C, stream);
+    gelu_forward(f.hidden, pre_gelu, (size_t)4 * f.N * f.C, stream);
+    matmul_forward(f.out, NULL, f.hidden, f.weight2, f.bias2, NULL, f.N, 4 * f.C, f.C, stream);
+}
+
+const float hot_row = 30.0f;
+
+static void declare(Bench& b) {
+    int N = b.B * b.T, C = b.C;
+    size_t n = (size_t)N * C, num_weights = (size_t)4 * C * C;
+    bool hard = b.V == 1; // the first row much larger than the others, the last one of equal values
+    cudaStream_t stream = b.stream;
+    if (!b.dry) { cublaslt_open(); }
+    Buffer<floatX> inp = b.input_from<floatX>("inp", n, [=, &rng = b.rng](float* host) {
+        bench_fill_normal(host, n, rng(), 1.0f, 0.0f);
+        for (int k = 0; hard && k < C; k++) {
+            host[k] *= hot_row;
+            host[(size_t)(N - 1) * C + k] = 1.0f;
+        }
+    });
+    Buffer<floatX> weight1 = b.input<floatX>("weight1", num_weights, 1.0f / sqrtf((float)C));
+    Buffer<floatX> bias1 = b.input<floatX>("bias1", 4 * C);
+    Buffer<floatX> weight2 = b.input<floatX>("weight2", num_weights, 0.5f / sqrtf((float)C)); // of 4C terms
+    Buffer<floatX> bias2 = b.input<floatX>("bias2", C);
+    float size = hard ? hot_row : 1.0f, roundings = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C) * size;
+    Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
+    after_gelu.atol += 1.13f * roundings; // the steepest that gelu is
+    Buffer<floatX> hidden = b.output<floatX>("hidden", 4 * n, after_gelu);
+    Buffer<floatX> out = b.output<floatX>("out", n, {2 * ulp_of<floatX>() * size + 2 * roundings, ulp_of<floatX>()});
+    Buffer<floatX> pre_gelu = b.scratch<floatX>("pre_gelu", 4 * n); // for kernel 1
+    b.reference([=] {
+        matmul_forward_cpu(hidden.host, inp.host, weight1.host, bias1.host, NULL, N, C, 4 * C);
+        gelu_forward_cpu(hidden.host, hidden.host, 4 * n);
+        std::vector<float> rounded(4 * n);
+        bench_pieces(4 * n, [&](size_t begin, size_t end) {
+            for (size_t i = begin; i < end; i++) { rounded[i] = (float)(floatX)hidden.host[i]; }
+        });
+        matmul_forward_cpu(out.host, rounded.data(), weight2.host, bias2.host, NULL, N, 4 * C, C);
+    });
+    Ffn f = {out, hidden, inp, weight1, bias1, weight2, bias2, N, C};
+    double least = sizeof(floatX) * 2.0 * ((double)n + (double)num_weights);
+    double hidden_bytes = sizeof(floatX) * 4.0 * (double)n;
+    b.cost(least, 16.0 * (double)n * C);
+    b.kernel(1, "matmul_forward, gelu_forward, matmul_forward", [=](int) { ffn1(f, pre_gelu, stream); }, {0});
+    b.moves(3, least + 4 * hidden_bytes);
+    const bool fused = sizeof(floatX) == 2;
+    b.kernel(2, fused ? "cuBLASLt, gelu in its epilogue" : "cuBLASLt, gelu_forward in place",
+             [=](int) { ffn2(f, stream); }, {0});
+    b.moves(fused ? 2 : 3, least + (fused ? 2 : 4) * hidden_bytes);
+#if !defined(ENABLE_FP32)
+    Buffer<int> zeros = b.input_ids("zeros", ffn_num_counters(N), 1);
+    Buffer<int> counters = b.inout<int>("counters", ffn_num_counters(N), zeros, {0, 0});
+    b.reference([=] { memcpy(counters.host, zeros.host, ffn_num_counters(N) * sizeof(float)); });
+    const int turns = 11 * GEMM_TURNS_192, pairs = 11 * GEMM_TURNS_192_PAIRS;
+    const int long_together = 10 * GEMM_TOGETHER_256_PAIRS + GEMM_TURNS_192_PAIRS;
+    b.kernel(
+        3, "gemm_sm90 twice, the second launched early; forms as block sizes", [=](int form) { ffn3(f, stream, form); },
+        {turns, pairs, long_together}, -90);
+    b.moves(2, least + 2 * hidden_bytes);
+    b.kernel(
+        4, "one launch, tiles of both products in one list; rows in a group as block sizes",
+        [=](int group) { ffn(out, hidden, counters, inp, weight1, bias1, weight2, bias2, N, C, stream, group); },
+        {0, 33, 66}, -90);            // at C = 768, 33 are a tile of the second product for each of 132 SMs
+    b.moves(1, least + hidden_bytes); // read from L2
+    b.promoted(4);
+#else
+    b.promoted(2);
+#endif
+    b.matrix_rate(cublaslt_matrix_rate);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "ffn", declare, {32, 512, 768, 12, 50257},
+                      {{1, 1, 8},
+                       {1, 1, 384},
+                       {1, 5, 776},
+                       {3, 43, 136},
+                       {1, 127, 1600},
+                       {2, 640, 256},
+                       {5, 1000, 64},
+                       {1, 130, 768, 0, 1}});
+}
+#endif

@@ -1,0 +1,1439 @@
+/* fused_attention_residual_layernorm: residual = inp + attention(qkv), normed = layernorm(residual) * weight + bias
+
+   residual, normed (B,T,C) floatX out | mean, rstd (B,T) float out | lse (B,NH,T) float out, or NULL
+   qkv (B,T,3,NH,HS), inp (B,T,C), weight, bias (C) floatX in | causal, scale = 1 / sqrt(HS), C = NH * HS
+   Scratch: kernels 1 and 2 att (B,T,C) floatX, the attention's output; the others none.
+   The statistics are those of the rounded sum: what is stored is what is normalised.
+   Bound: 2*B*NH*T*T*HS FLOPs with the causal half counted once, and 6*B*T*C*sizeof(floatX) bytes; three launches
+   move 9, two move 8.
+   At B=32 T=512 C=768 in 16 bits the two bounds meet: 39 us of memory, some 40 of attention.
+   Constraint: HS % 8 == 0, HS <= 256; from kernel 4 on 16 bits, HS = 64, sm_90a, and no more heads than fit
+   shared memory: 18 in kernel 4, 56 in 5 and 6.
+   Error: against the fp64 reference. residual: P is rounded to floatX before it meets V, which costs one ulp of 1 (see
+   attention_forward), the attention's output half an ulp where it is rounded before the sum, the sum another half. normed:
+   what that makes of it, times rstd * weight. mean and rstd: a quarter of an ulp, for the errors of a row cancel.
+   fp32: 32 ulps instead of one, from the sums over HS and the exponent.
+   Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Shah et al. 2024, FlashAttention-3, arXiv:2407.08608; Ba et al.
+   2016, arXiv:1607.06450; Chan et al. 1979, Updating formulae and a pairwise algorithm for computing sample variances.
+
+   nvcc -O3 --use_fast_math fused_attention_residual_layernorm.cu -o fused_attention_residual_layernorm
+   (or: make fused_attention_residual_layernorm)
+   ./fused_attention_residual_layernorm 6      check kernel 6 against the CPU; its block sizes are blocks in a cluster
+   ./fused_attention_residual_layernorm        every kernel, side by side
+   Kernels from 4 on need -gencode arch=compute_90a,code=sm_90a.                                        */
+#include "bench.h"
+#define PROMOTED_ONLY
+#include "attention_forward.cu"
+#include "fused_residual_layernorm.cu"
+#include "layernorm_forward.cu"
+#include "residual_forward.cu"
+#undef PROMOTED_ONLY
+
+// ---- kernel 1: unfused: attention, residual, layernorm, a launch each ------------------------------------
+
+// att (B,T,C) is scratch
+void fused_attention_residual_layernorm_forward1(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                                 floatX* att, const floatX* qkv, const floatX* inp,
+                                                 const floatX* weight, const floatX* bias, int B, int T, int C, int NH,
+                                                 cudaStream_t stream) {
+    attention_forward(att, lse, qkv, B, T, C, NH, stream);
+    residual_forward(residual, inp, att, (size_t)B * T * C, stream);
+    layernorm_forward(normed, mean, rstd, residual, weight, bias, B * T, C, stream);
+}
+
+// ---- kernel 2: the last two in one launch ----------------------------------------------------------------
+
+void fused_attention_residual_layernorm_forward2(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                                 floatX* att, const floatX* qkv, const floatX* inp,
+                                                 const floatX* weight, const floatX* bias, int B, int T, int C, int NH,
+                                                 cudaStream_t stream) {
+    attention_forward(att, lse, qkv, B, T, C, NH, stream);
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp, att, weight, bias, B * T, C, stream);
+}
+
+// ---- kernel 3: one block per query, a warp per head, fp32 arithmetic: the row stays in shared memory -------
+
+// A lane has elements lane, lane + 32 ... of its head's HS <= 256.
+__global__ void fused_attention_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                        const floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias,
+                                        int T, int C, int NH, float scale) {
+    __shared__ float shared[32];
+    extern __shared__ float fused_attention_row[]; // (C)
+    float* x = fused_attention_row;
+    int t = T - 1 - blockIdx.x % T, lane = threadIdx.x % 32, HS = C / NH; // the rows with the most keys first
+    size_t b = blockIdx.x / T, row = b * T + t;
+    float sum = 0.0f, squares = 0.0f;
+    for (int h = threadIdx.x / 32; h < NH; h += blockDim.x / 32) {
+        const floatX *q = qkv + row * 3 * C + h * HS, *key = qkv + b * T * 3 * C + C + h * HS;
+        float m = -INFINITY, l = 0.0f, o[8] = {}, qv[8] = {};
+        for (int j = 0; j < 8; j++) {
+            if (lane + 32 * j < HS) { qv[j] = (float)q[lane + 32 * j] * scale; }
+        }
+        for (int k = 0; k <= t; k++, key += 3 * C) {
+            float score = 0.0f;
+            for (int j = 0; j < 8; j++) {
+                if (lane + 32 * j < HS) { score += qv[j] * (float)key[lane + 32 * j]; }
+            }
+            score = warp_sum(score);
+            float new_m = fmaxf(m, score), rescale = expf(m - new_m), p = expf(score - new_m);
+            m = new_m, l = l * rescale + p;
+            for (int j = 0; j < 8; j++) {
+                if (lane + 32 * j < HS) { o[j] = o[j] * rescale + p * (float)key[C + lane + 32 * j]; }
+            }
+        }
+        if (lse && lane == 0) { lse[(b * NH + h) * T + t] = m + logf(l); }
+        for (int j = 0; j < 8; j++) {
+            if (lane + 32 * j < HS) {
+                int c = h * HS + lane + 32 * j;
+                floatX rounded = (floatX)((float)inp[row * C + c] + o[j] / l);
+                residual[row * C + c] = rounded;
+                x[c] = (float)rounded;
+                sum += x[c];
+            }
+        }
+    }
+    float average = block_sum(sum, shared) / C; // its barriers also show x to all threads
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { squares += (x[c] - average) * (x[c] - average); }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        normed[row * C + c] = (floatX)((x[c] - average) * r * (float)weight[c] + (float)bias[c]);
+    }
+    if (threadIdx.x == 0) { mean[row] = average, rstd[row] = r; }
+}
+
+void fused_attention_residual_layernorm_forward3(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                                 const floatX* qkv, const floatX* inp, const floatX* weight,
+                                                 const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
+                                                 int block_size) {
+    require(C % NH == 0 && C / NH <= 256 && C <= 6144);
+    require((size_t)B * T <= INT_MAX);
+    fused_attention_kernel3<<<B * T, block_size, C * sizeof(float), stream>>>(
+        residual, normed, mean, rstd, lse, qkv, inp, weight, bias, T, C, NH, 1.0f / sqrtf((float)(C / NH)));
+    cudaCheck(cudaGetLastError());
+}
+
+#if !defined(ENABLE_FP32)
+// ---- what kernels 4 and 5 share, on the helpers of attention_forward's kernels 12 and 13 --------------------
+// In shared memory each head has a box, rows of 64 elements in TMA's swizzle: TMA brings inp to it, a warp adds the
+// attention's output to its 16 rows in place, TMA takes the sum away as residual, and it stays there to be normalised.
+
+const int FUSED_ATTENTION_BOX_BYTES = 16 * 1024; // of 128 rows
+static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == FUSED_ATTENTION_BOX_BYTES, "");
+
+// Of the columns that a thread has seen of its two rows: their mean, and the sum of their squared distances from it.
+// Sums about a mean, unlike sums of squares, lose nothing where the mean is large.
+struct FusedAttentionMoments {
+    float mean[2], squares[2];
+};
+
+__device__ inline float2 fused_attention_unpack(uint32_t pair) {
+#if defined(ENABLE_FP16)
+    return unpack_16x2(pair, half());
+#else
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)); // no halves to put together
+#endif
+}
+
+// The output of a head, o / l, to the 16 rows of the box, which hold inp, and their moments. `heads` came before it.
+// lse: that of this sequence and head, or NULL; rows are those from token t on.
+__device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoments& moments, float (&o)[32],
+                                              const AttentionForwardRows& x, float* lse, int heads, int t, int T) {
+    int lane = threadIdx.x % 32;
+    float inverse[2], sum[2] = {0, 0}, squares[2] = {0, 0};
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float l = x.l[half_row];
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+        inverse[half_row] = 1.0f / l;
+        int row = t + lane / 4 + 8 * half_row;
+        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+    }
+    uint32_t pairs[16]; // all are read first: one that follows a store would wait for it
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        pairs[i] = *reinterpret_cast<const uint32_t*>(rows + attention_forward_at<64>(lane / 4 + 8 * (i % 2), i / 2) +
+                                                      lane % 4 * 2);
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        int half_row = i / 2 % 2, row = lane / 4 + 8 * half_row;
+        auto* at = reinterpret_cast<uint32_t*>(rows + attention_forward_at<64>(row, i / 4) + lane % 4 * 2);
+        float2 inp = fused_attention_unpack(pairs[i / 2]);
+        uint32_t pair =
+            pack_16x2(fmaf(o[i], inverse[half_row], inp.x), fmaf(o[i + 1], inverse[half_row], inp.y), floatX());
+        *at = pair;
+        float2 rounded = fused_attention_unpack(pair);
+        o[i] = rounded.x, o[i + 1] = rounded.y;
+        sum[half_row] += rounded.x + rounded.y;
+    }
+    float share = 1.0f / (heads + 1);
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) { sum[half_row] *= 1.0f / 16; }
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        float centred = o[i] - sum[i / 2 % 2];
+        squares[i / 2 % 2] += centred * centred;
+        o[i] = 0;
+    }
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) { // 16 columns join 16 * heads
+        float delta = sum[half_row] - moments.mean[half_row];
+        moments.mean[half_row] += delta * share;
+        moments.squares[half_row] += squares[half_row] + delta * delta * (16.0f * heads * share);
+    }
+}
+
+// The moments of both rows over the quad's four threads, which have seen `count` columns each: all get the same.
+__device__ inline void fused_attention_quad_moments(FusedAttentionMoments& x, int count) {
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+#pragma unroll
+        for (int offset = 1; offset <= 2; offset *= 2) {
+            float mean = __shfl_xor_sync(0xFFFFFFFFu, x.mean[half_row], offset);
+            float squares = __shfl_xor_sync(0xFFFFFFFFu, x.squares[half_row], offset);
+            float delta = mean - x.mean[half_row];
+            x.mean[half_row] = 0.5f * (x.mean[half_row] + mean);
+            x.squares[half_row] = x.squares[half_row] + squares + delta * delta * (0.5f * count * offset);
+        }
+    }
+}
+
+// Eight columns of something, in pairs.
+struct FusedAttentionPairs {
+    uint32_t pair[4];
+};
+__device__ inline FusedAttentionPairs fused_attention_load_pairs(const floatX* p) {
+    uint4 x = *reinterpret_cast<const uint4*>(p);
+    return {{x.x, x.y, x.z, x.w}};
+}
+__device__ inline void fused_attention_store_pairs(floatX* p, const FusedAttentionPairs& x) {
+    __stwb(reinterpret_cast<uint4*>(p), make_uint4(x.pair[0], x.pair[1], x.pair[2], x.pair[3]));
+}
+
+__device__ inline void fused_attention_normalise(floatX* normed, const floatX* x, const FusedAttentionPairs& weight,
+                                                 const FusedAttentionPairs& bias, float2 mean_rstd) {
+    FusedAttentionPairs xv = fused_attention_load_pairs(x), y;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float2 xk = fused_attention_unpack(xv.pair[k]), w = fused_attention_unpack(weight.pair[k]),
+               b = fused_attention_unpack(bias.pair[k]);
+        y.pair[k] = pack_16x2((xk.x - mean_rstd.x) * mean_rstd.y * w.x + b.x,
+                              (xk.y - mean_rstd.x) * mean_rstd.y * w.y + b.y, floatX());
+    }
+    fused_attention_store_pairs(normed, y);
+}
+
+// A warp's 16 rows of `heads` boxes, which follow each other; x: the first of the rows in the first box, of box_rows
+// rows. Lane i % 16 gives mean and rstd of row i; normed, weight, bias: from the first row's and head's first element.
+// empty: NULL, or the barriers that learn of each head when its box has been read.
+__device__ inline void fused_attention_normalise_rows(floatX* normed, const floatX* x, int box_rows, float2 mean_rstd,
+                                                      const floatX* weight, const floatX* bias, int heads, int num_rows,
+                                                      int C, uint64_t* empty = nullptr) {
+    int lane = threadIdx.x % 32, chunk = lane % 8; // eight lanes have a row of a box, 128 bytes
+    asm volatile("" : "+r"(chunk));                // what follows from it is not kept in registers from tile to tile
+    float2 rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 8 + 4 * i;
+        rows[i].x = __shfl_sync(0xFFFFFFFFu, mean_rstd.x, row);
+        rows[i].y = __shfl_sync(0xFFFFFFFFu, mean_rstd.y, row);
+    }
+    normed += (size_t)(lane / 8) * C + chunk * 8, weight += chunk * 8, bias += chunk * 8;
+#pragma unroll 1
+    for (int h = 0; h < heads; h++) {
+        FusedAttentionPairs w = fused_attention_load_pairs(weight), b = fused_attention_load_pairs(bias);
+        floatX* out = normed;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 8 + 4 * i;
+            if (row < num_rows) {
+                fused_attention_normalise(out, x + attention_forward_at<64>(row, chunk), w, b, rows[i]);
+            }
+            out += 4 * C;
+        }
+        normed += 64, weight += 64, bias += 64, x += box_rows * 64;
+        if (empty) {
+            __syncwarp();
+            if (lane == 0) { mbarrier_arrive(empty + h); }
+        }
+    }
+}
+
+// ---- kernel 4: a warpgroup owns 64 queries over all heads: no cluster, but one warpgroup an SM ---------------
+
+struct FusedAttentionSMem4 { // 73 KB, and 8 KB for each head
+    floatX q[2][ATTENTION_FORWARD_BOX];
+    floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
+    uint64_t q_full[2], k_full[2], v_full[2];             // q and the box of the same head come together
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_BOX]; // NH of them
+};
+
+__global__ void __launch_bounds__(128)
+    fused_attention_sm90_kernel4(floatX* normed, float* mean, float* rstd, float* lse, const floatX* weight,
+                                 const floatX* bias, const __grid_constant__ CUtensorMap qkv_map,
+                                 const __grid_constant__ CUtensorMap inp_map,
+                                 const __grid_constant__ CUtensorMap residual_map, int T, int NH, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem4>(attention_forward_shared);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, C = NH * 64, num_tiles = ceil_div(T, 64),
+        num_sequences = gridDim.x / num_tiles;
+    int b = blockIdx.x % num_sequences, q0 = (num_tiles - 1 - (int)blockIdx.x / num_sequences) * 64; // most keys first
+    int num_steps = ceil_div(min(q0 + 64, T), 128), num_blocks = num_steps * NH, t = q0 + warp * 16;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < 2; stage++) {
+            mbarrier_init(&smem.q_full[stage], 1);
+            mbarrier_init(&smem.k_full[stage], 1);
+            mbarrier_init(&smem.v_full[stage], 1);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    auto load = [&](int i) { // block i of all: of head i / num_steps, the last keys first
+        int h = i / num_steps, keys = (num_steps - 1 - i % num_steps) * 128, stage = i % 2;
+        if (i % num_steps == 0) {
+            mbarrier_arrive_expect(&smem.q_full[h % 2], FUSED_ATTENTION_BOX_BYTES); // two boxes of 64 rows
+            tma_load_4d(smem.q[h % 2], &qkv_map, 0, h, q0, b, &smem.q_full[h % 2]);
+            tma_load_4d(smem.boxes[h], &inp_map, 0, h, q0, b, &smem.q_full[h % 2]);
+        }
+        attention_forward_tma(smem.k[stage], &smem.k_full[stage], qkv_map, NH + h, keys, b);
+        attention_forward_tma(smem.v[stage], &smem.v_full[stage], qkv_map, 2 * NH + h, keys, b);
+    };
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < min(num_blocks, 2); i++) { load(i); }
+    }
+    float s[64], o[32];
+    uint32_t p[32];
+    FusedAttentionMoments moments = {};
+#pragma unroll
+    for (int j = 0; j < 32; j++) { o[j] = 0; }
+    for (int h = 0, i = 0; h < NH; h++) {
+        AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+        mbarrier_wait(&smem.q_full[h % 2], h / 2 % 2);
+        for (int step = 0; step < num_steps; step++, i++) {
+            int stage = i % 2, parity = i / 2 % 2;
+            mbarrier_wait(&smem.k_full[stage], parity);
+            wgmma_fence();
+            attention_forward_wgmma_scores(s, smem.q[h % 2], smem.k[stage]);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(s);
+            bool grew = step == 0
+                            ? attention_forward_wgmma_softmax<true, true>(s, x, t - (num_steps - 1) * 128, scale_log2)
+                            : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+            if (grew) { attention_forward_wgmma_rescale(o, x); }
+            attention_forward_wgmma_pack(p, s);
+            mbarrier_wait(&smem.v_full[stage], parity);
+            wgmma_hold(o);
+            wgmma_hold(p);
+            wgmma_fence();
+            attention_forward_wgmma_values(o, p, smem.v[stage]);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(o);
+            __syncthreads(); // all have read the stage
+            if (threadIdx.x == 0 && i + 2 < num_blocks) { load(i + 2); }
+        }
+        floatX* rows = smem.boxes[h] + warp * 16 * 64;
+        fused_attention_finish(rows, moments, o, x, lse ? lse + ((size_t)b * NH + h) * T : nullptr, h, t, T);
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store_4d(&residual_map, rows, 0, h, t, b);
+            tma_store_commit();
+        }
+    }
+    fused_attention_quad_moments(moments, 16 * NH);
+    float2 rows[2], mean_rstd;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        int row = t + lane / 4 + 8 * half_row;
+        rows[half_row] = make_float2(moments.mean[half_row], rsqrtf(moments.squares[half_row] / C + 1e-5f));
+        if (lane % 4 == 0 && row < T) {
+            mean[(size_t)b * T + row] = rows[half_row].x, rstd[(size_t)b * T + row] = rows[half_row].y;
+        }
+    }
+    float2 other;
+    mean_rstd.x = __shfl_sync(0xFFFFFFFFu, rows[0].x, lane % 8 * 4);
+    mean_rstd.y = __shfl_sync(0xFFFFFFFFu, rows[0].y, lane % 8 * 4);
+    other.x = __shfl_sync(0xFFFFFFFFu, rows[1].x, lane % 8 * 4);
+    other.y = __shfl_sync(0xFFFFFFFFu, rows[1].y, lane % 8 * 4);
+    if (lane / 8 % 2 == 1) { mean_rstd = other; } // rows 8 to 15
+    fused_attention_normalise_rows(normed + ((size_t)b * T + t) * C, smem.boxes[0] + warp * 16 * 64, 64, mean_rstd,
+                                   weight, bias, NH, T - t, C);
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+void fused_attention_residual_layernorm_forward4(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                                 const floatX* qkv, const floatX* inp, const floatX* weight,
+                                                 const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C == NH * 64 && has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(NH <= 18);                    // what fits shared memory
+    require((size_t)B * T * NH <= INT_MAX);
+    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap inp_map = attention_forward_tensor_map(inp, B, T, NH, 64);
+    CUtensorMap residual_map = attention_forward_tensor_map(residual, B, T, NH, 16);
+    int bytes = sizeof(FusedAttentionSMem4) + (NH - 1) * ATTENTION_FORWARD_BOX * sizeof(floatX) + 1024;
+    cudaCheck(cudaFuncSetAttribute(fused_attention_sm90_kernel4, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    fused_attention_sm90_kernel4<<<B * ceil_div(T, 64), 128, bytes, stream>>>(
+        normed, mean, rstd, lse, weight, bias, qkv_map, inp_map, residual_map, T, NH, 1.44269504f / sqrtf(64.0f));
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: a cluster owns two tiles of queries over all heads, its blocks share out the heads ---------------
+// The tiles are of 128 queries, number i from the start and from the end of a sequence, the shorter first: all clusters
+// have the same work, and the first tile is normalised under the second. In a block, warp 0 loads queries, keys and
+// values; warps 1 to 3 serve the boxes, each those of every third head; two warpgroups compute.
+// Each block sends the moments of its heads' columns to all blocks of the cluster, into their shared memory; they are
+// added up in the order of the blocks. No block ends before it has what all others send: it is there while they send.
+
+const int FUSED_ATTENTION_MAX_HEADS = 7;  // of a block: what fits shared memory
+const int FUSED_ATTENTION_MAX_BLOCKS = 8; // of a cluster, on any device
+
+struct FusedAttentionSMem { // 114 KB, and 16 KB for each head: one block an SM
+    floatX q[2][ATTENTION_FORWARD_KEYS];
+    floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
+    // of both tiles, from each block of the cluster: mean and squares of each row over that block's heads
+    float2 moments[2][FUSED_ATTENTION_MAX_BLOCKS][128];
+    float2 mean_rstd[128]; // of the first tile's rows
+    uint64_t q_full[2], q_empty[2], k_full[2], k_empty[2], v_full[2], v_empty[2], moments_full[2];
+    uint64_t inp_full[FUSED_ATTENTION_MAX_HEADS], sum_full[FUSED_ATTENTION_MAX_HEADS]; // a phase for each tile
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS];                             // as many as the block has heads
+};
+
+struct FusedAttentionSizes {
+    int T, NH, num_blocks; // blocks in a cluster
+};
+
+// What a block does.
+struct FusedAttentionWork {
+    int b, first_head, heads, num_tiles, first_tile, last_tile;
+};
+__device__ inline int fused_attention_tile(const FusedAttentionWork& work, int j) {
+    return j == 0 ? work.first_tile : work.last_tile;
+}
+__device__ inline int fused_attention_first_head(const FusedAttentionSizes& sizes, int rank) {
+    return sizes.NH * rank / sizes.num_blocks;
+}
+__device__ inline FusedAttentionWork fused_attention_work(const FusedAttentionSizes& sizes, int rank) {
+    int num_tiles = ceil_div(sizes.T, 128), num_pairs = ceil_div(num_tiles, 2);
+    int cluster = blockIdx.x / sizes.num_blocks, pair = cluster % num_pairs, last = num_tiles - 1 - pair;
+    int first_head = fused_attention_first_head(sizes, rank);
+    return {cluster / num_pairs, first_head, fused_attention_first_head(sizes, rank + 1) - first_head,
+            last > pair ? 2 : 1, pair,       last};
+}
+
+// Mean and rstd of a row from the moments of all blocks' columns.
+__device__ inline float2 fused_attention_mean_rstd(const float2 (&moments)[FUSED_ATTENTION_MAX_BLOCKS][128], int row,
+                                                   const FusedAttentionSizes& sizes) {
+    float2 total = moments[0][row];
+    int heads = fused_attention_first_head(sizes, 1); // seen so far
+#pragma unroll 1
+    for (int rank = 1; rank < sizes.num_blocks; rank++) {
+        int more = fused_attention_first_head(sizes, rank + 1) - heads;
+        float2 x = moments[rank][row];
+        float delta = x.x - total.x, share = (float)more / (heads + more);
+        total.x += delta * share;
+        total.y += x.y + delta * delta * share * (64.0f * heads);
+        heads += more;
+    }
+    return make_float2(total.x, rsqrtf(total.y / (64 * heads) + 1e-5f));
+}
+
+__device__ inline void fused_attention_init(FusedAttentionSMem& smem, int num_blocks) {
+    if (threadIdx.x == 0) {
+        for (int j = 0; j < 2; j++) {
+            mbarrier_init(&smem.q_full[j], 1);
+            mbarrier_init(&smem.k_full[j], 1);
+            mbarrier_init(&smem.v_full[j], 1);
+            mbarrier_init(&smem.q_empty[j], 8); // all warps that compute
+            mbarrier_init(&smem.k_empty[j], 8);
+            mbarrier_init(&smem.v_empty[j], 8);
+            mbarrier_init(&smem.moments_full[j], 1);
+        }
+        for (int h = 0; h < FUSED_ATTENTION_MAX_HEADS; h++) {
+            mbarrier_init(&smem.inp_full[h], 1);
+            mbarrier_init(&smem.sum_full[h], 8);
+        }
+        mbarrier_init_fence();
+        for (int j = 0; j < 2; j++) {
+            mbarrier_arrive_expect(&smem.moments_full[j], num_blocks * sizeof(smem.moments[0][0]));
+        }
+    }
+    cluster_sync(); // before another block sends its moments
+}
+
+// The part of the one thread that loads queries, keys and values. It and those who compute count the same: n heads of
+// tiles, i blocks of 128 keys. They come as k0 k1 v0 k2 v1 ..., over all heads and tiles: the order of their release.
+__device__ inline void fused_attention_load(FusedAttentionSMem& smem, const CUtensorMap& qkv_map,
+                                            const FusedAttentionWork& work, int NH) {
+    int n = 0, i = 0, value_head = 0, value_t = 0;
+    auto load_values = [&](int j) {
+        mbarrier_wait(&smem.v_empty[j % 2], (j / 2 + 1) % 2);
+        attention_forward_tma(smem.v[j % 2], &smem.v_full[j % 2], qkv_map, 2 * NH + value_head, value_t, work.b);
+    };
+    for (int j = 0; j < work.num_tiles; j++) {
+        int tile = fused_attention_tile(work, j);
+        for (int h = work.first_head; h < work.first_head + work.heads; h++, n++) {
+            mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+            attention_forward_tma(smem.q[n % 2], &smem.q_full[n % 2], qkv_map, h, tile * 128, work.b);
+            for (int key_tile = tile; key_tile >= 0; key_tile--, i++) {
+                mbarrier_wait(&smem.k_empty[i % 2], (i / 2 + 1) % 2);
+                attention_forward_tma(smem.k[i % 2], &smem.k_full[i % 2], qkv_map, NH + h, key_tile * 128, work.b);
+                if (i > 0) { load_values(i - 1); }
+                value_head = h, value_t = key_tile * 128;
+            }
+        }
+    }
+    load_values(i - 1);
+}
+
+// The part of warps 1 to 3, for heads `first`, first + 3 ... of the block: brings inp, stores residual, and normalises
+// the first tile, if another follows; then inp of that one may come.
+__device__ inline void fused_attention_serve(FusedAttentionSMem& smem, floatX* normed, float* mean, float* rstd,
+                                             const floatX* weight, const floatX* bias, const CUtensorMap& inp_map,
+                                             const CUtensorMap& residual_map, const FusedAttentionWork& work,
+                                             const FusedAttentionSizes& sizes, int first, int rank) {
+    int lane = threadIdx.x % 32, chunk = lane % 8, C = sizes.NH * 64;
+    auto load = [&](int h, int tile) {
+        if (lane == 0) {
+            mbarrier_arrive_expect(&smem.inp_full[h], FUSED_ATTENTION_BOX_BYTES);
+            tma_load_4d(smem.boxes[h], &inp_map, 0, work.first_head + h, tile * 128, work.b, &smem.inp_full[h]);
+        }
+    };
+    for (int h = first; h < work.heads; h += 3) { load(h, work.first_tile); }
+#pragma unroll 1
+    for (int j = 0; j < work.num_tiles; j++) {
+        int q0 = fused_attention_tile(work, j) * 128, num_rows = min(128, sizes.T - q0);
+        size_t start = (size_t)work.b * sizes.T + q0;
+#pragma unroll 1
+        for (int h = first; h < work.heads; h += 3) {
+            mbarrier_wait(&smem.sum_full[h], j);
+            if (lane == 0) {
+                tma_store_4d(&residual_map, smem.boxes[h], 0, work.first_head + h, q0, work.b);
+                tma_store_commit();
+            }
+        }
+        if (j == work.num_tiles - 1) { break; } // the last tile is normalised by those who computed it
+        mbarrier_wait_cluster(&smem.moments_full[j], 0);
+        for (int row = threadIdx.x - 32; row < 128; row += 96) {
+            float2 x = fused_attention_mean_rstd(smem.moments[j], row, sizes);
+            smem.mean_rstd[row] = x;
+            if (rank == 0 && row < num_rows) { mean[start + row] = x.x, rstd[start + row] = x.y; }
+        }
+        named_barrier_sync(3, 96);
+        if (lane == 0) { tma_store_wait<0>(); } // the boxes have been read
+#pragma unroll 1
+        for (int h = first; h < work.heads; h += 3) {
+            int c = (work.first_head + h) * 64 + chunk * 8;
+            FusedAttentionPairs w = fused_attention_load_pairs(weight + c), b = fused_attention_load_pairs(bias + c);
+#pragma unroll 4
+            for (int row = lane / 8; row < num_rows; row += 4) {
+                fused_attention_normalise(normed + (start + row) * C + c,
+                                          smem.boxes[h] + attention_forward_at<64>(row, chunk), w, b,
+                                          smem.mean_rstd[row]);
+            }
+            __syncwarp();
+            load(h, work.last_tile);
+        }
+    }
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+// Scores of block i of 128 keys and, under their softmax, the product with the values of block i - 1. `more`: other
+// blocks follow.
+__device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32], AttentionForwardRows& x,
+                                            FusedAttentionSMem& smem, const floatX* q, int warpgroup, int i, bool more,
+                                            float scale_log2) {
+    int k = i % 2, v = (i - 1) % 2;
+    named_barrier_sync(warpgroup, 256);
+    wgmma_fence();
+    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    wgmma_commit();
+    mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, smem.v[v]);
+    wgmma_commit();
+    named_barrier_arrive(3 - warpgroup, 256);
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
+    bool grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+    // awaited here, and under a condition that always holds, as in attention_forward_sm90_step: it keeps exponents from
+    // being moved behind wgmma_wait
+    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
+    wgmma_hold(s);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+    if (grew) { attention_forward_wgmma_rescale(o, x); }
+    attention_forward_wgmma_pack(p, s);
+}
+
+// The same where nothing runs beside: P of block i, which begins a head.
+__device__ inline void fused_attention_first_step(float (&s)[64], uint32_t (&p)[32], AttentionForwardRows& x,
+                                                  FusedAttentionSMem& smem, const floatX* q, int i, bool more,
+                                                  int diagonal, float scale_log2) {
+    mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
+    wgmma_fence();
+    attention_forward_wgmma_scores(s, q, smem.k[i % 2]);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % 2]); }
+    attention_forward_wgmma_softmax<true, true>(s, x, diagonal, scale_log2);
+    attention_forward_wgmma_pack(p, s);
+    if (more) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
+}
+
+// And the product with the values of block i alone.
+__device__ inline void fused_attention_last_values(float (&o)[32], uint32_t (&p)[32], FusedAttentionSMem& smem, int i) {
+    mbarrier_wait(&smem.v_full[i % 2], i / 2 % 2);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, smem.v[i % 2]);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[i % 2]); }
+}
+
+// The part of the warps that compute, up to the last tile's moments.
+__device__ inline void fused_attention_compute(FusedAttentionSMem& smem, float* lse, const FusedAttentionWork& work,
+                                               const FusedAttentionSizes& sizes, int rank, int warpgroup, int warp,
+                                               float scale_log2) {
+    const AttentionForwardRows fresh = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+    int lane = threadIdx.x % 32, warp_row = warp * 16, n = 0, i = 0;
+    const floatX* q = smem.q[0] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
+    float s[64], o[32];
+    uint32_t p[32];
+#pragma unroll
+    for (int j = 0; j < 32; j++) { o[j] = 0; }
+    if (warpgroup == 2) { named_barrier_arrive(1, 256); } // the first may begin
+#pragma unroll 1
+    for (int j = 0; j < work.num_tiles; j++) {
+        FusedAttentionMoments moments = {};
+        int tile = fused_attention_tile(work, j), t = tile * 128 + warp_row;
+#pragma unroll 1
+        for (int h = 0; h < work.heads; h++, n++) {
+            AttentionForwardRows x = fresh;
+            mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
+            fused_attention_first_step(s, p, x, smem, q + n % 2 * ATTENTION_FORWARD_KEYS, i, tile > 0, warp_row,
+                                       scale_log2);
+            i++;
+#pragma unroll 1
+            for (int key_tile = tile - 1; key_tile >= 0; key_tile--, i++) {
+                fused_attention_step(s, p, o, x, smem, q + n % 2 * ATTENTION_FORWARD_KEYS, warpgroup, i, key_tile > 0,
+                                     scale_log2);
+            }
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
+            fused_attention_last_values(o, p, smem, i - 1);
+            mbarrier_wait(&smem.inp_full[h], j);
+            size_t head = (size_t)work.b * sizes.NH + work.first_head + h;
+            fused_attention_finish(smem.boxes[h] + warp_row * 64, moments, o, x, lse ? lse + head * sizes.T : nullptr,
+                                   h, t, sizes.T);
+            tma_store_fence();
+            __syncwarp();
+            if (lane == 0) { mbarrier_arrive(&smem.sum_full[h]); }
+        }
+        fused_attention_quad_moments(moments, 16 * work.heads);
+        if (lane % 4 == 0) {
+#pragma unroll
+            for (int half_row = 0; half_row < 2; half_row++) {
+                const float2* at = &smem.moments[j][rank][warp_row + lane / 4 + 8 * half_row];
+                float2 row = make_float2(moments.mean[half_row], moments.squares[half_row]);
+#pragma unroll 1
+                for (int to = 0; to < sizes.num_blocks; to++) {
+                    store_cluster_async(at, row, &smem.moments_full[j], to);
+                }
+            }
+        }
+    }
+    if (warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival
+}
+
+// A warp that computes has the same 16 rows of the tile all the time.
+__global__ void __launch_bounds__(384, 1)
+    fused_attention_sm90_kernel5(floatX* normed, float* mean, float* rstd, float* lse, const floatX* weight,
+                                 const floatX* bias, const __grid_constant__ CUtensorMap qkv_map,
+                                 const __grid_constant__ CUtensorMap inp_map,
+                                 const __grid_constant__ CUtensorMap residual_map, FusedAttentionSizes sizes,
+                                 float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem>(attention_forward_shared);
+    fused_attention_init(smem, sizes.num_blocks);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, lane = threadIdx.x % 32, rank = cluster_rank(), C = sizes.NH * 64;
+    FusedAttentionWork work = fused_attention_work(sizes, rank);
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<72>();
+        if (warp == 0) {
+            if (lane == 0) { fused_attention_load(smem, qkv_map, work, sizes.NH); }
+        } else {
+            fused_attention_serve(smem, normed, mean, rstd, weight, bias, inp_map, residual_map, work, sizes, warp - 1,
+                                  rank);
+        }
+    } else {
+        warpgroup_more_registers<216>();
+        int warp_row = (warp - 4) * 16, last = work.num_tiles - 1, t = work.last_tile * 128 + warp_row;
+        fused_attention_compute(smem, lse, work, sizes, rank, warpgroup, warp - 4, scale_log2);
+        mbarrier_wait_cluster(&smem.moments_full[last], 0);
+        float2 mean_rstd = fused_attention_mean_rstd(smem.moments[last], warp_row + lane % 16, sizes);
+        size_t row = (size_t)work.b * sizes.T + t;
+        if (rank == 0 && lane < 16 && t + lane < sizes.T) {
+            mean[row + lane] = mean_rstd.x, rstd[row + lane] = mean_rstd.y;
+        }
+        int c = work.first_head * 64;
+        fused_attention_normalise_rows(normed + row * C + c, smem.boxes[0] + warp_row * 64, 128, mean_rstd, weight + c,
+                                       bias + c, work.heads, sizes.T - t, C);
+    }
+}
+
+// As many clusters as fit the device at once: GPUs group their SMs by up to 18, and a cluster stays in one group. Large
+// ones find less room than groups of 16 would have: on an H200 four blocks took 1.75 times as long as two.
+inline int fused_attention_clusters_at_once(int num_blocks) {
+    return max(num_multiprocessors() / 16 * (16 / num_blocks) * (num_blocks > 2 ? 3 : 4) / 4, 1);
+}
+
+void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                                 const floatX* qkv, const floatX* inp, const floatX* weight,
+                                                 const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
+                                                 int cluster_size) {
+    int heads = ceil_div(NH, cluster_size);
+    require(C == NH * 64 && has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require((size_t)B * T * NH <= INT_MAX);
+    require(cluster_size <= min(FUSED_ATTENTION_MAX_BLOCKS, NH) && heads <= FUSED_ATTENTION_MAX_HEADS);
+    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap inp_map = attention_forward_tensor_map(inp, B, T, NH, 128);
+    CUtensorMap residual_map = attention_forward_tensor_map(residual, B, T, NH, 128);
+    auto kernel = fused_attention_sm90_kernel5;
+    int bytes = sizeof(FusedAttentionSMem) + (heads - 1) * FUSED_ATTENTION_BOX_BYTES + 1024;
+    static_assert(sizeof(FusedAttentionSMem) + (FUSED_ATTENTION_MAX_HEADS - 1) * FUSED_ATTENTION_BOX_BYTES + 1024 <=
+                      227 << 10,
+                  "all that compute capability 9.0 has");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = cluster_size, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(B * ceil_div(ceil_div(T, 128), 2) * cluster_size), config.blockDim = dim3(384);
+    config.dynamicSmemBytes = bytes, config.stream = stream;
+    config.attrs = &cluster, config.numAttrs = 1;
+    FusedAttentionSizes sizes = {T, NH, cluster_size};
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, normed, mean, rstd, lse, weight, bias, qkv_map, inp_map, residual_map,
+                                 sizes, 1.44269504f / sqrtf(64.0f)));
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 6: those who compute do nothing else: eight warps add, sum and normalise what they leave in the boxes ----
+// A helping warp has the same 16 rows as one that computes: that one divides o by l, puts it into the head's box, and
+// goes on; this one adds inp from memory, stores residual, and keeps the rows' moments. Clusters are persistent, with
+// pairs of tiles as in kernel 5 one after the other, so that only the end of the last is not under another. From head
+// to head there is no pause, rings have four stages where boxes leave room, and after the diagonal no maximum is taken,
+// as in attention_forward's kernels 16 and 17.
+
+const int FUSED_ATTENTION_RING_HEADS = 3; // of a block, up to which four stages fit
+
+template <int stages> struct FusedAttentionSMem6 { // 114 KB, or 178 with four stages, and 16 KB for each head
+    floatX q[2][ATTENTION_FORWARD_KEYS];
+    floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
+    float2 moments[2][FUSED_ATTENTION_MAX_BLOCKS][128]; // as in kernel 5, of even and of odd tiles
+    uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
+    uint64_t moments_full[2][8]; // of the rows of each warp, here and below
+    uint64_t box_full[8][FUSED_ATTENTION_MAX_HEADS], box_empty[8][FUSED_ATTENTION_MAX_HEADS]; // a phase for each tile
+    uint64_t sum_full[8];                                                                     // of the last tile
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS]; // as many as the block has heads
+};
+
+// The tiles of a cluster, one after the other: pairs, of `num_pairs` of all sequences; of each the shorter first.
+struct FusedAttentionPlace {
+    int pair, tile, b; // tile -1: before the first
+};
+__device__ inline bool fused_attention_next(FusedAttentionPlace& x, int T, int num_blocks, int num_pairs) {
+    int num_tiles = ceil_div(T, 128), sequence_pairs = ceil_div(num_tiles, 2);
+    int longer = num_tiles - 1 - x.pair % sequence_pairs;
+    if (x.tile >= 0 && x.tile < longer) {
+        x.tile = longer;
+        return true;
+    }
+    x.pair = x.tile < 0 ? blockIdx.x / num_blocks : x.pair + gridDim.x / num_blocks;
+    x.tile = x.pair % sequence_pairs, x.b = x.pair / sequence_pairs;
+    return x.pair < num_pairs;
+}
+
+template <int stages> __device__ inline void fused_attention_init6(FusedAttentionSMem6<stages>& smem, int num_blocks) {
+    if (threadIdx.x == 0) {
+        for (int j = 0; j < stages; j++) {
+            if (j < 2) {
+                mbarrier_init(&smem.q_full[j], 1);
+                mbarrier_init(&smem.q_empty[j], 8); // all warps that compute
+            }
+            mbarrier_init(&smem.k_full[j], 1);
+            mbarrier_init(&smem.v_full[j], 1);
+            mbarrier_init(&smem.k_empty[j], 8);
+            mbarrier_init(&smem.v_empty[j], 8);
+        }
+        for (int warp = 0; warp < 8; warp++) {
+            mbarrier_init(&smem.moments_full[0][warp], 1);
+            mbarrier_init(&smem.moments_full[1][warp], 1);
+            mbarrier_init(&smem.sum_full[warp], 1);
+            for (int h = 0; h < FUSED_ATTENTION_MAX_HEADS; h++) {
+                mbarrier_init(&smem.box_full[warp][h], 1);
+                mbarrier_init(&smem.box_empty[warp][h], 1);
+            }
+        }
+        mbarrier_init_fence();
+        for (int warp = 0; warp < 8; warp++) {
+            mbarrier_arrive_expect(&smem.moments_full[0][warp], num_blocks * 16 * sizeof(float2));
+            mbarrier_arrive_expect(&smem.moments_full[1][warp], num_blocks * 16 * sizeof(float2));
+        }
+    }
+    cluster_sync(); // before another block sends its moments
+}
+
+// The part of the one thread that loads, as fused_attention_load.
+template <int stages> __device__ inline void fused_attention_load6(FusedAttentionSMem6<stages>& smem,
+                                                                   const CUtensorMap& qkv_map,
+                                                                   const FusedAttentionSizes& sizes, int first_head,
+                                                                   int heads, int num_pairs) {
+    unsigned n = 0, i = 0;
+    int value_vector = 0, value_t = 0, value_b = 0;
+    auto load_values = [&](unsigned j) {
+        unsigned v = j % stages;
+        mbarrier_wait(&smem.v_empty[v], (j / stages + 1) % 2);
+        attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, value_vector, value_t, value_b);
+    };
+    FusedAttentionPlace place = {0, -1, 0};
+#pragma unroll 1
+    while (fused_attention_next(place, sizes.T, sizes.num_blocks, num_pairs)) {
+#pragma unroll 1
+        for (int h = first_head; h < first_head + heads; h++, n++) {
+            mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+            attention_forward_tma(smem.q[n % 2], &smem.q_full[n % 2], qkv_map, h, place.tile * 128, place.b);
+#pragma unroll 1
+            for (int key_tile = place.tile; key_tile >= 0; key_tile--, i++) {
+                unsigned k = i % stages;
+                mbarrier_wait(&smem.k_empty[k], (i / stages + 1) % 2);
+                attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, sizes.NH + h, key_tile * 128, place.b);
+                if (i > 0) { load_values(i - 1); }
+                value_vector = 2 * sizes.NH + h, value_t = key_tile * 128, value_b = place.b;
+            }
+        }
+    }
+    if (i > 0) { load_values(i - 1); }
+}
+
+// x += y, each sum rounded once
+__device__ inline void fused_attention_add(FusedAttentionPairs& x, const FusedAttentionPairs& y) {
+#if defined(ENABLE_FP16)
+    typedef half2 Pair;
+#else
+    typedef __nv_bfloat162 Pair;
+#endif
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        Pair a, b;
+        memcpy(&a, &x.pair[k], sizeof(a));
+        memcpy(&b, &y.pair[k], sizeof(b));
+        a = __hadd2(a, b);
+        memcpy(&x.pair[k], &a, sizeof(a));
+    }
+}
+
+// Eight more columns of a row to the mean and the squares of those before, 8 * heads.
+__device__ inline void fused_attention_join(float& mean, float& squares, const FusedAttentionPairs& x, int heads,
+                                            float share) {
+    float2 sum = {0, 0}, more = {0, 0};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float2 xk = fused_attention_unpack(x.pair[k]);
+        sum.x += xk.x, sum.y += xk.y;
+    }
+    float average = (sum.x + sum.y) * (1.0f / 8);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float2 xk = fused_attention_unpack(x.pair[k]);
+        more.x += (xk.x - average) * (xk.x - average), more.y += (xk.y - average) * (xk.y - average);
+    }
+    float delta = average - mean;
+    mean += delta * share;
+    squares += more.x + more.y + delta * delta * (8.0f * heads * share);
+}
+
+// The part of helping warp `warp`, 0 to 7.
+template <int stages>
+__device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, floatX* residual, floatX* normed,
+                                            float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                                            const floatX* bias, const FusedAttentionSizes& sizes, int first_head,
+                                            int heads, int num_pairs, int warp, int rank) {
+    int lane = threadIdx.x % 32, chunk = lane % 8, first_row = lane / 8, C = sizes.NH * 64; // rows 4 apart
+    int offset = first_row * C + chunk * 8; // from the warp's first row and the head's first column on
+    floatX* rows = smem.boxes[0] + warp * 16 * 64;
+    weight += first_head * 64, bias += first_head * 64;
+    FusedAttentionPlace place = {0, -1, 0}, next = place;
+    bool more = fused_attention_next(next, sizes.T, sizes.num_blocks, num_pairs);
+#pragma unroll 1
+    for (unsigned j = 0; more; j++) {
+        place = next;
+        more = fused_attention_next(next, sizes.T, sizes.num_blocks, num_pairs);
+        int t = place.tile * 128 + warp * 16, num_rows = sizes.T - t;
+        size_t start = ((size_t)place.b * sizes.T + t) * C + first_head * 64;
+        float row_mean[4] = {}, squares[4] = {};
+#pragma unroll 1
+        for (int h = 0; h < heads; h++) {
+            const floatX* inp_box = inp + start + h * 64;
+            floatX* residual_box = residual + start + h * 64;
+            FusedAttentionPairs x[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; i++) { // on their way while the head is computed
+                if (first_row + 4 * i < num_rows) { x[i] = fused_attention_load_pairs(inp_box + offset + 4 * i * C); }
+            }
+            float share = 1.0f / (h + 1);
+            mbarrier_wait(&smem.box_full[warp][h], j % 2);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int row = first_row + 4 * i;
+                floatX* shared = rows + h * ATTENTION_FORWARD_KEYS + attention_forward_at<64>(row, chunk);
+                fused_attention_add(x[i], fused_attention_load_pairs(shared));
+                *reinterpret_cast<uint4*>(shared) = make_uint4(x[i].pair[0], x[i].pair[1], x[i].pair[2], x[i].pair[3]);
+                if (row < num_rows) { fused_attention_store_pairs(residual_box + offset + 4 * i * C, x[i]); }
+                fused_attention_join(row_mean[i], squares[i], x[i], h, share);
+            }
+        }
+        if (!more) { // the warp that computed them helps now
+            __syncwarp();
+            if (lane == 0) { mbarrier_arrive(&smem.sum_full[warp]); }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // eight lanes have seen 8 * heads columns each: all get the same
+#pragma unroll
+            for (int offset = 1; offset <= 4; offset *= 2) {
+                float other_mean = __shfl_xor_sync(0xFFFFFFFFu, row_mean[i], offset);
+                float other_squares = __shfl_xor_sync(0xFFFFFFFFu, squares[i], offset);
+                float delta = other_mean - row_mean[i];
+                row_mean[i] = 0.5f * (row_mean[i] + other_mean);
+                squares[i] = squares[i] + other_squares + delta * delta * (4.0f * heads * offset);
+            }
+            const float2* at = &smem.moments[j % 2][rank][warp * 16 + first_row + 4 * i];
+            if (chunk < sizes.num_blocks) { // one lane for each block
+                store_cluster_async(at, make_float2(row_mean[i], squares[i]), &smem.moments_full[j % 2][warp], chunk);
+            }
+        }
+        mbarrier_wait_cluster(&smem.moments_full[j % 2][warp], j / 2 % 2);
+        // no block sends those of the next but one tile before it has these of the next from all
+        if (lane == 0) {
+            mbarrier_arrive_expect(&smem.moments_full[j % 2][warp], sizes.num_blocks * 16 * sizeof(float2));
+        }
+        float2 mean_rstd = fused_attention_mean_rstd(smem.moments[j % 2], warp * 16 + lane % 16, sizes);
+        if (rank == 0 && lane < 16 && lane < num_rows) {
+            size_t row = (size_t)place.b * sizes.T + t + lane;
+            mean[row] = mean_rstd.x, rstd[row] = mean_rstd.y;
+        }
+        fused_attention_normalise_rows(normed + start, rows, 128, mean_rstd, weight, bias,
+                                       more ? heads : heads - heads / 2, num_rows, C,
+                                       more ? smem.box_empty[warp] : nullptr);
+    }
+}
+
+// A warp's 16 rows of a head, whose last product is still to be started or to be stored.
+struct FusedAttentionPending {
+    int h, tile, b; // h: of the block's heads; -1: none
+    unsigned i, j;  // of the last values, of the tile
+};
+
+// 1 / l of a thread's two rows; stores lse.
+__device__ inline void fused_attention_inverse(float (&inverse)[2], const AttentionForwardRows& x, float* lse,
+                                               const FusedAttentionPending& head, const FusedAttentionSizes& sizes,
+                                               int first_head, int warp) {
+    int lane = threadIdx.x % 32;
+    bool stores = lse && head.h >= 0 && lane % 4 == 0;
+    size_t start = ((size_t)head.b * sizes.NH + first_head + head.h) * sizes.T;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float l = x.l[half_row];
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+        l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+        inverse[half_row] = 1.0f / l;
+        int row = head.tile * 128 + warp * 16 + lane / 4 + 8 * half_row;
+        if (stores && row < sizes.T) { lse[start + row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+    }
+}
+
+// o / l to the head's box.
+template <int stages> __device__ inline void fused_attention_store6(FusedAttentionSMem6<stages>& smem,
+                                                                    const float (&o)[32], const float (&inverse)[2],
+                                                                    const FusedAttentionPending& head, int warp) {
+    int lane = threadIdx.x % 32;
+    mbarrier_wait(&smem.box_empty[warp][head.h], (head.j + 1) % 2);
+    // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
+    uint32_t address =
+        shared_address(smem.boxes[head.h] + warp * 16 * 64 + attention_forward_at<64>(lane % 16, lane / 16));
+#pragma unroll
+    for (int d = 0; d < 4; d++) {
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
+        }
+        stmatrix_x4(attention_forward_column<64>(address, d), r);
+    }
+    __syncwarp();
+    if (lane == 0) { mbarrier_arrive(&smem.box_full[warp][head.h]); }
+}
+
+// s = q k^T once more for a warp's 16 queries and 128 keys, by its own means.
+__device__ inline void fused_attention_warp_scores(float (&s)[64], const floatX* q, const floatX* k) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    uint32_t q_address = shared_address(q + attention_forward_at<64>(row, lane / 16));
+    uint32_t k_address = shared_address(k + attention_forward_at<64>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+#pragma unroll
+    for (int i = 0; i < 64; i++) { s[i] = 0; }
+#pragma unroll 1
+    for (int d = 0; d < 4; d++) {
+        uint32_t a[4], b[4];
+        ldmatrix_x4(a, attention_forward_column<64>(q_address, d));
+#pragma unroll
+        for (int n = 0; n < 8; n++) { // 16 keys, 2048 bytes
+            ldmatrix_x4(b, attention_forward_column<64>(k_address, d) + 2048 * n);
+            mma_16x8x16(&s[8 * n], a, b[0], b[1], floatX());
+            mma_16x8x16(&s[8 * n + 4], a, b[2], b[3], floatX());
+        }
+    }
+}
+
+// Scores of the diagonal's keys to P, not packed yet, and the first that x knows. Of each group of 16 keys the warp's
+// rows see all before the warp's own group, some of that one, none after it. With g = lane / 4 and t = lane % 4, rows g
+// and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the group: the upper row sees neither of the last two, the lower
+// one both of the first, and the others are seen as column 2t or 2t + 1 is by row g. Masked by arithmetic: comparisons
+// run at half its rate, and a branch would have the scores copied.
+__device__ inline void fused_attention_diagonal(float (&s)[64], AttentionForwardRows& x, int warp, float scale_log2) {
+    const float hidden = -1e38f;
+    int lane = threadIdx.x % 32, group = warp;
+    asm volatile("" : "+r"(lane), "+r"(group)); // what follows from them is not kept in registers from head to head
+    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : hidden, lane % 4 * 2 + 1 <= lane / 4 ? 0 : hidden};
+    float row_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int n = 0; n < 64; n += 8) {
+        float own = n / 8 == group ? 1.0f : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            s[n + e] = fmaf(own, mask[e], s[n + e]);
+            s[n + 4 + e] = fmaf(own, hidden, s[n + 4 + e]);
+            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
+        }
+    }
+    wgmma_hold(s); // in place
+#pragma unroll
+    for (int i = 0; i < 64; i += i % 8 == 0 ? 2 : 6) { // the first two columns of a row in a group
+        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
+        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
+    }
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = row_max[half_row];
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        x.m[half_row] = m * scale_log2, x.l[half_row] = 0, x.rescale[half_row] = 1;
+    }
+#pragma unroll
+    for (int n = 0; n < 64; n += 8) {
+        if (n / 8 > warp) {
+#pragma unroll
+            for (int i = n; i < n + 8; i++) { s[i] = 0; }
+        } else {
+            asm volatile(""); // stays a branch
+#pragma unroll
+            for (int i = n; i < n + 8; i++) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+                x.l[i / 2 % 2] += s[i];
+            }
+        }
+    }
+}
+
+// s = q k^T for a warpgroup's 64 queries and 128 keys, as attention_forward_wgmma_scores, but what s was before is of no
+// account: its registers are free until here.
+__device__ inline void fused_attention_scores(float (&s)[64], const floatX* q, const floatX* k) {
+    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
+    wgmma_64x128x16_new(s, a, b, floatX());
+#pragma unroll
+    for (int d = 1; d < 4; d++) { wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX()); }
+}
+
+// As fused_attention_step, without turns and without a look at the maximum: P is divided by its own sum in the end, and
+// may be as large as its type allows. Where that is not enough scores are computed again, and the maximum is taken.
+template <int stages> __device__ inline void fused_attention_step6(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
+                                                                   AttentionForwardRows& x,
+                                                                   FusedAttentionSMem6<stages>& smem, const floatX* q,
+                                                                   unsigned i, bool more, float scale_log2) {
+    const float limit = std::is_same<floatX, half>::value ? 32768.0f : 1e18f; // many such sums must fit fp32
+    unsigned k = i % stages, v = (i - 1) % stages;
+    wgmma_fence();
+    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    wgmma_commit();
+    mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, smem.v[v]);
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    float sum[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < 64; j++) {
+        s[j] = exp2_approx(fmaf(s[j], scale_log2, -x.m[j / 2 % 2]));
+        sum[j / 2 % 2] += s[j];
+    }
+    // as in attention_forward_sm90_step: a branch that the exponents stay before
+    if (more && !(sum[0] + sum[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
+    wgmma_hold(s);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    bool grew = false;
+    if (__all_sync(0xFFFFFFFFu, sum[0] < limit && sum[1] < limit)) { // NaN is not
+        x.l[0] += sum[0], x.l[1] += sum[1];
+    } else {
+        fused_attention_warp_scores(s, q, smem.k[k]);
+        grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+    }
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(&smem.k_empty[k]);
+        mbarrier_arrive(&smem.v_empty[v]);
+    }
+    if (grew) { attention_forward_wgmma_rescale(o, x); }
+    attention_forward_wgmma_pack(p, s);
+}
+
+// The part of the warps that compute, 0 to 7. Returns what they did last.
+template <int stages>
+__device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionSMem6<stages>& smem, float* lse,
+                                                                 const FusedAttentionSizes& sizes, int first_head,
+                                                                 int heads, int num_pairs, int warp, float scale_log2) {
+    int lane = threadIdx.x % 32;
+    AttentionForwardRows x = {{0, 0}, {0, 0}, {0, 0}};
+    FusedAttentionPending head = {-1, 0, 0, 0, 0};
+    FusedAttentionPlace place = {0, -1, 0};
+    float s[64], o[32];
+    uint32_t p[32];
+#pragma unroll
+    for (int j = 0; j < 32; j++) { o[j] = 0, p[j] = 0; }
+    unsigned i = 0, n = 0, j = 0; // blocks of 128 keys, heads of tiles, tiles
+#pragma unroll 1
+    for (; fused_attention_next(place, sizes.T, sizes.num_blocks, num_pairs); j++) {
+#pragma unroll 1
+        for (int h = 0; h < heads; h++, n++) {
+            // the diagonal, and the head before's last product under it
+            const floatX* q = smem.q[n % 2] + warp / 4 * ATTENTION_FORWARD_BOX;
+            unsigned k = i % stages, v = head.i % stages;
+            mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
+            mbarrier_wait(&smem.k_full[k], i / stages % 2);
+            if (head.h >= 0) { mbarrier_wait(&smem.v_full[v], head.i / stages % 2); }
+            wgmma_fence();
+            fused_attention_scores(s, q, smem.k[k]);
+            wgmma_commit();
+            wgmma_fence();
+            // without a branch, which would cost registers: at first a product of P = 0 and what has come
+            attention_forward_wgmma_values(o, p, head.h >= 0 ? smem.v[v] : smem.q[n % 2]);
+            wgmma_commit();
+            float inverse[2];
+            fused_attention_inverse(inverse, x, lse, head, sizes, first_head, warp);
+            wgmma_hold(inverse); // now, not later: registers are scarce
+            wgmma_wait<1>();
+            wgmma_hold(s);
+            if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
+            fused_attention_diagonal(s, x, warp, scale_log2);
+            if (place.tile > 0 && !(x.l[0] + x.l[1] < 0)) {
+                mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2);
+            }
+            wgmma_hold(s);
+            wgmma_wait<0>();
+            wgmma_hold(s);
+            wgmma_hold(o);
+            wgmma_hold(p);
+            attention_forward_wgmma_pack(p, s);
+            if (head.h >= 0) {
+                if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
+                fused_attention_store6(smem, o, inverse, head, warp);
+            }
+#pragma unroll
+            for (int c = 0; c < 32; c++) { o[c] = 0; }
+            i++;
+#pragma unroll 1
+            for (int step = 1; step <= place.tile; step++, i++) {
+                fused_attention_step6(s, p, o, x, smem, q, i, step < place.tile, scale_log2);
+            }
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
+            head = {h, place.tile, place.b, i - 1, j};
+        }
+    }
+    unsigned v = head.i % stages;
+    mbarrier_wait(&smem.v_full[v], head.i / stages % 2);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, smem.v[v]);
+    wgmma_commit();
+    float inverse[2];
+    fused_attention_inverse(inverse, x, lse, head, sizes, first_head, warp);
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    fused_attention_store6(smem, o, inverse, head, warp);
+    return head;
+}
+
+// Of five warpgroups two compute, two help, and a thread of the last loads.
+template <int stages> __global__ void __launch_bounds__(640, 1)
+    fused_attention_sm90_kernel6(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                 const floatX* inp, const floatX* weight, const floatX* bias,
+                                 const __grid_constant__ CUtensorMap qkv_map, FusedAttentionSizes sizes, int num_pairs,
+                                 float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem6<stages>>(attention_forward_shared);
+    fused_attention_init6(smem, sizes.num_blocks);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = cluster_rank();
+    int first_head = fused_attention_first_head(sizes, rank),
+        heads = fused_attention_first_head(sizes, rank + 1) - first_head;
+    if (warp >= 16) { // 2 * 168 + 2 * 56 + 32 registers of a thread of each are 5 * 96
+        warpgroup_fewer_registers<32>();
+        if (threadIdx.x == 512) { fused_attention_load6(smem, qkv_map, sizes, first_head, heads, num_pairs); }
+    } else if (warp < 8) {
+        warpgroup_more_registers<168>();
+        FusedAttentionPending last =
+            fused_attention_compute6(smem, lse, sizes, first_head, heads, num_pairs, warp, scale_log2);
+        // the last tile's second half of the heads
+        int t = last.tile * 128 + warp * 16, done = heads - heads / 2, C = sizes.NH * 64;
+        size_t start = ((size_t)last.b * sizes.T + t) * C + (first_head + done) * 64;
+        weight += (first_head + done) * 64, bias += (first_head + done) * 64;
+        mbarrier_wait(&smem.sum_full[warp], 0);
+        mbarrier_wait_cluster(&smem.moments_full[last.j % 2][warp], last.j / 2 % 2);
+        float2 mean_rstd = fused_attention_mean_rstd(smem.moments[last.j % 2], warp * 16 + lane % 16, sizes);
+        fused_attention_normalise_rows(normed + start, smem.boxes[done] + warp * 16 * 64, 128, mean_rstd, weight, bias,
+                                       heads - done, sizes.T - t, C);
+    } else {
+        warpgroup_fewer_registers<56>();
+        fused_attention_help(smem, residual, normed, mean, rstd, inp, weight, bias, sizes, first_head, heads, num_pairs,
+                             warp - 8, rank);
+    }
+}
+
+// The number of blocks in a cluster with which the whole grid takes the least time: in turns of all clusters that fit
+// the device at once, each as long as a block has heads, and a pair of tiles steps; the end is about as long as a step.
+inline int fused_attention_blocks(int B, int T, int NH) {
+    int num_tiles = ceil_div(T, 128), num_pairs = B * ceil_div(num_tiles, 2), best = 0;
+    size_t least = SIZE_MAX;
+    for (int blocks = 1; blocks <= min(FUSED_ATTENTION_MAX_BLOCKS, NH); blocks++) {
+        int heads = ceil_div(NH, blocks), turns = ceil_div(num_pairs, fused_attention_clusters_at_once(blocks));
+        size_t time = ((size_t)turns * (num_tiles + 1) + 1) * heads;
+        if (heads <= FUSED_ATTENTION_MAX_HEADS && time < least) { best = blocks, least = time; }
+    }
+    return best;
+}
+
+template <int stages> void fused_attention_launch6(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                                   float* lse, const floatX* qkv, const floatX* inp,
+                                                   const floatX* weight, const floatX* bias, int B, int T, int NH,
+                                                   cudaStream_t stream, int cluster_size) {
+    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    auto kernel = fused_attention_sm90_kernel6<stages>;
+    const int max_heads = stages == 4 ? FUSED_ATTENTION_RING_HEADS : FUSED_ATTENTION_MAX_HEADS;
+    const int most = sizeof(FusedAttentionSMem6<stages>) + (max_heads - 1) * FUSED_ATTENTION_BOX_BYTES + 1024;
+    static_assert(most <= 227 << 10, "all that compute capability 9.0 has");
+    int heads = ceil_div(NH, cluster_size), num_pairs = B * ceil_div(ceil_div(T, 128), 2);
+    int num_clusters = min(num_pairs, fused_attention_clusters_at_once(cluster_size));
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = cluster_size, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(num_clusters * cluster_size), config.blockDim = dim3(640);
+    config.dynamicSmemBytes = most - (max_heads - heads) * FUSED_ATTENTION_BOX_BYTES, config.stream = stream;
+    config.attrs = &cluster, config.numAttrs = 1;
+    FusedAttentionSizes sizes = {T, NH, cluster_size};
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, residual, normed, mean, rstd, lse, inp, weight, bias, qkv_map, sizes,
+                                 num_pairs, 1.44269504f / sqrtf(64.0f)));
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+// Whether kernel 6 takes this shape on this device.
+inline bool fused_attention_has_sm90(int C, int NH) {
+#if defined(ENABLE_FP32)
+    (void)C, (void)NH;
+    return false;
+#else
+    return C == NH * 64 && NH <= FUSED_ATTENTION_MAX_HEADS * FUSED_ATTENTION_MAX_BLOCKS && has_sm90a();
+#endif
+}
+
+// residual, normed (B,T,C), mean, rstd (B,T), lse (B,NH,T) or NULL | att (B,T,C) scratch: may be NULL where
+// fused_attention_has_sm90(), else this is kernel 2 | qkv (B,T,3,NH,HS), inp (B,T,C), weight, bias (C). C = NH * HS.
+// All pointers are aligned to 16 bytes. cluster_size: blocks in a cluster, 0 to have it chosen.
+void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                                floatX* att, const floatX* qkv, const floatX* inp, const floatX* weight,
+                                                const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
+                                                int cluster_size = 0) {
+#if !defined(ENABLE_FP32)
+    if (fused_attention_has_sm90(C, NH)) {
+        require((size_t)B * T * NH <= INT_MAX);
+        if (cluster_size == 0) { cluster_size = fused_attention_blocks(B, T, NH); }
+        int heads = ceil_div(NH, cluster_size);
+        require(cluster_size <= min(FUSED_ATTENTION_MAX_BLOCKS, NH) && heads <= FUSED_ATTENTION_MAX_HEADS);
+        auto launch = heads <= FUSED_ATTENTION_RING_HEADS ? fused_attention_launch6<4> : fused_attention_launch6<2>;
+        return launch(residual, normed, mean, rstd, lse, qkv, inp, weight, bias, B, T, NH, stream, cluster_size);
+    }
+#endif
+    (void)cluster_size;
+    require(att != NULL);
+    fused_attention_residual_layernorm_forward2(residual, normed, mean, rstd, lse, att, qkv, inp, weight, bias, B, T, C,
+                                                NH, stream);
+}
+
+// ---- what is checked ----------------------------------------------------------------------------------------
+
+enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input: check shapes ask for them by V - 1
+
+// Queries, keys and values (B,T,NH,HS): normal. LARGE: scores of the size of 10^4, and in every other head rows that
+// are all alike, so that the softmax is uniform. ALIKE: values of 1 and scores of 0, so that the output is 1.
+static void fill_qkv(float* qkv, int B, int T, int NH, int HS, int kind, uint32_t seed) {
+    size_t n = (size_t)B * T * 3 * NH * HS;
+    bench_fill_normal(qkv, n, seed, 1.0f, 0.0f);
+    for (size_t i = 0; i < n && (kind == LARGE || kind == ALIKE); i++) {
+        size_t h = i / HS % NH, part = i / HS / NH % 3;
+        if (kind == LARGE && part < 2) { qkv[i] = h % 2 == 1 ? 30.0f : 30.0f * qkv[i]; }
+        if (kind == ALIKE) { qkv[i] = part == 0 ? 0.0f : part == 2 ? 1.0f : qkv[i]; }
+    }
+}
+
+// inp (N,C): normal. ALIKE: 2 everywhere, so that rows of the sum have no variance. HOT: row N / 2 a thousand times the
+// others, about a mean of 3 of its deviations.
+static void fill_inp(float* inp, int N, int C, int kind, uint32_t seed) {
+    bench_fill_normal(inp, (size_t)N * C, seed, 1.0f, 0.0f);
+    for (size_t i = 0; i < (size_t)N * C && kind == ALIKE; i++) { inp[i] = 2.0f; }
+    for (size_t c = 0; c < (size_t)C && kind == HOT; c++) {
+        float& x = inp[N / 2 * (size_t)C + c];
+        x = 1000.0f * (x + 3.0f);
+    }
+}
+
+static void declare(Bench& b) {
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH, N = B * T;
+    int kind = b.V >= 1 && b.V <= HOT + 1 ? b.V - 1 : PLAIN;
+    cudaStream_t stream = b.stream;
+    size_t n = (size_t)N * C, num_rows = (size_t)N * NH;
+    Buffer<floatX> qkv =
+        b.input_from<floatX>("qkv", 3 * n, [&](float* x) { fill_qkv(x, B, T, NH, HS, kind, b.rng()); });
+    Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { fill_inp(x, N, C, kind, b.rng()); });
+    Buffer<floatX> weight = b.input<floatX>("weight", C, 0.1f, 1.0f);
+    Buffer<floatX> bias = b.input<floatX>("bias", C, 0.1f);
+    // of attention_forward: 32 ulps of fp32 at a score of 1000. Of a row that moves from one number to the next: 7 ulps
+    // of its deviation, where its numbers are up to 7 deviations large; without variance the errors of the mean by 316.
+    float score_error = kind == LARGE ? 4e-3f : 0, ulp = ulp_of<floatX>() * (sizeof(floatX) == 2 ? 1 : 32);
+    float normed_error = kind == HOT ? 8 * ulp : kind == ALIKE ? 1e-3f : 0;
+    Buffer<floatX> residual = b.output<floatX>("residual", n, {2 * ulp + score_error, 0.5f * ulp});
+    Buffer<floatX> normed = b.output<floatX>("normed", n, {3 * ulp + 2 * score_error + normed_error, 1.5f * ulp});
+    float row_error = sizeof(floatX) == 2 ? 0.25f * ulp : ulp;
+    Buffer<float> mean = b.output<float>("mean", N, {row_error + score_error, row_error});
+    Buffer<float> rstd = b.output<float>("rstd", N, {score_error, row_error});
+    Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
+    Buffer<floatX> att = b.scratch<floatX>("att", n);
+    b.reference([=] {
+        std::vector<float> rounded(n);
+        attention_forward_cpu(residual.host, lse.host, qkv.host, B, T, C, NH);
+        residual_forward_cpu(residual.host, residual.host, inp.host, n);
+        for (size_t i = 0; i < n; i++) { rounded[i] = (float)(floatX)residual.host[i]; }
+        layernorm_forward_cpu(normed.host, mean.host, rstd.host, rounded.data(), weight.host, bias.host, N, C);
+    });
+    double tensor = (double)n * sizeof(floatX), rest = (num_rows + 2.0 * N) * sizeof(float); // bytes
+    double fused = 6 * tensor + rest;
+    b.cost(fused, 2.0 * B * NH * T * (double)T * HS);
+
+    bool fast = !b.dry && fused_attention_has_sm90(C, NH); // else kernel 2 is the launcher without a number
+    b.kernel(1, "unfused: attention, residual, layernorm",
+             [=](int) {
+                 fused_attention_residual_layernorm_forward1(residual, normed, mean, rstd, lse, att, qkv, inp, weight,
+                                                             bias, B, T, C, NH, stream);
+             },
+             {0});
+    b.moves(3, 9 * tensor + rest);
+    b.kernel(2, "the last two in one launch",
+             [=](int) {
+                 if (fast) {
+                     fused_attention_residual_layernorm_forward2(residual, normed, mean, rstd, lse, att, qkv, inp,
+                                                                 weight, bias, B, T, C, NH, stream);
+                 } else {
+                     fused_attention_residual_layernorm_forward(residual, normed, mean, rstd, lse, att, qkv, inp,
+                                                                weight, bias, B, T, C, NH, stream);
+                 }
+             },
+             {0});
+    b.moves(2, 8 * tensor + rest);
+    b.kernel(3, "one block per query, a warp per head, fp32",
+             [=](int bs) {
+                 fused_attention_residual_layernorm_forward3(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
+                                                             B, T, C, NH, stream, bs);
+             },
+             {128, 384});
+    b.moves(1, fused);
+#if !defined(ENABLE_FP32)
+    bool has_tiles = HS == 64 && C % HS == 0;
+    if (has_tiles && NH <= 18) {
+        b.kernel(
+            4, "wgmma, 64 queries over all heads a block",
+            [=](int) {
+                fused_attention_residual_layernorm_forward4(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
+                                                            B, T, C, NH, stream);
+            },
+            {0}, -90);
+        b.moves(1, fused);
+    }
+    if (has_tiles && NH <= FUSED_ATTENTION_MAX_HEADS * FUSED_ATTENTION_MAX_BLOCKS) {
+        std::vector<int> cluster_sizes;
+        for (int size = 1; size <= min(FUSED_ATTENTION_MAX_BLOCKS, NH); size++) {
+            bool even = NH % size == 0 || size == ceil_div(NH, FUSED_ATTENTION_MAX_HEADS);
+            if (even && ceil_div(NH, size) <= FUSED_ATTENTION_MAX_HEADS) { cluster_sizes.push_back(size); }
+        }
+        b.kernel(
+            5, "clusters share out the heads; loads, normalising apart",
+            [=](int cs) {
+                fused_attention_residual_layernorm_forward5(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
+                                                            B, T, C, NH, stream, cs);
+            },
+            cluster_sizes, -90);
+        b.moves(1, fused);
+        cluster_sizes.insert(cluster_sizes.begin(), 0);
+        b.kernel(
+            6, "persistent; eight warps add, sum and normalise for those who compute",
+            [=](int cs) {
+                fused_attention_residual_layernorm_forward(residual, normed, mean, rstd, lse, NULL, qkv, inp, weight,
+                                                           bias, B, T, C, NH, stream, cs);
+            },
+            cluster_sizes, -90);
+        b.moves(1, fused);
+    }
+#endif
+    b.promoted(fast ? 6 : 2);
+}
+
+// the last number is the kind of input
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "fused_attention_residual_layernorm", declare, {32, 512, 768, 12, 50257},
+                      {{1, 1, 64, 1},
+                       {1, 1, 768, 12},
+                       {2, 17, 128, 2},
+                       {1, 127, 384, 6},
+                       {3, 128, 192, 3},
+                       {1, 129, 1600, 25},
+                       {2, 200, 768, 12},
+                       {1, 333, 1024, 16},
+                       {2, 513, 128, 2},
+                       {1, 700, 320, 5},
+                       {1, 300, 256, 4, LARGE + 1},
+                       {2, 150, 768, 12, ALIKE + 1},
+                       {1, 260, 448, 7, HOT + 1},
+                       {1, 90, 416, 2},
+                       {2, 70, 80, 2}});
+}

@@ -1,0 +1,436 @@
+/* gelu_linear: out = gelu(inp) weight^T + bias, the second half of a transformer's FFN: inp is 4C wide, out C
+
+   out (N,OC) floatX out | inp (N,K) floatX in | weight (OC,K), bias (OC) floatX in; N = B*T, K = 4C, OC = C
+   Bound: compute, 2*N*K*OC FLOPs. Constraint: K % 8 == 0, OC % 8 == 0.
+   Error: one ulp of floatX against the fp64 reference, and 1.5 ulps of 1 for gelu's result, which is rounded to floatX
+   before it is multiplied: K roundings of terms of size 1/sqrt(K) add up like noise. In fp32 32 roundings of the terms'
+   absolute sum, 0.64 * sqrt(K) here. Finite for every finite inp.
+   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma, TMA, clusters: the PTX ISA;
+   tiles and what follows the product: llmc/gemm_sm90.cuh.
+
+   gelu costs a block of 128 rows and 256 columns, for each 64 of K, 8192 values on the way. The tensor cores take 1024
+   cycles for them; with the work on all four parts of an SM, one tanh each takes its special function units 512, in
+   fp32 as in 16 bits, and its instruction issue 480 in fp32, 260 in 16 bits. On three parts (kernel 4, whose fourth
+   warp loads) it is a third more. So it fits under the products even though each of the OC / 256 tiles of a row does
+   it again. Doing it once, and sharing the results in a cluster over the columns, would save what nobody needs, and
+   give up what a cluster is needed for: with two blocks below each other that share the weight's tile, 32 KB come from
+   L2 for each such step; with three beside each other that share inp's it is 37 KB, and with no cluster 48 KB, which
+   at 115 us is 7.7 TB/s. One block with all 768 columns of 64 rows would read each weight for 64 rows alone: 1.2 GB.
+
+   nvcc -O3 --use_fast_math gelu_linear.cu -lcublasLt -o gelu_linear      (or: make gelu_linear)
+   ./gelu_linear 4      check kernel 4 against the CPU and time its forms, which stand in for block sizes
+   ./gelu_linear        every kernel, side by side                                         */
+#define PROMOTED_ONLY
+#include "gelu_forward.cu"
+#include "layernorm_linear.cu"
+#include "matmul_forward.cu"
+#undef PROMOTED_ONLY
+
+// ---- kernel 1: two launches: gelu, then cuBLASLt ----
+
+// active (N,K) is scratch
+void gelu_linear1(floatX* out, floatX* active, const floatX* inp, const floatX* weight, const floatX* bias, int N,
+                  int K, int OC, cudaStream_t stream) {
+    gelu_forward(active, inp, (size_t)N * K, stream);
+    matmul_forward(out, NULL, active, weight, bias, NULL, N, K, OC, stream);
+}
+
+// ---- kernel 2: 32x32 tiles in shared memory, gelu on the way there ----
+
+__global__ void __launch_bounds__(1024) gelu_linear_kernel2(floatX* out, const floatX* inp, const floatX* weight,
+                                                            const floatX* bias, int N, int K, int OC) {
+    __shared__ float a[32][33], b[32][33]; // 33: a column touches 32 banks
+    int x = threadIdx.x % 32, y = threadIdx.x / 32;
+    int columns = ceil_div(OC, 32), n0 = blockIdx.x / columns * 32, o0 = blockIdx.x % columns * 32;
+    float sum = 0.0f;
+    for (int k0 = 0; k0 < K; k0 += 32) {
+        bool inside = k0 + x < K;
+        a[y][x] = inside && n0 + y < N ? gelu_forward_value((float)inp[(size_t)(n0 + y) * K + k0 + x]) : 0.0f;
+        b[y][x] = inside && o0 + y < OC ? (float)weight[(size_t)(o0 + y) * K + k0 + x] : 0.0f;
+        __syncthreads();
+        for (int k = 0; k < 32; k++) { sum += a[y][k] * b[x][k]; }
+        __syncthreads();
+    }
+    if (n0 + y < N && o0 + x < OC) { out[(size_t)(n0 + y) * OC + o0 + x] = (floatX)(sum + (float)bias[o0 + x]); }
+}
+
+void gelu_linear2(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream) {
+    size_t num_blocks = ceil_div((size_t)N, (size_t)32) * ceil_div(OC, 32);
+    require(num_blocks <= INT_MAX);
+    gelu_linear_kernel2<<<(unsigned)num_blocks, 1024, 0, stream>>>(out, inp, weight, bias, N, K, OC);
+    cudaCheck(cudaGetLastError());
+}
+
+#if !defined(ENABLE_FP32)
+
+// ---- kernel 3: wgmma with gelu's result from registers, computed in fp32 under the product before it ----
+
+// x / 2 (1 + tanh(u)), tanh by one instruction, within 2^-11. Where x^3 overflows tanh is 1 or -1, so x or 0 comes out.
+__device__ inline float gelu_linear_value(float x) {
+    float u = x * (0.7978845608f + 0.0356774081f * x * x), h = 0.5f * x, t; // sqrt(2/pi), 0.044715 sqrt(2/pi)
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(u));
+    return h * t + h;
+}
+
+struct GeluLinear {
+    static constexpr bool changed = true, neighbours = false;
+    typedef uint32_t Columns; // the bias of two
+    const floatX* bias;       // (OC)
+    int OC;
+
+    __device__ void begin(int, const LinearTiles&) {}
+    __device__ void end(const LinearTiles&) {}
+    __device__ void change(uint32_t* a, int) const { // zeros beyond inp stay zeros
+        for (int j = 0; j < 4; j++) {
+            float2 x = unpack_16x2(a[j], floatX());
+            a[j] = pack_16x2(gelu_linear_value(x.x), gelu_linear_value(x.y), floatX());
+        }
+    }
+    __device__ Columns columns(int column) const {
+        return column < OC ? *reinterpret_cast<const Columns*>(bias + column) : 0;
+    }
+    __device__ void finish(float* y, Columns bits) const {
+        float2 b = unpack_16x2(bits, floatX());
+        y[0] += b.x, y[1] += b.y, y[2] += b.x, y[3] += b.y;
+    }
+};
+
+void gelu_linear3(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream) {
+    linear_launch(GeluLinear{bias, OC}, out, inp, weight, N, K, OC, false, stream);
+}
+
+// ---- kernel 4: warps of their own apply gelu to inp's tiles in shared memory; clusters of two share weights ----
+// What TMA brings of inp is changed in place before the two warpgroups that multiply may have it. So it stays longer
+// than the weight's tiles do: it has a ring of its own with more stages. The three warps are those that idle beside
+// the one that loads: with a fourth warpgroup, a thread's share of registers would be too few for wgmma with 256
+// columns.
+
+template <int cluster_, int ring_inp_, int boxes_> struct GeluLinearTiles
+    : GemmTiles<128, 256, false, cluster_, 4, boxes_> {
+    static constexpr int ring_inp = ring_inp_;
+};
+
+template <class G> struct GeluLinearShared {
+    floatX inp[G::ring_inp][128 * 64], weight[G::ring][256 * 64]; // stages of 64 columns, as TMA writes them
+    floatX boxes[8][G::boxes][16 * 64];                           // of each warp that multiplies
+    uint64_t inp_full[G::ring_inp], inp_ready[G::ring_inp], inp_empty[G::ring_inp]; // ready: gelu has been applied
+    uint64_t weight_full[G::ring], weight_empty[G::ring], box_full[8][G::boxes];
+
+    static constexpr int bytes() {
+        static_assert(sizeof(GeluLinearShared) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
+        return sizeof(GeluLinearShared) + 1024; // dynamic shared memory is aligned to less than 1024 bytes
+    }
+};
+
+// Two neighbours. Zeros beyond inp stay zeros.
+struct GeluLinearFloat {
+    static __device__ uint32_t apply(uint32_t bits) {
+        float2 x = unpack_16x2(bits, floatX());
+        return pack_16x2(gelu_linear_value(x.x), gelu_linear_value(x.y), floatX());
+    }
+};
+
+// All stages of all tiles, by three warps; thread: 0..95.
+template <class G, class Gelu>
+__device__ inline void gelu_linear_apply(GeluLinearShared<G>& smem, int thread, int num_stages) {
+#pragma unroll 1
+    for (int i = 0; i < num_stages; i++) {
+        int s = i % G::ring_inp;
+        uint4* vectors = reinterpret_cast<uint4*>(smem.inp[s]); // (1024); where in the tile they lie does not matter
+        mbarrier_wait(&smem.inp_full[s], i / G::ring_inp % 2);
+#pragma unroll
+        for (int first = 0; first < 11; first += 6) { // 10 vectors for each thread, and one more for the first 64
+            uint4 x[6];
+#pragma unroll
+            for (int j = first; j < min(first + 6, 11); j++) { // without branches, so that there is much to overlap
+                x[j - first] = vectors[j == 10 && thread >= 64 ? thread : 96 * j + thread];
+            }
+#pragma unroll
+            for (int j = first; j < min(first + 6, 11); j++) {
+                uint4& v = x[j - first];
+                v.x = Gelu::apply(v.x), v.y = Gelu::apply(v.y), v.z = Gelu::apply(v.z), v.w = Gelu::apply(v.w);
+                if (j < 10 || thread < 64) { vectors[96 * j + thread] = v; }
+            }
+        }
+        tma_store_fence(); // wgmma reads shared memory the way that TMA does
+        __syncwarp();
+        if (thread % 32 == 0) { mbarrier_arrive(&smem.inp_ready[s]); }
+    }
+}
+
+// Brings the operands into their rings, inp as many stages ahead of the weight as its ring is longer. One thread.
+template <class G> __device__ inline void gelu_linear_load(GeluLinearShared<G>& smem, const CUtensorMap& inp_map,
+                                                           const CUtensorMap& weight_map, int N, int OC, int num_steps,
+                                                           int first, int stride, int num_stages, int rank) {
+    const int ahead = G::ring_inp - G::ring, part = 256 / G::cluster; // part: what this block brings, to both
+    int inp_index = first, inp_step = 0, row = 0, weight_index = first, weight_step = 0, column = 0;
+#pragma unroll 1
+    for (int i = 0; i < num_stages + ahead; i++) {
+        if (i < num_stages) {
+            int s = i % G::ring_inp;
+            if (inp_step == 0) { row = gemm_sm90_tile<G>(inp_index, N, OC, rank).row; }
+            mbarrier_wait(&smem.inp_empty[s], (i / G::ring_inp + 1) % 2);
+            mbarrier_arrive_expect(&smem.inp_full[s], sizeof(smem.inp[0]));
+            tma_load_2d(smem.inp[s], &inp_map, inp_step * 64, row, &smem.inp_full[s]);
+            if (++inp_step == num_steps) { inp_step = 0, inp_index += stride; }
+        }
+        if (i >= ahead) {
+            int s = (i - ahead) % G::ring;
+            if (weight_step == 0) { column = gemm_sm90_tile<G>(weight_index, N, OC, rank).column; }
+            uint64_t* full = &smem.weight_full[s];
+            mbarrier_wait(&smem.weight_empty[s], ((i - ahead) / G::ring + 1) % 2);
+            mbarrier_arrive_expect(full, sizeof(smem.weight[0]));
+            if (G::cluster == 1) {
+                tma_load_2d(smem.weight[s], &weight_map, weight_step * 64, column, full);
+            } else { // empty in both blocks, for each writes to both
+                tma_load_2d_multicast(smem.weight[s] + rank * part * 64, &weight_map, weight_step * 64,
+                                      column + rank * part, full, (1 << G::cluster) - 1);
+            }
+            if (++weight_step == num_steps) { weight_step = 0, weight_index += stride; }
+        }
+    }
+}
+
+// Stage i of both rings has been read by this warp.
+template <class G> __device__ inline void gelu_linear_release(GeluLinearShared<G>& smem, int i) {
+    int lane = threadIdx.x % 32;
+    if (lane == 0) { mbarrier_arrive(&smem.inp_empty[i % G::ring_inp]); }
+    if (G::cluster == 1 && lane == 0) { mbarrier_arrive(&smem.weight_empty[i % G::ring]); }
+    if (G::cluster > 1 && lane < G::cluster) { mbarrier_arrive_cluster(&smem.weight_empty[i % G::ring], lane); }
+}
+
+// As gemm_sm90_multiply, of 64 rows.
+template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][128], GeluLinearShared<G>& smem,
+                                                               int first_row, int num_steps, int& i) {
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        int s = i % G::ring_inp, t = i % G::ring;
+        uint64_t inp = wgmma_descriptor(smem.inp[s] + first_row * 64), weight = wgmma_descriptor(smem.weight[t]);
+        mbarrier_wait(&smem.weight_full[t], i / G::ring % 2);
+        mbarrier_wait(&smem.inp_ready[s], i / G::ring_inp % 2);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+            wgmma_64x256x16(sum[0], inp + 2 * k, weight + 2 * k, step > 0 || k > 0, floatX());
+        }
+        wgmma_commit();
+        wgmma_wait<1>(); // the previous step's products are done
+        if (step > 0) { gelu_linear_release(smem, i - 1); }
+    }
+    wgmma_wait<0>();
+    wgmma_hold(sum[0]);
+    gelu_linear_release(smem, i - 1);
+}
+
+// Warp 0 loads, 1 to 3 apply gelu, warpgroups 1 and 2 multiply. A persistent block an SM.
+template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
+    gelu_linear_sm90_kernel4(const __grid_constant__ CUtensorMap inp_map,
+                             const __grid_constant__ CUtensorMap weight_map,
+                             const __grid_constant__ CUtensorMap out_map, const GemmBias<0> bias, int N, int K, int OC,
+                             int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
+    uint32_t address = shared_address(gelu_linear_dynamic);
+    GeluLinearShared<G>& smem =
+        *reinterpret_cast<GeluLinearShared<G>*>(gelu_linear_dynamic + (1024 - address % 1024) % 1024);
+    if (threadIdx.x == 0) {
+        tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
+        for (int s = 0; s < G::ring_inp; s++) {
+            mbarrier_init(&smem.inp_full[s], 1), mbarrier_init(&smem.inp_ready[s], 3); // warps that apply gelu
+            mbarrier_init(&smem.inp_empty[s], 8);                                      // warps that multiply
+        }
+        for (int s = 0; s < G::ring; s++) {
+            mbarrier_init(&smem.weight_full[s], 1), mbarrier_init(&smem.weight_empty[s], 8 * G::cluster);
+        }
+        mbarrier_init_fence();
+    }
+    if (G::cluster > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, rank = G::cluster > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::cluster, stride = gridDim.x / G::cluster;
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<88>();
+        int num_stages = ceil_div(num_tiles - first, stride) * num_steps;
+        if (warp > 0) {
+            gelu_linear_apply<G, Gelu>(smem, threadIdx.x - 32, num_stages);
+        } else if (threadIdx.x == 0) {
+            gelu_linear_load(smem, inp_map, weight_map, N, OC, num_steps, first, stride, num_stages, rank);
+        }
+        return;
+    }
+    warpgroup_more_registers<208>(); // 2 * 208 + 88 are 3 * 168
+    int box = 0, first_row = (warpgroup - 1) * 64;
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride) {
+        float sum[1][128];
+        GemmTile tile = gemm_sm90_tile<G>(index, N, OC, rank);
+        gelu_linear_multiply(sum, smem, first_row, num_steps, i);
+        gemm_sm90_store<G>(sum, bias, smem, out_map, out_map, out_map, tile.row + first_row + warp % 4 * 16,
+                           tile.column, N, OC, box);
+    }
+    gemm_sm90_end<G>();
+#endif
+}
+
+template <class G, class Gelu> void gelu_linear_tiles(floatX* out, const floatX* inp, const floatX* weight,
+                                                      const floatX* bias, int N, int K, int OC, cudaStream_t stream) {
+    CUtensorMap inp_map = tensor_map(inp, {K, N}, {64, 128});
+    CUtensorMap weight_map = tensor_map(weight, {K, OC}, {64, 256 / G::cluster});
+    size_t num_tiles = ceil_div((size_t)N, (size_t)128 * G::cluster) * ceil_div(OC, 256);
+    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
+    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::cluster);
+    gemm_sm90_start(gelu_linear_sm90_kernel4<G, Gelu>, num_clusters * G::cluster, G::cluster,
+                    GeluLinearShared<G>::bytes(), false, stream, inp_map, weight_map, gemm_sm90_box_map(out, N, OC),
+                    GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
+}
+
+// deep: five stages of inp, and one box of results for each warp; flat: four, and two boxes
+enum { GELU_LINEAR_DEEP_PAIRS = 1, GELU_LINEAR_FLAT_PAIRS, GELU_LINEAR_DEEP };
+template <class Gelu> void gelu_linear_form(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
+                                            int N, int K, int OC, cudaStream_t stream, int form) {
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(N > 0 && K > 0 && OC > 0 && K % 8 == 0 && OC % 8 == 0);
+    switch (form) {
+    case GELU_LINEAR_DEEP_PAIRS:
+        return gelu_linear_tiles<GeluLinearTiles<2, 5, 1>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
+    case GELU_LINEAR_FLAT_PAIRS:
+        return gelu_linear_tiles<GeluLinearTiles<2, 4, 2>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
+    case GELU_LINEAR_DEEP:
+        return gelu_linear_tiles<GeluLinearTiles<1, 5, 1>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
+    }
+    require(!"a form of gelu_linear");
+}
+
+// out (N,OC) | inp (N,K), weight (OC,K), bias (OC)
+void gelu_linear4(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream, int form = GELU_LINEAR_FLAT_PAIRS) {
+    gelu_linear_form<GeluLinearFloat>(out, inp, weight, bias, N, K, OC, stream, form);
+}
+
+// ---- kernel 5: 4 with gelu in 16 bits, two values at once ----
+
+__device__ inline uint32_t gelu_linear_pair(uint32_t bits, __nv_bfloat16) {
+    uint32_t y = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __nv_bfloat162 x, t;
+    memcpy(&x, &bits, sizeof(x));
+    __nv_bfloat162 a = __float2bfloat162_rn(0.7978845608f), b = __float2bfloat162_rn(0.0356774081f);
+    __nv_bfloat162 u = __hmul2(x, __hfma2(__hmul2(x, x), b, a)), h = __hmul2(x, __float2bfloat162_rn(0.5f));
+    uint32_t u_bits, t_bits;
+    memcpy(&u_bits, &u, sizeof(u));
+    asm("tanh.approx.bf16x2 %0, %1;" : "=r"(t_bits) : "r"(u_bits));
+    memcpy(&t, &t_bits, sizeof(t));
+    x = __hfma2(h, t, h);
+    memcpy(&y, &x, sizeof(y));
+#endif
+    return y;
+}
+__device__ inline uint32_t gelu_linear_pair(uint32_t bits, half) {
+    uint32_t y = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    half2 x, t;
+    memcpy(&x, &bits, sizeof(x));
+    half2 a = __float2half2_rn(0.7978845608f), b = __float2half2_rn(0.0356774081f);
+    half2 u = __hmul2(x, __hfma2(__hmul2(x, x), b, a)), h = __hmul2(x, __float2half2_rn(0.5f));
+    uint32_t u_bits, t_bits;
+    memcpy(&u_bits, &u, sizeof(u));
+    asm("tanh.approx.f16x2 %0, %1;" : "=r"(t_bits) : "r"(u_bits));
+    memcpy(&t, &t_bits, sizeof(t));
+    x = __hfma2(h, t, h);
+    memcpy(&y, &x, sizeof(y));
+#endif
+    return y;
+}
+
+struct GeluLinearPairs {
+    static __device__ uint32_t apply(uint32_t bits) { return gelu_linear_pair(bits, floatX()); }
+};
+
+void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                 cudaStream_t stream, int form = GELU_LINEAR_DEEP) {
+    gelu_linear_form<GeluLinearPairs>(out, inp, weight, bias, N, K, OC, stream, form);
+}
+
+#endif
+
+// Normal values; hard ones are in turns rows that are large, all equal, and with one element much larger than the rest.
+static void fill_rows(float* inp, int N, int K, bool hard, std::mt19937& rng) {
+    bench_fill_normal(inp, (size_t)N * K, rng(), 1.0f, 0.0f);
+    for (int row = 0; row < N && hard; row++) {
+        float* x = inp + (size_t)row * K;
+        for (int k = 0; k < K; k++) { x[k] = row % 6 == 1 ? -1e4f : row % 6 == 3 ? -fabsf(1000.0f * x[k]) : x[k]; }
+        if (row % 6 == 5) { x[row % K] = 1000.0f; }
+    }
+}
+
+static void declare(Bench& b) {
+    if (!b.dry) { cublaslt_open(); }
+    int N = b.B * b.T, K = 4 * b.C, OC = b.C;
+    bool hard = b.V == 1; // how the check shapes ask for it
+    size_t n = (size_t)N * OC;
+    cudaStream_t stream = b.stream;
+    Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * K,
+                                              [=, &rng = b.rng](float* host) { fill_rows(host, N, K, hard, rng); });
+    Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
+    Buffer<floatX> bias = b.input<floatX>("bias", OC);
+    float terms = ulp_of<float>() * 0.64f * sqrtf((float)K); // one rounding of fp32 of the terms' absolute sum
+    Tolerance tolerance = sizeof(floatX) == 4 ? ulps<float>(8, 0.0f) : ulps<floatX>(1, 1.5f);
+    tolerance.atol += 32.0f * terms;
+    Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
+    b.reference([=] { gelu_linear_cpu(out.host, inp.host, weight.host, bias.host, N, K, OC); });
+    double e = sizeof(floatX), rows = e * N * K, weights = e * (double)OC * K, results = e * (double)n;
+    b.cost(rows + weights + results, 2.0 * N * K * OC);
+
+    Buffer<floatX> active = b.scratch<floatX>("active", (size_t)N * K);
+    b.kernel(1, "gelu, then cuBLASLt", [=](int) { gelu_linear1(out, active, inp, weight, bias, N, K, OC, stream); },
+             {0});
+    b.moves(2, 3 * rows + weights + results);
+    b.kernel(2, "one launch: 32x32 tiles, gelu on the way",
+             [=](int) { gelu_linear2(out, inp, weight, bias, N, K, OC, stream); }, {0});
+    b.moves(1, rows + weights + results);
+    b.promoted(1);
+#if !defined(ENABLE_FP32)
+    b.kernel(
+        3, "wgmma, gelu in registers under it", [=](int) { gelu_linear3(out, inp, weight, bias, N, K, OC, stream); },
+        {0}, -90);
+    b.moves(1, rows + weights + results);
+    const std::vector<int> forms = {0, GELU_LINEAR_DEEP_PAIRS, GELU_LINEAR_FLAT_PAIRS, GELU_LINEAR_DEEP};
+    b.kernel(
+        4, "wgmma, gelu in shared memory by warps of their own, forms as block sizes",
+        [=](int form) {
+            form ? gelu_linear4(out, inp, weight, bias, N, K, OC, stream, form)
+                 : gelu_linear4(out, inp, weight, bias, N, K, OC, stream);
+        },
+        forms, -90);
+    b.moves(1, rows + weights + results);
+    b.kernel(
+        5, "4 with gelu in 16 bits",
+        [=](int form) {
+            form ? gelu_linear(out, inp, weight, bias, N, K, OC, stream, form)
+                 : gelu_linear(out, inp, weight, bias, N, K, OC, stream);
+        },
+        forms, -90);
+    b.moves(1, rows + weights + results);
+    b.coarser(3); // every operation of gelu rounds to 16 bits
+    b.promoted(5);
+#endif
+    b.matrix_rate(cublaslt_matrix_rate);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "gelu_linear", declare, {32, 512, 768, 12, 50257},
+                      {{1, 1, 8},
+                       {1, 5, 392},
+                       {1, 129, 64},
+                       {3, 43, 384},
+                       {2, 260, 768},
+                       {1, 127, 264},
+                       {9, 2048, 24},
+                       {1, 300, 192, 1, 1}});
+}

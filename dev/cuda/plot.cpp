@@ -1,0 +1,506 @@
+/*
+Draws what `make bench` measured: for each OP.csv of a folder a bar chart OP.svg beside it, a bar for each kernel at its
+best block size, and roofline.svg, in which the best kernel of each op that counts FLOPs is a dot.
+
+    make plots                    every folder of results/ that holds a CSV
+    ./plot results/h200           one or more folders
+
+The same CSVs give the same bytes. A folder without a CSV, or a CSV that is not what bench.h writes, is an error of one
+line: exit 1; a wrong command line: exit 2. Source of the roofline: Williams et al. 2009, doi:10.1145/1498765.1498785.
+*/
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) static void die(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "error: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    exit(EXIT_FAILURE);
+}
+
+__attribute__((format(printf, 1, 2))) static std::string text(const char* format, ...) {
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    return line;
+}
+
+// ---- the CSV files of bench.h ----------------------------------------------------------------------
+
+// One kernel at one block size.
+struct Row {
+    std::string op, dtype, l2, gpu, what;
+    int kernel, block_size, B, T, C, NH, V, num_launches;
+    double time_ms, bytes, copy_gbs, flops, matrix_tflops, bytes_moved; // 0: not known, but for the time
+    bool promoted;
+};
+
+// One file.
+struct Op {
+    std::string name;      // of the file, without .csv
+    std::vector<Row> best; // of each kernel, in the order of their numbers
+};
+
+static std::string read_file(const std::string& path) {
+    FILE* f = fopen(path.c_str(), "rb");
+    if (!f) { die("%s: %s", path.c_str(), strerror(errno)); }
+    std::string content;
+    char buffer[1 << 16];
+    for (size_t n; (n = fread(buffer, 1, sizeof(buffer), f)) > 0;) { content.append(buffer, n); }
+    if (ferror(f)) { die("%s: cannot be read", path.c_str()); }
+    fclose(f);
+    return content;
+}
+
+// Lines of fields. Quotes as in RFC 4180, but a field ends with its line.
+static std::vector<std::vector<std::string>> parse_csv(const std::string& path, const std::string& content) {
+    std::vector<std::vector<std::string>> lines;
+    std::vector<std::string> fields(1);
+    bool quoted = false;
+    for (size_t i = 0; i < content.size(); i++) {
+        char c = content[i];
+        bool doubled = quoted && c == '"' && i + 1 < content.size() && content[i + 1] == '"';
+        if (doubled) {
+            fields.back() += '"', i++;
+        } else if (c == '"') {
+            quoted = !quoted;
+        } else if (c == '\n') {
+            if (quoted) { die("%s:%zu: a quote is not closed", path.c_str(), lines.size() + 1); }
+            lines.push_back(fields);
+            fields.assign(1, "");
+        } else if (c == ',' && !quoted) {
+            fields.emplace_back();
+        } else if (c != '\r') {
+            fields.back() += c;
+        }
+    }
+    if (quoted || fields.size() > 1 || !fields[0].empty()) {
+        die("%s:%zu: the file ends within a line", path.c_str(), lines.size() + 1);
+    }
+    return lines;
+}
+
+// Fields of one line by the names of their columns; what is wrong ends the program.
+struct Fields {
+    const std::string& path;
+    size_t line; // 1: the header
+    const std::vector<std::string>&names, &values;
+
+    const std::string* find(const char* name) const {
+        auto at = std::find(names.begin(), names.end(), name);
+        return at == names.end() ? nullptr : &values[(size_t)(at - names.begin())];
+    }
+    const std::string& word(const char* name) const {
+        const std::string* value = find(name);
+        if (!value) { die("%s: no column '%s'", path.c_str(), name); }
+        return *value;
+    }
+    // Not below 0. A column that is optional and not there is 0.
+    double number(const char* name, bool optional = false) const {
+        if (optional && !find(name)) { return 0; }
+        const std::string& value = word(name);
+        char* end;
+        double x = strtod(value.c_str(), &end);
+        if (value.empty() || *end || !std::isfinite(x) || x < 0) {
+            die("%s:%zu: %s is '%s', not a number from 0", path.c_str(), line, name, value.c_str());
+        }
+        return x;
+    }
+    int integer(const char* name, bool optional = false) const {
+        double x = number(name, optional);
+        if (x > 2e9 || x != floor(x)) { die("%s:%zu: %s is no whole number", path.c_str(), line, name); }
+        return (int)x;
+    }
+};
+
+static Row read_row(const Fields& f) {
+    Row r;
+    r.op = f.word("op"), r.dtype = f.word("dtype"), r.l2 = f.word("l2"), r.gpu = f.word("gpu"), r.what = f.word("what");
+    r.kernel = f.integer("kernel"), r.block_size = f.integer("block_size");
+    r.B = f.integer("B"), r.T = f.integer("T"), r.C = f.integer("C"), r.NH = f.integer("NH"), r.V = f.integer("V");
+    r.time_ms = f.number("median_ms"), r.bytes = f.number("bytes"), r.flops = f.number("flops");
+    r.copy_gbs = f.number("copy_gb_s"), r.matrix_tflops = f.number("matrix_tflop_s");
+    r.num_launches = f.integer("kernel_launches", true), r.bytes_moved = f.number("bytes_moved", true);
+    r.promoted = f.integer("promoted") != 0;
+    if (r.time_ms == 0) { die("%s:%zu: median_ms is 0", f.path.c_str(), f.line); }
+    return r;
+}
+
+static Op read_op(const std::filesystem::path& file) {
+    std::string path = file.string();
+    auto lines = parse_csv(path, read_file(path));
+    if (lines.size() < 2) { die("%s: no line of a kernel", path.c_str()); }
+    Op op = {file.stem().string(), {}};
+    for (size_t i = 1; i < lines.size(); i++) {
+        if (lines[i].size() != lines[0].size()) {
+            die("%s:%zu: %zu fields, the header has %zu", path.c_str(), i + 1, lines[i].size(), lines[0].size());
+        }
+        Row r = read_row({path, i + 1, lines[0], lines[i]});
+        if (!op.best.empty() && r.op != op.best[0].op) {
+            die("%s:%zu: op is '%s' after '%s'", path.c_str(), i + 1, r.op.c_str(), op.best[0].op.c_str());
+        }
+        auto at = std::find_if(op.best.begin(), op.best.end(), [&](const Row& b) { return b.kernel >= r.kernel; });
+        if (at == op.best.end() || at->kernel != r.kernel) {
+            op.best.insert(at, r);
+        } else if (r.time_ms < at->time_ms) {
+            *at = r;
+        }
+    }
+    return op;
+}
+
+// ---- SVG --------------------------------------------------------------------------------------------
+
+// A white card with a border: it stands on light and on dark pages.
+static const char *INK = "#1f2328", *FAINT = "#59636e", *LINE = "#d1d9e0", *RUNG = "#8fb3d1", *PROMOTED = "#2da44e",
+                  *LIBRARY = "#d4a72c", *ROOF = "#cf222e";
+
+// for text that may cross a line
+static const char* HALO = " stroke=\"#ffffff\" stroke-width=\"3\" paint-order=\"stroke\"";
+
+static std::string escaped(const std::string& s) {
+    std::string out;
+    for (char c : s) {
+        if (c == '&') {
+            out += "&amp;";
+        } else if (c == '<') {
+            out += "&lt;";
+        } else if (c == '>') {
+            out += "&gt;";
+        } else {
+            out += c >= ' ' && c <= '~' ? c : '?'; // what is not ASCII might not be UTF-8 either
+        }
+    }
+    return out;
+}
+
+struct Svg {
+    double width, height;
+    std::string body;
+
+    void label(double x, double y, int size, const char* color, const std::string& s, const char* anchor = "start",
+               const char* more = "") {
+        body += text("<text x=\"%.2f\" y=\"%.2f\" font-size=\"%d\" fill=\"%s\" text-anchor=\"%s\"%s>", x, y, size,
+                     color, anchor, more) +
+                escaped(s) + "</text>\n";
+    }
+    void rect(double x, double y, double w, double h, const char* color, const std::string& more = "") {
+        body += text("<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"%s/>\n", x, y, w, h, color,
+                     more.c_str());
+    }
+    void line(double x1, double y1, double x2, double y2, const char* color, const char* more = "") {
+        body += text("<line x1=\"%.2f\" y1=\"%.2f\" x2=\"%.2f\" y2=\"%.2f\" stroke=\"%s\"%s/>\n", x1, y1, x2, y2, color,
+                     more);
+    }
+    void write(const std::string& path) const {
+        FILE* f = fopen(path.c_str(), "wb");
+        if (!f) { die("%s: %s", path.c_str(), strerror(errno)); }
+        fprintf(f,
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" "
+                "font-family=\"sans-serif\">\n"
+                "<rect x=\"0.5\" y=\"0.5\" width=\"%.0f\" height=\"%.0f\" rx=\"6\" fill=\"#ffffff\" stroke=\"%s\"/>\n"
+                "%s</svg>\n",
+                width, height, width, height, width - 1, height - 1, LINE, body.c_str());
+        bool failed = ferror(f) != 0;
+        if (fclose(f) != 0 || failed) { die("%s: cannot be written", path.c_str()); }
+    }
+};
+
+static std::string bytes_text(double bytes) {
+    return bytes >= 1e9   ? text("%.2f GB", bytes / 1e9)
+           : bytes >= 1e6 ? text("%.1f MB", bytes / 1e6)
+                          : text("%.1f kB", bytes / 1e3);
+}
+
+// ---- bars ---------------------------------------------------------------------------------------------
+
+// The time that the op would take at the rate it is measured against, in ms; 0: not known.
+static double roof_ms(const Row& r) {
+    if (r.flops > 0 && r.matrix_tflops > 0) { return r.flops / r.matrix_tflops / 1e9; }
+    return r.copy_gbs > 0 ? r.bytes / r.copy_gbs / 1e6 : 0;
+}
+static const char* roof_name(const Row& r) { return r.flops > 0 && r.matrix_tflops > 0 ? "matrix rate" : "copy"; }
+
+static std::string bar_text(const Row& r) {
+    std::string s = text("%.4f ms", r.time_ms);
+    if (r.block_size) { s += text(", block %d", r.block_size); }
+    if (r.flops > 0) {
+        s += text(", %.1f TFLOP/s", r.flops / r.time_ms / 1e9);
+    } else if (r.bytes > 0) {
+        s += text(", %.2f TB/s", r.bytes / r.time_ms / 1e9);
+    }
+    if (roof_ms(r) > 0) { s += text(", %.1f%% of %s", 100 * roof_ms(r) / r.time_ms, roof_name(r)); }
+    if (r.num_launches) {
+        s += text(", %d launch%s", r.num_launches, r.num_launches == 1 ? "" : "es");
+        if (r.bytes_moved > 0) { s += " moving " + bytes_text(r.bytes_moved); }
+    }
+    return s;
+}
+
+static Svg draw_bars(const Op& op) {
+    const double left = 20, top = 92, step = 44, bar_height = 16, longest = 440;
+    const double cut = 8; // times the fastest: a bar beyond is cut, for the others to be told apart
+    const Row& first = op.best[0];
+    double fastest = first.time_ms, slowest = first.time_ms;
+    bool has_promoted = false, has_library = false;
+    for (const Row& r : op.best) {
+        fastest = std::min(fastest, r.time_ms), slowest = std::max(slowest, r.time_ms);
+        has_promoted |= r.promoted, has_library |= r.kernel == 0;
+    }
+    bool has_cut = slowest > cut * fastest;
+    double per_ms = longest / (has_cut ? cut * fastest : slowest);
+    double bottom = top + step * (double)op.best.size();
+    Svg svg = {960, bottom + 16, ""};
+
+    svg.label(left, 30, 18, INK,
+              text("%s, %s, B %d T %d C %d NH %d V %d", first.op.c_str(), first.dtype.c_str(), first.B, first.T,
+                   first.C, first.NH, first.V),
+              "start", " font-weight=\"bold\"");
+    std::string about = first.gpu + ", medians at the best block size, L2 " + first.l2;
+    if (first.bytes > 0) { about += ", at least " + bytes_text(first.bytes); }
+    if (first.flops > 0) { about += text(", %.4g GFLOP", first.flops / 1e9); }
+    if (has_cut) { about += text("; bars over %.4f ms are cut", cut * fastest); }
+    svg.label(left, 50, 12, FAINT, about);
+
+    double roof = roof_ms(first) * per_ms;
+    bool has_roof = roof > 0 && roof <= longest;
+    if (has_roof) {
+        svg.label(left + roof - 2, top - 12, 11, ROOF,
+                  text("| at 100%% of %s: %.4f ms", roof_name(first), roof_ms(first)));
+    }
+    double x = svg.width - 20;
+    auto legend = [&](const char* color, const char* name, double width) {
+        x -= width;
+        svg.rect(x, top - 22, 10, 10, color);
+        svg.label(x + 15, top - 13, 11, FAINT, name);
+    };
+    if (has_library) { legend(LIBRARY, "library", 65); }
+    if (has_promoted) { legend(PROMOTED, "promoted", 80); }
+
+    for (size_t i = 0; i < op.best.size(); i++) {
+        const Row& r = op.best[i];
+        double y = top + step * (double)i;
+        const char* color = r.promoted ? PROMOTED : r.kernel == 0 ? LIBRARY : RUNG;
+        double width = std::min(r.time_ms * per_ms, longest);
+        std::string name = text("%d  ", r.kernel) + r.what;
+        if (name.size() > 110) { name = name.substr(0, 107) + "..."; }
+        name += r.promoted ? " (promoted)" : r.kernel == 0 ? " (library)" : "";
+        svg.label(left, y + 12, 13, INK, name);
+        svg.rect(left, y + 18, width, bar_height, color, text(" id=\"kernel%d\"", r.kernel));
+        if (r.time_ms > cut * fastest) { // a slanted gap says so
+            svg.body += text("<path d=\"M%.2f %.2fl6 -18h6l-6 18z\" fill=\"#ffffff\"/>\n", left + width - 24, y + 35);
+        }
+        if (has_roof) { svg.line(left + roof, y + 15, left + roof, y + 37, ROOF); }
+        svg.label(left + width + 8, y + 30, 12, INK, bar_text(r), "start", HALO);
+    }
+    return svg;
+}
+
+// ---- roofline -----------------------------------------------------------------------------------------
+
+struct Dot {
+    std::string name;         // of the op and the number of its kernel
+    double intensity, tflops; // FLOPs a byte, TFLOP/s
+};
+
+struct Box {
+    double x, y, w, h;
+};
+static bool overlap(const Box& a, const Box& b) {
+    return a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;
+}
+
+// The step of 1, 2, 5, 10, 20, 50 ... at or above x, or at or below it.
+static double step_near(double x, bool above) {
+    const double mantissas[] = {0.1, 0.2, 0.5, 1, 2, 5, 10};
+    double decade = pow(10, floor(log10(x))), step = 0;
+    for (double mantissa : mantissas) {
+        double tried = mantissa * decade;
+        if (above && tried >= x * (1 - 1e-9)) { return tried; }
+        if (!above && tried <= x * (1 + 1e-9)) { step = tried; }
+    }
+    return step;
+}
+
+// A logarithmic axis: values low..high, both of them steps, on pixels from..to.
+struct Axis {
+    double low, high, from, to;
+    double at(double value) const { return from + (to - from) * log10(value / low) / log10(high / low); }
+    double next(double value) const { return step_near(1.5 * value, true); }
+};
+static Axis make_axis(double smallest, double largest, double from, double to) {
+    return {step_near(smallest, false), step_near(largest, true), from, to};
+}
+
+// A label goes where it covers no dot and no other label: right of its dot, left of it, then ever further up and down.
+static void draw_dots(Svg& svg, const std::vector<Dot>& dots, const Axis& ax, const Axis& ay, std::vector<Box> taken) {
+    const double height = 14;
+    for (const Dot& d : dots) { taken.push_back({ax.at(d.intensity) - 5, ay.at(d.tflops) - 5, 10, 10}); }
+    for (const Dot& d : dots) {
+        double x = ax.at(d.intensity), y = ay.at(d.tflops), width = 6.2 * (double)d.name.size();
+        Box box = {x + 9, y - height / 2, width, height};
+        bool found = false;
+        for (int i = 0; i < 40 && !found; i++) {
+            double shift = (i / 4 + 1) / 2 * height * ((i / 4) % 2 ? 1 : -1); // 0, 1 down, 1 up, 2 down ...
+            double side = i % 4 == 0 ? x + 9 : i % 4 == 1 ? x - 9 - width : i % 4 == 2 ? x + 40 : x - 40 - width;
+            Box tried = {side, y - height / 2 + shift, width, height};
+            found = tried.x > ax.from && tried.x + width < svg.width && tried.y > ay.to && tried.y + height < ay.from &&
+                    std::none_of(taken.begin(), taken.end(), [&](const Box& t) { return overlap(t, tried); });
+            if (found) { box = tried; }
+        }
+        taken.push_back(box);
+        double near = box.x > x ? box.x - 2 : box.x + width + 2;
+        if (fabs(box.y + height / 2 - y) > 1 || fabs(near - x) > 10) {
+            svg.line(x, y, near, box.y + height / 2, FAINT, " stroke-width=\"0.75\"");
+        }
+        svg.body += text("<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\" stroke=\"#ffffff\"/>\n", x, y, PROMOTED);
+        svg.label(box.x, box.y + 11, 11, INK, d.name, "start", HALO);
+    }
+}
+
+static void draw_axes(Svg& svg, const Axis& ax, const Axis& ay) {
+    for (double value = ax.low; value < 1.5 * ax.high; value = ax.next(value)) {
+        svg.line(ax.at(value), ay.from, ax.at(value), ay.to, LINE);
+        svg.label(ax.at(value), ay.from + 16, 11, FAINT, text("%g", value), "middle");
+    }
+    for (double value = ay.low; value < 1.5 * ay.high; value = ay.next(value)) {
+        svg.line(ax.from, ay.at(value), ax.to, ay.at(value), LINE);
+        svg.label(ax.from - 8, ay.at(value) + 4, 11, FAINT, text("%g", value), "end");
+    }
+    svg.label((ax.from + ax.to) / 2, ay.from + 36, 12, INK, "arithmetic intensity, FLOPs for each byte at least moved",
+              "middle");
+    svg.label(ax.from, ay.to - 10, 12, INK, "TFLOP/s");
+}
+
+// Words with commas between them, in lines of 130 characters at most; their number of lines goes into the height.
+static void draw_list(Svg& svg, const std::string& title, const std::vector<std::string>& words) {
+    std::string line = title;
+    auto flush = [&] {
+        svg.height += 16;
+        svg.label(20, svg.height - 16, 12, FAINT, line);
+    };
+    for (size_t i = 0; i < words.size(); i++) {
+        std::string word = words[i] + (i + 1 < words.size() ? "," : "");
+        if (line.size() + 1 + word.size() > 130) { flush(), line = "   "; }
+        line += " " + word;
+    }
+    if (!words.empty()) { flush(); }
+}
+
+// The number of dots. One type's roofs are drawn, for they differ from type to type: bf16's, where there is one.
+static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path, std::vector<std::string>* without) {
+    std::string dtype = ops[0].best[0].dtype, gpu;
+    for (const Op& op : ops) { dtype = op.best[0].dtype == "bf16" ? "bf16" : dtype; }
+    std::vector<Dot> dots;
+    std::vector<std::string> others;
+    double copy_tbs = 0, matrix_tflops = 0; // the best that was measured beside any of the ops
+    for (const Op& op : ops) {
+        const Row* best = nullptr; // not the library's
+        for (const Row& r : op.best) {
+            if (r.kernel > 0 && (!best || r.time_ms < best->time_ms)) { best = &r; }
+        }
+        const Row& first = op.best[0];
+        if (first.dtype != dtype) {
+            others.push_back(op.name);
+            continue;
+        }
+        gpu = first.gpu;
+        copy_tbs = std::max(copy_tbs, first.copy_gbs / 1e3);
+        matrix_tflops = std::max(matrix_tflops, first.matrix_tflops);
+        if (!best || best->flops <= 0 || best->bytes <= 0) {
+            without->push_back(op.name);
+            continue;
+        }
+        dots.push_back({text("%s %d", op.name.c_str(), best->kernel), best->flops / best->bytes,
+                        best->flops / best->time_ms / 1e9});
+    }
+    if (dots.empty()) { return 0; }
+
+    double least_x = dots[0].intensity, most_x = least_x, least_y = dots[0].tflops, most_y = least_y;
+    for (const Dot& d : dots) {
+        least_x = std::min(least_x, d.intensity), most_x = std::max(most_x, d.intensity);
+        least_y = std::min(least_y, d.tflops), most_y = std::max(most_y, d.tflops);
+    }
+    double ridge = copy_tbs > 0 ? matrix_tflops / copy_tbs : 0; // the intensity from which on arithmetic is the bound
+    if (ridge > 0) { least_x = std::min(least_x, ridge), most_x = std::max(most_x, 2 * ridge); }
+    Axis ax = make_axis(least_x / 1.5, 1.5 * most_x, 64, 820);
+    Axis ay = make_axis(least_y / 1.5, 1.2 * std::max(most_y, matrix_tflops), 520, 92);
+    Svg svg = {960, 586, ""};
+    svg.label(20, 30, 18, INK, text("roofline, %s, %s", dtype.c_str(), gpu.c_str()), "start", " font-weight=\"bold\"");
+    svg.label(20, 50, 12, FAINT,
+              "the fastest kernel of each op that is not the library's; roofs as measured in the same runs");
+    draw_axes(svg, ax, ay);
+    std::vector<Box> taken; // by the names of the roofs
+    if (copy_tbs > 0) {
+        // the slope enters where it rises above the bottom, and ends at the ridge or at the frame
+        double begin = std::max(ax.low, ay.low / copy_tbs), end = std::min(ax.high, ay.high / copy_tbs);
+        if (ridge > 0) { end = std::min(end, ridge); }
+        svg.line(ax.at(begin), ay.at(begin * copy_tbs), ax.at(end), ay.at(end * copy_tbs), ROOF,
+                 " id=\"copy\" stroke-width=\"2\"");
+        double x = ax.at(begin) + 44, y = ay.at(begin * copy_tbs) - 4;
+        svg.label(x, y, 12, ROOF, text("copy %.2f TB/s", copy_tbs), "start", HALO);
+        taken.push_back({x, y - 12, 100, 16});
+    }
+    if (matrix_tflops > 0) {
+        double begin = std::max(ax.low, ridge);
+        svg.line(ax.at(begin), ay.at(matrix_tflops), ax.to, ay.at(matrix_tflops), ROOF,
+                 " id=\"matrix\" stroke-width=\"2\"");
+        double y = ay.at(matrix_tflops) - 8;
+        svg.label(ax.to, y, 12, ROOF, text("matrix rate %.1f TFLOP/s", matrix_tflops), "end", HALO);
+        taken.push_back({ax.to - 170, y - 12, 170, 16});
+    }
+    draw_dots(svg, dots, ax, ay, taken);
+    draw_list(svg, "left out, without FLOPs:", *without);
+    draw_list(svg, "left out, of another type:", others);
+    svg.write(path);
+    return dots.size();
+}
+
+// ---- main -----------------------------------------------------------------------------------------------
+
+static void draw_folder(const std::string& folder) {
+    std::vector<std::filesystem::path> files;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+        if (entry.path().extension() == ".csv") { files.push_back(entry.path()); }
+    }
+    if (error) { die("%s: %s", folder.c_str(), error.message().c_str()); }
+    if (files.empty()) { die("%s: no CSV here: make bench writes them, on a machine with a GPU", folder.c_str()); }
+    std::sort(files.begin(), files.end());
+    std::vector<Op> ops; // all are read before the first is drawn
+    for (const auto& file : files) { ops.push_back(read_op(file)); }
+    for (const Op& op : ops) { draw_bars(op).write(folder + "/" + op.name + ".svg"); }
+    std::vector<std::string> without;
+    size_t num_dots = draw_roofline(ops, folder + "/roofline.svg", &without);
+    printf("%s: %zu bar chart%s, ", folder.c_str(), ops.size(), ops.size() == 1 ? "" : "s");
+    printf("%s", num_dots ? text("a roofline of %zu of them", num_dots).c_str() : "no roofline");
+    for (size_t i = 0; i < without.size(); i++) { printf("%s%s", i ? ", " : "; without FLOPs: ", without[i].c_str()); }
+    printf("\n");
+}
+
+int main(int argc, char** argv) {
+    if (argc < 2 || argv[1][0] == '-') {
+        fprintf(stderr, "usage: %s FOLDER ...      draws FOLDER/*.csv, which make bench writes\n", argv[0]);
+        return 2;
+    }
+    for (int i = 1; i < argc; i++) {
+        std::string folder = argv[i];
+        while (folder.size() > 1 && folder.back() == '/') { folder.pop_back(); }
+        draw_folder(folder);
+    }
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,1265 @@
+/* transformer_block: a block of GPT-2, forward: out = r + mlp(layernorm(r)), r = inp + proj(attention(layernorm(inp)))
+
+   out (B,T,C) floatX out | inp (B,T,C) floatX in | 12 tensors of weights floatX in, see TransformerBlockWeights
+   Bound: compute, 24*B*T*C*C FLOPs for four products and 2*B*NH*T*T*HS for attention, its causal half counted once.
+   Constraint: C % NH == 0 and C / NH % 8 == 0; kernel 5 HS = 64 and C <= 1792; kernels of e4m3 products C % 16 == 0.
+   Error: against the fp64 reference, which rounds nothing on the way: three ulps of floatX of the result and of 1. What
+   lies between two products is rounded to floatX; in bf16 these roundings come to 0.004 as a root mean square, and the
+   largest of 10^7 errors to 5.4 times that. fp32: 64 ulps, 512 for rows of equal values. The e4m3 kernels:
+   14 times that of bf16. e4m3 keeps 3 bits after the first, so both factors of each product are off by 0.025 as a root
+   mean square, and a sum of any number of products by 0.036 of its size; three such layers in turn are off by 0.041 to
+   0.056, depending on T.
+   Kernels 11 to 13 subtract a row's mean after a product: where it is q times the standard deviation, roundings of fp32
+   count q times. They round layernorm's weight times the linear layer's instead of the normalised rows.
+   Scores of +-1e4 would make of one rounding in bf16 another winner of the softmax: attention_forward checks those.
+   Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; e4m3: Micikevicius et al. 2022,
+   arXiv:2209.05433.
+
+   nvcc -O3 --use_fast_math transformer_block.cu -lcublasLt -o transformer_block      (or: make transformer_block)
+   ./transformer_block 5            check kernel 5 against the CPU
+   ./transformer_block              every kernel, side by side
+   ./transformer_block -V 1         here -V is what inp holds: 1 rows of equal values, 2 one row 1000 times the others,
+                                    3 random numbers
+   Kernels 4, 5 and 10 to 13 need -gencode arch=compute_90a,code=sm_90a.                                            */
+#include "../../llmc/cublas_common.cuh"
+#include "../../llmc/gemm_sm90.cuh"
+#include "bench.h"
+#include <cooperative_groups.h>
+#include <cuda_fp8.h>
+#include <memory>
+
+#define PROMOTED_ONLY
+#include "attention_forward.cu"
+#include "fused_residual_layernorm.cu"
+#include "gelu_forward.cu"
+#include "layernorm_forward.cu"
+#include "matmul_forward.cu"
+#include "residual_forward.cu"
+#undef PROMOTED_ONLY
+
+// ---- what the kernels share ----
+
+struct TransformerBlockWeights {
+    const floatX *ln1_weight, *ln1_bias;       // (C), (C)
+    const floatX *qkv_weight, *qkv_bias;       // (3C,C), (3C)
+    const floatX *proj_weight, *proj_bias;     // (C,C), (C)
+    const floatX *ln2_weight, *ln2_bias;       // (C), (C)
+    const floatX *fc_weight, *fc_bias;         // (4C,C), (4C)
+    const floatX *fcproj_weight, *fcproj_bias; // (C,4C), (C)
+};
+
+struct TransformerBlock {
+    floatX* out;       // (B,T,C)
+    const floatX* inp; // (B,T,C)
+    TransformerBlockWeights w;
+    floatX* norm;          // (B,T,C) scratch, as all that follow: of the first layernorm, then of the second
+    floatX* qkv;           // (B,T,3,NH,HS)
+    floatX* attention;     // (B,T,NH,HS)
+    floatX* projected;     // (B,T,C)
+    floatX* residual;      // (B,T,C)
+    floatX *hidden, *gelu; // (B,T,4C), before and after GELU
+    float *mean, *rstd;    // (B,T)
+    float* lse;            // (B,NH,T)
+    int B, T, C, NH;
+};
+
+// ---- kernel 1: an operation, a launch: 10 of them ----
+
+void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    size_t n = (size_t)N * C;
+    const TransformerBlockWeights& w = f.w;
+    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
+    matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
+    attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, stream);
+    matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
+    residual_forward(f.residual, f.inp, f.projected, n, stream);
+    layernorm_forward(f.norm, f.mean, f.rstd, f.residual, w.ln2_weight, w.ln2_bias, N, C, stream);
+    matmul_forward(f.hidden, NULL, f.norm, w.fc_weight, w.fc_bias, NULL, N, C, 4 * C, stream);
+    gelu_forward(f.gelu, f.hidden, 4 * n, stream);
+    matmul_forward(f.projected, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, NULL, N, 4 * C, C, stream);
+    residual_forward(f.out, f.residual, f.projected, n, stream);
+}
+
+// ---- kernel 2: as in training: GELU and one residual in the library's epilogues, the other with its layernorm ----
+
+void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
+    matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
+    attention_forward(f.attention, f.lse, f.qkv, f.B, f.T, C, f.NH, stream);
+    matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
+    fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
+                                     N, C, stream);
+    matmul_forward(f.gelu, f.hidden, f.norm, w.fc_weight, w.fc_bias, NULL, N, C, 4 * C, stream);
+    matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
+}
+
+// ---- kernel 7: as 2, but what GELU was applied to is not kept: it is for the backward pass alone ----
+
+// gelu (N,4C) = gelu(norm fc_weight^T + fc_bias)
+static void transformer_block_fc_gelu(const TransformerBlock& f, cudaStream_t stream) {
+    LinearCall fc;
+    fc.out = f.gelu, fc.inp = f.norm, fc.weight = f.w.fc_weight, fc.bias = f.w.fc_bias;
+    fc.M = f.B * f.T, fc.N = 4 * f.C, fc.K = f.C;
+    fc.gelu = true;
+    if (sizeof(floatX) == 2 && cublaslt_linear(fc, stream)) {
+        return;
+    } // in fp32 the library's gelu would set the error
+    matmul_forward(f.gelu, NULL, f.norm, f.w.fc_weight, f.w.fc_bias, NULL, fc.M, f.C, 4 * f.C, stream);
+    gelu_forward(f.gelu, f.gelu, (size_t)fc.M * fc.N, stream);
+}
+
+// The block f.out = block(f.inp); everything else in f is scratch.
+void transformer_block_forward(const TransformerBlock& f, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
+    matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
+    fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
+                                     N, C, stream);
+    transformer_block_fc_gelu(f, stream);
+    matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
+}
+
+// ---- kernel 3: kernel 7 as a CUDA graph: one call of the driver for all launches ----
+
+struct TransformerBlockGraph {
+    cudaGraphExec_t exec = NULL;
+    TransformerBlockGraph() = default;
+    TransformerBlockGraph(const TransformerBlockGraph&) = delete;
+    ~TransformerBlockGraph() {
+        if (exec) { cudaGraphExecDestroy(exec); }
+    }
+};
+
+// The first call with a graph runs `launches` as they are, so that algorithms are chosen, then records them.
+void transformer_block_forward3(TransformerBlockGraph& graph, const std::function<void(cudaStream_t)>& launches,
+                                cudaStream_t stream) {
+    if (!graph.exec) {
+        cudaGraph_t recorded;
+        launches(stream);
+        cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        launches(stream);
+        cudaCheck(cudaStreamEndCapture(stream, &recorded));
+        cudaCheck(cudaGraphInstantiate(&graph.exec, recorded, 0));
+        cudaCheck(cudaGraphDestroy(recorded));
+    }
+    cudaCheck(cudaGraphLaunch(graph.exec, stream));
+}
+
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
+// ---- kernel 4: our own products, with residuals and GELU in their epilogues, started under what runs before them ----
+
+// 8 values to two bytes each
+__device__ inline void transformer_block_store8(floatX* p, const float x[8]) {
+    x128 y;
+    for (int k = 0; k < 8; k++) { y[k] = (floatX)x[k]; }
+    store128(p, y);
+}
+// The same to e4m3, to the nearest; what is too large becomes 448.
+__device__ inline void transformer_block_store8(__nv_fp8_e4m3* p, const float x[8]) {
+    uint32_t words[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[4 * k], x[4 * k + 1]), __NV_SATFINITE, __NV_E4M3);
+        uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(x[4 * k + 2], x[4 * k + 3]), __NV_SATFINITE, __NV_E4M3);
+        words[k] = low | high << 16;
+    }
+    *reinterpret_cast<uint2*>(p) = make_uint2(words[0], words[1]);
+}
+
+// norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
+// alone, and no residual, if inp2 is NULL. A block for each row, 8 elements for each thread.
+template <class Norm> __global__ void __launch_bounds__(1024)
+    transformer_block_norm_kernel4(Norm* norm, floatX* residual, const floatX* inp1, const floatX* inp2,
+                                   const floatX* weight, const floatX* bias, const float* multiplier, int C) {
+    __shared__ float shared[32];
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int c = threadIdx.x * x128::size;
+    bool inside = c < C;
+    size_t at = (size_t)blockIdx.x * C + c;
+    x128 x = {};
+    if (inside) {
+        x = load128(inp1 + at);
+        if (inp2) {
+            x128 y = load128(inp2 + at);
+            for (int k = 0; k < 8; k++) { x[k] = (floatX)((float)x[k] + (float)y[k]); }
+            store128(residual + at, x);
+        }
+    }
+    float sum = 0.0f, squares = 0.0f;
+    for (int k = 0; k < 8; k++) { sum += (float)x[k]; }
+    float m = block_sum(sum, shared) / C;
+    for (int k = 0; k < 8; k++) {
+        float centred = (float)x[k] - m;
+        squares += inside ? centred * centred : 0.0f;
+    }
+    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
+    if (!inside) { return; }
+    x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
+    float normed[8];
+    for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[k] - m) * r * (float)w[k] + (float)b[k]); }
+    transformer_block_store8(norm + at, normed);
+}
+template <class Norm> static void transformer_block_norm(Norm* norm, floatX* residual, const floatX* inp1,
+                                                         const floatX* inp2, const floatX* weight, const floatX* bias,
+                                                         const float* multiplier, int N, int C, cudaStream_t stream) {
+    require(C % 8 == 0 && C <= 8192);
+    launch_early(transformer_block_norm_kernel4<Norm>, dim3(N), dim3(ceil_div(C, 256) * 32), 0, stream, norm, residual,
+                 inp1, inp2, weight, bias, multiplier, C);
+}
+
+// Who computes each product: a form of gemm_sm90, or 0: the library. Told by four decimal digits, in this order.
+struct TransformerBlockForms {
+    int qkv, proj, fc, fcproj;
+};
+static TransformerBlockForms transformer_block_forms(int digits) {
+    return {digits / 1000, digits / 100 % 10, digits / 10 % 10, digits % 10};
+}
+
+// out (M,N) = gelu?(inp (M,K) weight (N,K)^T + bias) + residual, as `extras` says.
+template <int extras> static void transformer_block_product(floatX* out, const floatX* inp, const floatX* weight,
+                                                            const floatX* bias, const floatX* residual, int M, int N,
+                                                            int K, int form, cudaStream_t stream) {
+    if (form == 0) {
+        require(!(extras & GEMM_GELU));
+        return matmul_forward(out, NULL, inp, weight, bias, residual, M, K, N, stream);
+    }
+    GemmSM90 g = {out, NULL, inp, weight, residual, M, N, K, true};
+    gemm_sm90(g, GemmBias<extras>{bias}, stream, form);
+}
+
+void transformer_block_forward4(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    const float* one = NULL;
+    const floatX* nothing = NULL;
+    transformer_block_norm(f.norm, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, one, N, C, stream);
+    transformer_block_product<0>(f.qkv, f.norm, w.qkv_weight, w.qkv_bias, nothing, N, 3 * C, C, forms.qkv, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    if (forms.proj == 0) { // the library takes longer to add a residual than the layernorm does
+        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, nothing, N, C, C, 0, stream);
+        transformer_block_norm(f.norm, f.residual, f.inp, f.projected, w.ln2_weight, w.ln2_bias, one, N, C, stream);
+    } else {
+        transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
+                                                 forms.proj, stream);
+        transformer_block_norm(f.norm, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, one, N, C, stream);
+    }
+    if (forms.fc == 0) {
+        transformer_block_fc_gelu(f, stream);
+    } else {
+        transformer_block_product<GEMM_GELU>(f.gelu, f.norm, w.fc_weight, w.fc_bias, nothing, N, 4 * C, C, forms.fc,
+                                             stream);
+    }
+    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, C, 4 * C,
+                                             forms.fcproj, stream);
+}
+
+// ---- kernel 5: one launch: persistent blocks do phase after phase and meet at barriers of the whole grid ----
+// One warpgroup loads by TMA, two compute, as in the kernels of Hopper that it is put together from. A phase ends when
+// all blocks have arrived: what they stored in it is then loaded by TMA in the next one.
+
+// A stage: 64 columns of 128 rows of inp and of 128 * halves rows of weight; or 128 keys and their values.
+template <int halves> struct TransformerBlockStage { floatX a[128 * 64], b[halves * 128 * 64]; };
+
+template <int halves> struct TransformerBlockSMem { // 209 KB: a block an SM
+    static constexpr int ring = halves == 2 ? 4 : 6;
+    TransformerBlockStage<halves> stages[ring];
+    floatX queries[2][64 * 64]; // of both warpgroups
+    uint64_t full[ring], empty[ring], queries_full, queries_empty;
+};
+static_assert(sizeof(TransformerBlockStage<2>) == 48 * 1024 && sizeof(TransformerBlockStage<1>) == 32 * 1024,
+              "TMA announces this many bytes");
+static_assert(sizeof(TransformerBlockSMem<1>) + 1024 <= 227 << 10 &&
+                  sizeof(TransformerBlockSMem<2>) + 1024 <= 227 << 10,
+              "all that compute capability 9.0 has");
+
+struct TransformerBlockMaps { // inputs in boxes of 128 rows, weights of 128 * halves, qkv of 64 tokens
+    CUtensorMap norm, attention, gelu, qkv_weight, proj_weight, fc_weight, fcproj_weight, qkv;
+};
+
+// out (M,N) = gelu?(inp (M,K) weight (N,K)^T + bias) + add
+struct TransformerBlockProduct {
+    floatX* out;
+    const floatX *bias, *add; // (N), (M,N), may be NULL
+    bool gelu;
+    int M, N, K;
+};
+
+// Calls f(row, column) for the first row and column of each of this block's tiles. In what follows i counts steps of
+// the ring over all phases, alike in the thread that loads and in those that compute.
+template <int halves, class F>
+__device__ inline void transformer_block_each_tile(const TransformerBlockProduct& p, F f) {
+    int columns = 128 * halves, num_columns = ceil_div(p.N, columns), num_tiles = ceil_div(p.M, 128) * num_columns;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) { // blocks at work together share rows of inp
+        f(tile / num_columns * 128, tile % num_columns * columns);
+    }
+}
+
+template <int halves>
+__device__ inline void transformer_block_load(TransformerBlockSMem<halves>& smem, const CUtensorMap& inp_map,
+                                              const CUtensorMap& weight_map, const TransformerBlockProduct& p, int& i) {
+    const int ring = TransformerBlockSMem<halves>::ring;
+    transformer_block_each_tile<halves>(p, [&](int row, int column) {
+        for (int k = 0; k < p.K; k += 64, i++) {
+            TransformerBlockStage<halves>& stage = smem.stages[i % ring];
+            mbarrier_wait(&smem.empty[i % ring], (i / ring + 1) % 2);
+            mbarrier_arrive_expect(&smem.full[i % ring], sizeof(stage));
+            tma_load_2d(stage.a, &inp_map, k, row, &smem.full[i % ring]);
+            tma_load_2d(stage.b, &weight_map, k, column, &smem.full[i % ring]);
+        }
+    });
+}
+
+// Stores a warp's 16 rows of 32 columns from (row0, column0) on, four tiles d[4 * j] of mma_16x8x16, as far as they lie
+// within the first num_rows rows and the first p.N columns.
+__device__ inline void transformer_block_store(const TransformerBlockProduct& p, const float* d, int row0, int column0,
+                                               int num_rows) {
+    int lane = threadIdx.x % 32, column = column0 + lane % 4 * 8;
+#pragma unroll
+    for (int half_tile = 0; half_tile < 2; half_tile++) {
+        float v[4][2];
+        for (int j = 0; j < 4; j++) {
+            v[j][0] = d[4 * j + 2 * half_tile];
+            v[j][1] = d[4 * j + 2 * half_tile + 1];
+        }
+        mma_quad_transpose(v);
+        int row = row0 + 8 * half_tile + lane / 4;
+        if (row >= num_rows || column >= p.N) { continue; }
+        size_t at = (size_t)row * p.N + column;
+        x128 out, bias = {}, add = {};
+        if (p.bias) { bias = load128(p.bias + column); }
+        if (p.add) { add = load128(p.add + at); }
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float x = v[k / 2][k % 2] + (float)bias[k];
+            if (p.gelu) { x = gelu_forward_value(x); }
+            out[k] = (floatX)(x + (float)add[k]);
+        }
+        store128(p.out + at, out);
+    }
+}
+
+template <int halves> __device__ inline void
+transformer_block_compute(TransformerBlockSMem<halves>& smem, const TransformerBlockProduct& p, int warp, int& i) {
+    const int ring = TransformerBlockSMem<halves>::ring;
+    int lane = threadIdx.x % 32, group_row = warp / 4 * 64;
+    transformer_block_each_tile<halves>(p, [&](int row, int column) {
+        float sum[halves][64];
+#pragma unroll
+        for (int j = 0; j < 64; j++) { // unset, they would count as in use through all phases before this one
+            for (int h = 0; h < halves; h++) { sum[h][j] = 0; }
+        }
+        for (int k = 0; k < p.K; k += 64, i++) {
+            TransformerBlockStage<halves>& stage = smem.stages[i % ring];
+            mbarrier_wait(&smem.full[i % ring], i / ring % 2);
+            wgmma_fence();
+            uint64_t a = wgmma_descriptor(stage.a + group_row * 64);
+#pragma unroll
+            for (int h = 0; h < halves; h++) {
+                uint64_t b = wgmma_descriptor(stage.b + h * 128 * 64);
+#pragma unroll
+                for (int j = 0; j < 4; j++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+                    wgmma_64x128x16(sum[h], a + 2 * j, b + 2 * j, 1, floatX());
+                }
+            }
+            wgmma_commit();
+            wgmma_wait<1>(); // the previous step's products are done: its stage is free
+            if (k > 0 && lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ring]); }
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int h = 0; h < halves; h++) { wgmma_hold(sum[h]); }
+        if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ring]); }
+        int warp_row = row + group_row + warp % 4 * 16;
+#pragma unroll
+        for (int h = 0; h < halves; h++) {
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                transformer_block_store(p, sum[h] + 16 * q, warp_row, column + 128 * h + 32 * q, p.M);
+            }
+        }
+    });
+}
+
+// n counts tiles of queries.
+template <int halves> __device__ inline void transformer_block_load_attention(TransformerBlockSMem<halves>& smem,
+                                                                              const CUtensorMap& qkv_map,
+                                                                              const TransformerBlock& f, int& i) {
+    const int ring = TransformerBlockSMem<halves>::ring;
+    int n = 0;
+    attention_forward_each_tile<true>(f.B * f.NH, ceil_div(f.T, 128), 1, [&](int head, int tile) {
+        int b = head / f.NH, h = head % f.NH;
+        mbarrier_wait(&smem.queries_empty, (n + 1) % 2);
+        attention_forward_tma(smem.queries[0], &smem.queries_full, qkv_map, h, tile * 128, b);
+        n++;
+        for (int step = tile; step >= 0; step--, i++) { // the diagonal first
+            TransformerBlockStage<halves>& stage = smem.stages[i % ring];
+            uint64_t* full = &smem.full[i % ring];
+            mbarrier_wait(&smem.empty[i % ring], (i / ring + 1) % 2);
+            mbarrier_arrive_expect(full, 2 * ATTENTION_FORWARD_KEY_BYTES);
+            for (int j = 0; j < 2; j++) {
+                tma_load_4d(stage.a + j * 64 * 64, &qkv_map, 0, f.NH + h, step * 128 + j * 64, b, full);
+                tma_load_4d(stage.b + j * 64 * 64, &qkv_map, 0, 2 * f.NH + h, step * 128 + j * 64, b, full);
+            }
+        }
+    });
+}
+
+template <int halves> __device__ inline void transformer_block_attention(TransformerBlockSMem<halves>& smem,
+                                                                         const TransformerBlock& f, int warp, int& i) {
+    const int ring = TransformerBlockSMem<halves>::ring;
+    const float scale_log2 = 1.44269504f * 0.125f; // log2(e) / sqrt(64)
+    int lane = threadIdx.x % 32, n = 0;
+    attention_forward_each_tile<true>(f.B * f.NH, ceil_div(f.T, 128), 1, [&](int head, int tile) {
+        const floatX* q = smem.queries[warp / 4];
+        float s[64], o[32];
+        uint32_t p[32];
+        AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+#pragma unroll
+        for (int j = 0; j < 32; j++) { o[j] = s[j] = s[32 + j] = 0; }
+        mbarrier_wait(&smem.queries_full, n++ % 2);
+#pragma unroll 1
+        for (int step = tile; step >= 0; step--, i++) {
+            TransformerBlockStage<halves>& stage = smem.stages[i % ring];
+            mbarrier_wait(&smem.full[i % ring], i / ring % 2);
+            wgmma_fence();
+            attention_forward_wgmma_scores(s, q, stage.a);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(s);
+            bool grew = step == tile ? attention_forward_wgmma_softmax<true, true>(s, x, warp * 16, scale_log2)
+                                     : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+            if (grew) { attention_forward_wgmma_rescale(o, x); }
+            attention_forward_wgmma_pack(p, s);
+            wgmma_hold(o);
+            wgmma_hold(p);
+            wgmma_fence();
+            attention_forward_wgmma_values(o, p, stage.b);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(o);
+            wgmma_hold(p);
+            if (lane == 0) { mbarrier_arrive(&smem.empty[i % ring]); }
+        }
+        if (lane == 0) { mbarrier_arrive(&smem.queries_empty); }
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            float l = x.l[half_row];
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+            x.rescale[half_row] = 1.0f / l;
+        }
+        attention_forward_wgmma_rescale(o, x);
+        TransformerBlockProduct out = {f.attention + (size_t)(head / f.NH) * f.T * f.C, NULL, NULL, false, f.T, f.C, 0};
+        for (int half = 0; half < 2; half++) {
+            transformer_block_store(out, o + 16 * half, tile * 128 + warp * 16, head % f.NH * 64 + half * 32, f.T);
+        }
+    });
+}
+
+// A row for each of the eight warps that compute, in registers.
+const int transformer_block_max_vecs = 7; // C <= 1792
+__device__ inline void transformer_block_layernorm(floatX* norm, const floatX* inp, const floatX* weight,
+                                                   const floatX* bias, int N, int C, int warp) {
+    int lane = threadIdx.x % 32;
+    for (int row = blockIdx.x * 8 + warp; row < N; row += gridDim.x * 8) {
+        x128 x[transformer_block_max_vecs];
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < transformer_block_max_vecs; j++) {
+            int c = (lane + 32 * j) * x128::size;
+            x[j] = c < C ? load128(inp + (size_t)row * C + c) : x128();
+        }
+#pragma unroll
+        for (int j = 0; j < transformer_block_max_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+        }
+        float m = warp_sum(sum) / C;
+#pragma unroll
+        for (int j = 0; j < transformer_block_max_vecs; j++) {
+            if ((lane + 32 * j) * x128::size >= C) { continue; }
+            for (int k = 0; k < x128::size; k++) {
+                float centred = (float)x[j][k] - m;
+                squares += centred * centred;
+            }
+        }
+        float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+#pragma unroll
+        for (int j = 0; j < transformer_block_max_vecs; j++) {
+            int c = (lane + 32 * j) * x128::size;
+            if (c >= C) { continue; }
+            x128 w = load128(weight + c), b = load128(bias + c), y;
+            for (int k = 0; k < x128::size; k++) {
+                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+            }
+            store128(norm + (size_t)row * C + c, y);
+        }
+    }
+}
+
+// All threads of all blocks. What was stored before it is seen after it, by TMA too.
+__device__ inline void transformer_block_barrier() {
+    async_proxy_fence();
+    cooperative_groups::this_grid().sync();
+    async_proxy_fence();
+}
+
+template <int halves> __global__ void __launch_bounds__(384, 1)
+    transformer_block_sm90_kernel5(const __grid_constant__ TransformerBlock f,
+                                   const __grid_constant__ TransformerBlockMaps maps) {
+    extern __shared__ __align__(256) unsigned char transformer_block_shared[];
+    auto& smem = attention_forward_sm90_shared<TransformerBlockSMem<halves>>(transformer_block_shared);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < smem.ring; s++) {
+            mbarrier_init(&smem.full[s], 1);
+            mbarrier_init(&smem.empty[s], 8); // all warps that compute
+        }
+        mbarrier_init(&smem.queries_full, 1);
+        mbarrier_init(&smem.queries_empty, 8);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    int N = f.B * f.T, C = f.C, i = 0;
+    TransformerBlockProduct qkv = {f.qkv, f.w.qkv_bias, NULL, false, N, 3 * C, C};
+    TransformerBlockProduct proj = {f.residual, f.w.proj_bias, f.inp, false, N, C, C};
+    TransformerBlockProduct fc = {f.gelu, f.w.fc_bias, NULL, true, N, 4 * C, C};
+    TransformerBlockProduct fcproj = {f.out, f.w.fcproj_bias, f.residual, false, N, C, 4 * C};
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4; // now the compiler knows it to be the same for a warp
+    if (warp < 0) {
+        warpgroup_fewer_registers<56>();
+        bool loads = threadIdx.x == 0;
+        transformer_block_barrier(); // normalised
+        if (loads) { transformer_block_load(smem, maps.norm, maps.qkv_weight, qkv, i); }
+        __syncwarp();
+        transformer_block_barrier();
+        if (loads) { transformer_block_load_attention(smem, maps.qkv, f, i); }
+        __syncwarp();
+        transformer_block_barrier();
+        if (loads) { transformer_block_load(smem, maps.attention, maps.proj_weight, proj, i); }
+        __syncwarp();
+        transformer_block_barrier();
+        transformer_block_barrier(); // normalised
+        if (loads) { transformer_block_load(smem, maps.norm, maps.fc_weight, fc, i); }
+        __syncwarp();
+        transformer_block_barrier();
+        if (loads) { transformer_block_load(smem, maps.gelu, maps.fcproj_weight, fcproj, i); }
+        return;
+    }
+    warpgroup_more_registers<224>();
+    transformer_block_layernorm(f.norm, f.inp, f.w.ln1_weight, f.w.ln1_bias, N, C, warp);
+    transformer_block_barrier();
+    transformer_block_compute(smem, qkv, warp, i);
+    transformer_block_barrier();
+    transformer_block_attention(smem, f, warp, i);
+    transformer_block_barrier();
+    transformer_block_compute(smem, proj, warp, i);
+    transformer_block_barrier();
+    transformer_block_layernorm(f.norm, f.residual, f.w.ln2_weight, f.w.ln2_bias, N, C, warp);
+    transformer_block_barrier();
+    transformer_block_compute(smem, fc, warp, i);
+    transformer_block_barrier();
+    transformer_block_compute(smem, fcproj, warp, i);
+}
+
+template <int halves> static void transformer_block_forward5(const TransformerBlock& f, cudaStream_t stream) {
+    auto kernel = transformer_block_sm90_kernel5<halves>;
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    TransformerBlockMaps maps = {tensor_map(f.norm, {C, N}, {64, 128}),
+                                 tensor_map(f.attention, {C, N}, {64, 128}),
+                                 tensor_map(f.gelu, {4 * C, N}, {64, 128}),
+                                 tensor_map(w.qkv_weight, {C, 3 * C}, {64, 128 * halves}),
+                                 tensor_map(w.proj_weight, {C, C}, {64, 128 * halves}),
+                                 tensor_map(w.fc_weight, {C, 4 * C}, {64, 128 * halves}),
+                                 tensor_map(w.fcproj_weight, {4 * C, C}, {64, 128 * halves}),
+                                 attention_forward_tensor_map(f.qkv, f.B, f.T, 3 * f.NH, 64)};
+    const int bytes = sizeof(TransformerBlockSMem<halves>) + 1024;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    TransformerBlock parameters = f;
+    void* arguments[] = {&parameters, &maps};
+    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, num_multiprocessors(), 384, arguments, bytes, stream));
+}
+
+// Tiles of 256 columns where there are enough of them for all SMs.
+void transformer_block_forward5(const TransformerBlock& f, cudaStream_t stream) {
+    require(has_sm90a() && f.C == 64 * f.NH && f.C <= transformer_block_max_vecs * 256);
+    require((size_t)ceil_div(f.B * f.T, 128) * ceil_div(4 * f.C, 128) <= INT_MAX);
+    int num_tiles = ceil_div(f.B * f.T, 128) * ceil_div(f.C, 256);
+    num_tiles >= num_multiprocessors() ? transformer_block_forward5<2>(f, stream)
+                                       : transformer_block_forward5<1>(f, stream);
+}
+
+// ---- kernel 11: normalised rows are never stored: products of the rows as they are, mean and rstd come after ----
+// layernorm(x) W^T + b = rstd (x W'^T - mean u) + v, where W' = weight * W, u sums its rows, and v = W bias + b
+
+// One layernorm folded into the linear layer after it, in device memory; written by transformer_block_prepare_deferred
+// when weights change.
+struct TransformerBlockFolded {
+    floatX* weight; // (OC,C) W'
+    float2* sums;   // (OC) u, v
+};
+struct TransformerBlockDeferred {
+    TransformerBlockFolded qkv, fc; // 3C, 4C columns
+};
+
+// A warp for each row of linear_weight.
+__global__ void transformer_block_fold_kernel11(TransformerBlockFolded folded, const floatX* weight, const floatX* bias,
+                                                const floatX* linear_weight, const floatX* linear_bias, int OC, int C) {
+    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= OC) { return; }
+    float u = 0.0f, v = 0.0f;
+    for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+        size_t at = (size_t)row * C + c;
+        x128 l = load128(linear_weight + at), w = load128(weight + c), b = load128(bias + c), product;
+        for (int k = 0; k < x128::size; k++) {
+            product[k] = (floatX)((float)w[k] * (float)l[k]);
+            u += (float)product[k]; // as rounded: of rows of equal values nothing is left then
+            v += (float)b[k] * (float)l[k];
+        }
+        store128(folded.weight + at, product);
+    }
+    u = warp_sum(u), v = warp_sum(v);
+    if (lane == 0) { folded.sums[row] = make_float2(u, v + (float)linear_bias[row]); }
+}
+
+// What kernels 11 and 12 know of weights. Once for each change of them: not part of those kernels' time.
+void transformer_block_prepare_deferred(const TransformerBlockDeferred& d, const TransformerBlockWeights& w, int C,
+                                        cudaStream_t stream) {
+    transformer_block_fold_kernel11<<<ceil_div(3 * C, 8), 256, 0, stream>>>(d.qkv, w.ln1_weight, w.ln1_bias,
+                                                                            w.qkv_weight, w.qkv_bias, 3 * C, C);
+    cudaCheck(cudaGetLastError());
+    transformer_block_fold_kernel11<<<ceil_div(4 * C, 8), 256, 0, stream>>>(d.fc, w.ln2_weight, w.ln2_bias, w.fc_weight,
+                                                                            w.fc_bias, 4 * C, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// mean, rstd (N) of the rows of inp (N,C), a warp for each. Sums are around a row's first element: what cancels is then
+// no more than C times the variance.
+__global__ void __launch_bounds__(256)
+    transformer_block_statistics_kernel11(float* mean, float* rstd, const floatX* inp, int N, int C) {
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= N) { return; }
+    const floatX* x = inp + (size_t)row * C;
+    float first = (float)x[0], sum = 0.0f, squares = 0.0f;
+    for (int begin = lane * x128::size; begin < C; begin += 3 * 32 * x128::size) {
+        x128 v[3]; // all three on their way at once
+#pragma unroll
+        for (int j = 0; j < 3; j++) {
+            int c = begin + 32 * j * x128::size;
+            if (c < C) { v[j] = load128(x + c); }
+        }
+#pragma unroll
+        for (int j = 0; j < 3; j++) {
+            if (begin + 32 * j * x128::size >= C) { continue; }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)v[j][k] - first;
+                sum += d, squares += d * d;
+            }
+        }
+    }
+    float d = warp_sum(sum) / C, variance = fmaxf(warp_sum(squares) / C - d * d, 0.0f);
+    if (lane == 0) { mean[row] = first + d, rstd[row] = rsqrtf(variance + 1e-5f); }
+}
+static void transformer_block_statistics(const TransformerBlock& f, const floatX* inp, cudaStream_t stream) {
+    int N = f.B * f.T;
+    launch_early(transformer_block_statistics_kernel11, dim3(ceil_div(N, 8)), dim3(256), 0, stream, f.mean, f.rstd, inp,
+                 N, f.C);
+}
+
+// inp to attention
+static void transformer_block_attention11(const TransformerBlock& f, const TransformerBlockDeferred& d,
+                                          cudaStream_t stream) {
+    require(has_sm90a());
+    int N = f.B * f.T, C = f.C;
+    transformer_block_statistics(f, f.inp, stream);
+    GemmSM90 qkv = {f.qkv, NULL, f.inp, d.qkv.weight, NULL, N, 3 * C, C, true};
+    GemmLayernorm<0> layernorm = {f.mean, f.rstd, d.qkv.sums};
+    gemm_sm90_tiles<GemmTurns192Pairs>(qkv, layernorm, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+}
+// gelu and residual to out; form: of gemm_sm90, 0: the library
+static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
+    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
+                                             f.C, 4 * f.C, form, stream);
+}
+
+void transformer_block_forward11(const TransformerBlock& f, const TransformerBlockDeferred& d, cudaStream_t stream,
+                                 int fcproj_form) {
+    int N = f.B * f.T, C = f.C;
+    transformer_block_attention11(f, d, stream);
+    transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, f.w.proj_weight, f.w.proj_bias, f.inp, N, C, C,
+                                             GEMM_TURNS_192, stream);
+    transformer_block_statistics(f, f.residual, stream);
+    GemmSM90 fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C, true};
+    GemmLayernorm<GEMM_GELU> layernorm = {f.mean, f.rstd, d.fc.sums};
+    gemm_sm90_tiles<GemmTurns192Pairs>(fc, layernorm, stream);
+    transformer_block_fcproj(f, fcproj_form, stream);
+}
+
+// ---- kernel 12: 11, the second layernorm's statistics from the sums that make its rows ----
+// For each row of each of its tiles the projection leaves (mean, sum of squares around it); who wants the statistics of
+// a row puts those of its tiles together.
+
+typedef GemmTurns192 TransformerBlockTiles12;
+
+// With such parts (M, tiles in a row) for mean and rstd; C: of the rows that are normalised
+template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
+    const float2* parts;
+    int C;
+
+    typedef typename GemmLayernorm<extras>::Row Row;
+    __device__ Row row(int row) const {
+        const int columns = TransformerBlockTiles12::columns;
+        int num_parts = ceil_div(C, columns);
+        const float2* p = parts + (size_t)row * num_parts;
+        float first = p[0].x, sum = 0.0f, squares = 0.0f;
+#pragma unroll 4
+        for (int i = 0; i < num_parts; i++) {
+            float2 part = p[i];
+            float count = (float)min(columns, C - i * columns), d = part.x - first;
+            sum += count * d, squares += part.y + count * d * d;
+        }
+        float d = sum / C;
+        return {first + d, rsqrtf(fmaxf(squares / C - d * d, 0.0f) + 1e-5f)};
+    }
+};
+
+// As gemm_sm90_store for bias and residual. Then the parts of this warp's rows, of the values as they are stored.
+template <class G> __device__ inline void transformer_block_store12(float (&sum)[G::parts][G::columns / 2],
+                                                                    const GemmBias<GEMM_RESIDUAL>& epilogue,
+                                                                    GemmSM90Shared<G>& smem, const GemmSM90Maps& maps,
+                                                                    float2* parts, int row, int column, int M, int N,
+                                                                    int& box) {
+    constexpr int num_columns = G::columns / 64, num_boxes = G::parts * num_columns, ahead = G::boxes / 2;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+    uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+#pragma unroll
+    for (int n = 0; n < num_boxes; n++, box++) {
+        const int m = n / num_columns, q = n % num_columns, place = box % G::boxes;
+        if (n + ahead >= G::boxes && n + ahead < num_boxes && lane == 0) {
+            tma_store_wait<G::boxes - ahead - 1>();
+            gemm_sm90_load_box<G>(smem, maps.residual, row, column, n + ahead, first_box);
+        }
+        mbarrier_wait(&smem.box_full[warp][place], box / G::boxes % 2);
+        uint32_t at = shared_address(smem.boxes[warp][place]) + lane_at;
+#pragma unroll
+        for (int p = 0; p < 4; p++) { // 16 columns
+            uint32_t out[4], residual[4];
+            ldmatrix_x4(residual, at ^ p << 5);
+#pragma unroll
+            for (int j = 0; j < 2; j++) { // 8 of them
+                float bias[2];
+                epilogue.columns(bias, min(column + 64 * q + 16 * p + 8 * j + lane % 4 * 2, N - 2));
+#pragma unroll
+                for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+                    const int k = 32 * q + 8 * p + 4 * j + 2 * half;
+                    float2 add = unpack_16x2(residual[2 * j + half], floatX());
+                    uint32_t bits = pack_16x2(sum[m][k] + bias[0] + add.x, sum[m][k + 1] + bias[1] + add.y, floatX());
+                    float2 stored = unpack_16x2(bits, floatX());
+                    sum[m][k] = stored.x, sum[m][k + 1] = stored.y;
+                    out[2 * j + half] = bits;
+                }
+            }
+            stmatrix_x4(at ^ p << 5, out);
+        }
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store_2d(&maps.out, smem.boxes[warp][place], column + 64 * q, row + 64 * m);
+            tma_store_commit();
+        }
+    }
+    int count = min(G::columns, N - column), num_parts = ceil_div(N, G::columns);
+#pragma unroll
+    for (int i = 0; i < 2 * G::parts; i++) { // a row of 16x8 tiles; a quad has all of it, two columns in 8 a lane
+        const int m = i / 2, half = i % 2;
+        float total = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < G::columns / 8; j++) {
+            bool inside = 8 * j < count; // N % 8 == 0
+            total += inside ? sum[m][4 * j + 2 * half] + sum[m][4 * j + 2 * half + 1] : 0.0f;
+        }
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+        float mean = total / count;
+#pragma unroll
+        for (int j = 0; j < G::columns / 8; j++) {
+            float x = sum[m][4 * j + 2 * half] - mean, y = sum[m][4 * j + 2 * half + 1] - mean;
+            squares += 8 * j < count ? x * x + y * y : 0.0f;
+        }
+        squares += __shfl_xor_sync(0xFFFFFFFFu, squares, 1);
+        squares += __shfl_xor_sync(0xFFFFFFFFu, squares, 2);
+        int at = row + 64 * m + 8 * half + lane / 4;
+        if (lane % 4 == 0 && at < M) {
+            parts[(size_t)at * num_parts + column / G::columns] = make_float2(mean, squares);
+        }
+    }
+}
+
+// gemm_sm90_kernel in turns, without clusters, but for what it stores
+__global__ void __launch_bounds__(384, 1)
+    transformer_block_sm90_kernel12(const __grid_constant__ GemmSM90Maps maps, const GemmBias<GEMM_RESIDUAL> epilogue,
+                                    float2* parts, int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef TransformerBlockTiles12 G;
+    static_assert(G::in_turns && G::cluster == 1, "as the loops below are");
+    extern __shared__ __align__(256) unsigned char transformer_block_shared12[];
+    GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(transformer_block_shared12);
+    gemm_sm90_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, num_steps = ceil_div(K, 64), i = 0;
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<24>();
+        if (threadIdx.x != 0) { return; }
+#pragma unroll 1
+        for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
+            gemm_sm90_load(smem, maps.inp, maps.weight, gemm_sm90_tile<G>(index, M, N, 0), num_steps, 0, i);
+        }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, number = 0;
+    i = (warpgroup - 1) * num_steps;
+#pragma unroll 1
+    for (int index = blockIdx.x + (warpgroup - 1) * gridDim.x; index < num_tiles; index += 2 * gridDim.x, number++) {
+        float sum[G::parts][G::columns / 2];
+        GemmTile tile = gemm_sm90_tile<G>(index, M, N, 0);
+        int row = tile.row + warp % 4 * 16;
+        gemm_sm90_prepare<G, GemmBias<GEMM_RESIDUAL>>(smem, maps.residual, row, tile.column, box);
+        gemm_sm90_multiply<G>(sum, smem, 0, num_steps, number, i);
+        i += num_steps;
+        transformer_block_store12(sum, epilogue, smem, maps, parts, row, tile.column, M, N, box);
+    }
+    gemm_sm90_end<G>();
+#endif
+}
+
+// parts (B*T, C / 192 rounded up) is scratch.
+void transformer_block_forward12(const TransformerBlock& f, const TransformerBlockDeferred& d, float2* parts,
+                                 cudaStream_t stream, int fcproj_form) {
+    typedef TransformerBlockTiles12 G;
+    int N = f.B * f.T, C = f.C;
+    transformer_block_attention11(f, d, stream);
+    GemmSM90Maps maps;
+    maps.inp = tensor_map(f.attention, {C, N}, {64, G::rows});
+    maps.weight = tensor_map(f.w.proj_weight, {C, C}, {64, G::columns});
+    maps.out = maps.second = gemm_sm90_box_map(f.residual, N, C);
+    maps.residual = gemm_sm90_box_map(f.inp, N, C);
+    size_t num_tiles = ceil_div((size_t)N, (size_t)G::rows) * ceil_div(C, (int)G::columns);
+    require(C % 8 == 0 && num_tiles * ceil_div(C, 64) <= INT_MAX / 2);
+    gemm_sm90_start(transformer_block_sm90_kernel12, std::min((int)num_tiles, num_multiprocessors()), 1,
+                    GemmSM90Shared<G>::bytes(), true, stream, maps, GemmBias<GEMM_RESIDUAL>{f.w.proj_bias}, parts, N, C,
+                    C, (int)num_tiles);
+    GemmSM90 fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C, true};
+    TransformerBlockPartsNorm<GEMM_GELU> layernorm = {{NULL, NULL, d.fc.sums}, parts, C};
+    gemm_sm90_tiles<GemmTurns192Pairs>(fc, layernorm, stream);
+    transformer_block_fcproj(f, fcproj_form, stream);
+}
+
+// Folded weights of one block, prepared at the first use.
+struct TransformerBlockDeferredCache {
+    TransformerBlockDeferred d = {};
+    bool prepared = false;
+    TransformerBlockDeferredCache(int C) {
+        auto allocate = [=](TransformerBlockFolded& folded, int OC) {
+            cudaCheck(cudaMalloc(&folded.weight, (size_t)OC * C * sizeof(floatX)));
+            cudaCheck(cudaMalloc(&folded.sums, OC * sizeof(float2)));
+        };
+        allocate(d.qkv, 3 * C);
+        allocate(d.fc, 4 * C);
+    }
+    TransformerBlockDeferredCache(const TransformerBlockDeferredCache&) = delete;
+    ~TransformerBlockDeferredCache() {
+        for (const TransformerBlockFolded& folded : {d.qkv, d.fc}) {
+            cudaFree(folded.weight);
+            cudaFree(folded.sums);
+        }
+    }
+    const TransformerBlockDeferred& get(const TransformerBlockWeights& w, int C, cudaStream_t stream) {
+        if (!prepared) { transformer_block_prepare_deferred(d, w, C, stream); }
+        prepared = true;
+        return d;
+    }
+};
+
+#endif
+
+#if defined(ENABLE_BF16)
+
+// ---- kernel 6: e4m3 products of everything but the projection, activations quantised by who computes them ----
+// The projection stays in bf16: a pass over attention's output would take as long as e4m3 saves there.
+// A scale that no value can exceed is known from the weights alone: a normalised row is no longer than sqrt(C), so that
+// none of its elements is larger, and by Cauchy and Schwarz no sum of its products exceeds sqrt(C) times the length of
+// a row of weights. It is some ten times too wide; e4m3, which loses nothing between 448 and 2^-6, does not mind.
+
+// What values are multiplied by before they are stored, and after they are loaded. Aligned as the library asks for.
+struct TransformerBlockScale {
+    alignas(16) float multiplier;
+    alignas(16) float inverse;
+};
+struct TransformerBlockScales {
+    TransformerBlockScale norm1, norm2, gelu, qkv_weight, fc_weight, fcproj_weight;
+};
+
+// The block's weights in e4m3, in device memory; written by transformer_block_prepare_fp8 when weights change.
+struct TransformerBlockFp8 {
+    __nv_fp8_e4m3 *qkv_weight, *fc_weight, *fcproj_weight; // (3C,C), (4C,C), (C,4C)
+    TransformerBlockScales* scales;                        // one
+    unsigned* maxima; // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
+};
+enum TransformerBlockMaximum { // largest magnitudes, and of rows the largest sum of squares
+    MAX_QKV_WEIGHT,
+    MAX_FC_WEIGHT,
+    MAX_FCPROJ_WEIGHT,
+    MAX_LN1_WEIGHT,
+    MAX_LN1_BIAS,
+    MAX_LN2_WEIGHT,
+    MAX_LN2_BIAS,
+    MAX_FC_BIAS,
+    MAX_FC_SQUARES,
+    TRANSFORMER_BLOCK_NUM_MAXIMA
+};
+
+// A warp for each row; a maximum does not depend on the order. squares may be NULL.
+__global__ void transformer_block_maxima_kernel6(unsigned* value, unsigned* squares, const floatX* matrix, int rows,
+                                                 int columns) {
+    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows) { return; }
+    float largest = 0.0f, sum = 0.0f;
+    for (int c = lane * x128::size; c < columns; c += 32 * x128::size) {
+        x128 x = load128(matrix + (size_t)row * columns + c);
+        for (int k = 0; k < x128::size; k++) {
+            largest = fmaxf(largest, fabsf((float)x[k]));
+            sum += (float)x[k] * (float)x[k];
+        }
+    }
+    largest = warp_max(largest), sum = warp_sum(sum);
+    if (lane == 0) {
+        atomicMax(value, __float_as_uint(largest)); // of floats that are not negative the order is that of their bits
+        if (squares) { atomicMax(squares, __float_as_uint(sum)); }
+    }
+}
+
+__device__ inline TransformerBlockScale transformer_block_scale(float bound) {
+    float multiplier = 448.0f / fmaxf(bound, 1e-20f); // 448: the largest of e4m3
+    return {multiplier, 1.0f / multiplier};
+}
+__global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales, const unsigned* maxima, int C) {
+    auto largest = [=](int i) { return __uint_as_float(maxima[i]); };
+    float length = sqrtf((float)C), norm2 = largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS);
+    scales->norm1 = transformer_block_scale(length * largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS));
+    scales->norm2 = transformer_block_scale(length * largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS));
+    scales->gelu = transformer_block_scale(length * norm2 * sqrtf(largest(MAX_FC_SQUARES)) + largest(MAX_FC_BIAS));
+    scales->qkv_weight = transformer_block_scale(largest(MAX_QKV_WEIGHT));
+    scales->fc_weight = transformer_block_scale(largest(MAX_FC_WEIGHT));
+    scales->fcproj_weight = transformer_block_scale(largest(MAX_FCPROJ_WEIGHT));
+}
+
+// out = inp, after GELU if `gelu`; n is a multiple of 8.
+template <bool gelu> __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
+                                                                        const TransformerBlockScale* scale, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    float multiplier = scale->multiplier, y[8];
+    x128 x = load128(inp + i);
+    for (int k = 0; k < 8; k++) { y[k] = multiplier * (gelu ? gelu_forward_value((float)x[k]) : (float)x[k]); }
+    transformer_block_store8(out + i, y);
+}
+template <bool gelu> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
+                                                            const TransformerBlockScale* scale, size_t n,
+                                                            cudaStream_t stream) {
+    transformer_block_quantise_kernel6<gelu>
+        <<<(unsigned)ceil_div(n, (size_t)256 * x128::size), 256, 0, stream>>>(out, inp, scale, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// What kernels 6, 8 and 9 know of weights. Once for each change of them: not part of those kernels' time.
+void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const TransformerBlockWeights& w, int C,
+                                   cudaStream_t stream) {
+    cudaCheck(cudaMemsetAsync(q.maxima, 0, TRANSFORMER_BLOCK_NUM_MAXIMA * sizeof(unsigned), stream));
+    auto maximum = [&](int value, const floatX* matrix, int rows, int columns) {
+        unsigned* squares = value == MAX_FC_WEIGHT ? q.maxima + MAX_FC_SQUARES : NULL;
+        transformer_block_maxima_kernel6<<<ceil_div(rows, 8), 256, 0, stream>>>(q.maxima + value, squares, matrix, rows,
+                                                                                columns);
+        cudaCheck(cudaGetLastError());
+    };
+    maximum(MAX_QKV_WEIGHT, w.qkv_weight, 3 * C, C);
+    maximum(MAX_FC_WEIGHT, w.fc_weight, 4 * C, C);
+    maximum(MAX_FCPROJ_WEIGHT, w.fcproj_weight, C, 4 * C);
+    maximum(MAX_LN1_WEIGHT, w.ln1_weight, 1, C);
+    maximum(MAX_LN1_BIAS, w.ln1_bias, 1, C);
+    maximum(MAX_LN2_WEIGHT, w.ln2_weight, 1, C);
+    maximum(MAX_LN2_BIAS, w.ln2_bias, 1, C);
+    maximum(MAX_FC_BIAS, w.fc_bias, 1, 4 * C);
+    transformer_block_scales_kernel6<<<1, 1, 0, stream>>>(q.scales, q.maxima, C);
+    cudaCheck(cudaGetLastError());
+    size_t CC = (size_t)C * C;
+    transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
+    transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
+    transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
+}
+
+// Products of e4m3 operands. Activations in e4m3 take half of the room of f.norm and f.gelu.
+struct TransformerBlockCalls {
+    LinearCall qkv, fc, fcproj;
+};
+
+// gelu_epilogue: fc stores e4m3 after GELU to f.gelu; else floatX before GELU to f.hidden.
+static TransformerBlockCalls transformer_block_calls(const TransformerBlock& f, const TransformerBlockFp8& q,
+                                                     bool gelu_epilogue) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockScales* s = q.scales;
+    auto linear = [=](void* out, const floatX* inp, const TransformerBlockScale& inp_scale, const __nv_fp8_e4m3* weight,
+                      const TransformerBlockScale& weight_scale, const floatX* bias, int K, int OC) {
+        LinearCall call;
+        call.out = out, call.inp = inp, call.weight = weight, call.bias = bias;
+        call.inp_type = CUDA_R_8F_E4M3;
+        call.inp_scale = &inp_scale.inverse, call.weight_scale = &weight_scale.inverse;
+        call.M = N, call.N = OC, call.K = K;
+        return call;
+    };
+    TransformerBlockCalls calls = {
+        linear(f.qkv, f.norm, s->norm1, q.qkv_weight, s->qkv_weight, f.w.qkv_bias, C, 3 * C),
+        linear(f.hidden, f.norm, s->norm2, q.fc_weight, s->fc_weight, f.w.fc_bias, C, 4 * C),
+        linear(f.out, f.gelu, s->gelu, q.fcproj_weight, s->fcproj_weight, f.w.fcproj_bias, 4 * C, C)};
+    if (gelu_epilogue) {
+        calls.fc.gelu = true, calls.fc.out = f.gelu, calls.fc.out_type = CUDA_R_8F_E4M3;
+        calls.fc.out_scale = &s->gelu.multiplier;
+    }
+    calls.fcproj.add = f.residual;
+    return calls;
+}
+static bool transformer_block_has_fp8(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue) {
+    TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
+    return cublaslt_has_linear(calls.qkv) && cublaslt_has_linear(calls.fc) && cublaslt_has_linear(calls.fcproj);
+}
+
+// gelu_epilogue: kernel 8. proj_form: of gemm_sm90, which adds the residual; 0: the library, and the layernorm adds it.
+void transformer_block_forward6(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue,
+                                int proj_form, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    __nv_fp8_e4m3 *norm = (__nv_fp8_e4m3*)f.norm, *gelu = (__nv_fp8_e4m3*)f.gelu;
+    const TransformerBlockScales* s = q.scales;
+    TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
+    const float *scale1 = &s->norm1.multiplier, *scale2 = &s->norm2.multiplier;
+    const floatX* nothing = NULL;
+    transformer_block_norm(norm, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
+    cublasCheck(cublaslt_try_linear(calls.qkv, stream));
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    if (proj_form == 0) {
+        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, nothing, N, C, C, 0, stream);
+        transformer_block_norm(norm, f.residual, f.inp, f.projected, w.ln2_weight, w.ln2_bias, scale2, N, C, stream);
+    } else {
+        transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
+                                                 proj_form, stream);
+        transformer_block_norm(norm, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, scale2, N, C, stream);
+    }
+    cublasCheck(cublaslt_try_linear(calls.fc, stream));
+    if (!gelu_epilogue) { transformer_block_quantise<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
+    cublasCheck(cublaslt_try_linear(calls.fcproj, stream));
+}
+
+// The weights of one block in e4m3, prepared at the first use.
+struct TransformerBlockCache {
+    TransformerBlockFp8 q = {};
+    bool prepared = false;
+    TransformerBlockCache(int C) {
+        size_t CC = (size_t)C * C;
+        cudaCheck(cudaMalloc(&q.qkv_weight, 3 * CC));
+        cudaCheck(cudaMalloc(&q.fc_weight, 4 * CC));
+        cudaCheck(cudaMalloc(&q.fcproj_weight, 4 * CC));
+        cudaCheck(cudaMalloc(&q.scales, sizeof(TransformerBlockScales)));
+        cudaCheck(cudaMalloc(&q.maxima, TRANSFORMER_BLOCK_NUM_MAXIMA * sizeof(unsigned)));
+    }
+    TransformerBlockCache(const TransformerBlockCache&) = delete;
+    ~TransformerBlockCache() {
+        for (void* p :
+             {(void*)q.qkv_weight, (void*)q.fc_weight, (void*)q.fcproj_weight, (void*)q.scales, (void*)q.maxima}) {
+            cudaFree(p);
+        }
+    }
+};
+
+#endif
+
+// What inp holds: 1 rows of equal values, below 1 so that what attention adds is not lost beside them, 2 one row 1000
+// times larger than the others, 3 random numbers.
+static void fill_inp(float* inp, int N, int C, int what, uint32_t seed) {
+    bench_fill_normal(inp, (size_t)N * C, seed, 1.0f, 0.0f);
+    for (size_t i = 0; i < (size_t)N * C; i++) {
+        size_t row = i / C;
+        if (what == 1) { inp[i] = 0.25f * (float)(row % 7) - 0.75f; }
+        if (what == 2 && row == (size_t)N / 2) { inp[i] *= 1000.0f; }
+    }
+}
+
+static void declare(Bench& b) {
+    require(b.V >= 1 && b.V <= 3);
+    if (!b.dry) { cublaslt_open(); }
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, N = B * T, what = b.V;
+    size_t n = (size_t)N * C, channels = C, CC = channels * channels;
+    cudaStream_t stream = b.stream;
+    uint32_t seed = b.state.seed;
+    Buffer<floatX> inp = b.input_from<floatX>("inp", n, [=](float* host) { fill_inp(host, N, C, what, seed); });
+    // layernorms near the identity, products that keep the size of what they multiply
+    float scale = 1.0f / sqrtf((float)C);
+    Buffer<floatX> w[12] = {
+        b.input<floatX>("ln1_weight", C, 0.2f, 1.0f),        b.input<floatX>("ln1_bias", C, 0.1f),
+        b.input<floatX>("qkv_weight", 3 * CC, scale),        b.input<floatX>("qkv_bias", 3 * channels, 0.1f),
+        b.input<floatX>("proj_weight", CC, scale),           b.input<floatX>("proj_bias", C, 0.1f),
+        b.input<floatX>("ln2_weight", C, 0.2f, 1.0f),        b.input<floatX>("ln2_bias", C, 0.1f),
+        b.input<floatX>("fc_weight", 4 * CC, scale),         b.input<floatX>("fc_bias", 4 * channels, 0.1f),
+        b.input<floatX>("fcproj_weight", 4 * CC, scale / 2), b.input<floatX>("fcproj_bias", C, 0.1f)};
+    // fp32: where all values of a row are equal, what is lost of their mean is multiplied by a rstd of 316
+    Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 3.0f : what == 1 ? 512.0f : 64.0f, 1.0f);
+    Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
+    b.reference([=] {
+        const float* weights[12];
+        for (int i = 0; i < 12; i++) { weights[i] = w[i].host; }
+        transformer_block_cpu(out.host, inp.host, weights, B, T, C, NH);
+    });
+    double tensor = (double)n * sizeof(floatX), weights = 12.0 * CC * sizeof(floatX);
+    b.cost(2 * tensor + weights, 24.0 * N * CC + 2.0 * B * C * T * (double)T);
+    b.matrix_rate(cublaslt_matrix_rate);
+
+    TransformerBlock f = {out,
+                          inp,
+                          {w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11]},
+                          b.scratch<floatX>("norm", n),
+                          b.scratch<floatX>("qkv", 3 * n),
+                          b.scratch<floatX>("attention", n),
+                          b.scratch<floatX>("projected", n),
+                          b.scratch<floatX>("residual", n),
+                          b.scratch<floatX>("hidden", 4 * n),
+                          b.scratch<floatX>("gelu", 4 * n),
+                          b.scratch<float>("mean", N),
+                          b.scratch<float>("rstd", N),
+                          b.scratch<float>("lse", (size_t)N * NH),
+                          B,
+                          T,
+                          C,
+                          NH};
+    // bytes: tensors of (B,T,C) that are read and written, as many times
+    bool is_16bit = sizeof(floatX) == 2;
+    b.kernel(1, "an operation, a launch", [=](int) { transformer_block_forward1(f, stream); }, {0});
+    b.moves(10, 38 * tensor + weights);
+    b.kernel(2, "as in training: epilogues, residual with layernorm",
+             [=](int) { transformer_block_forward2(f, stream); }, {0});
+    b.moves(is_16bit ? 7 : 8, (is_16bit ? 31 : 35) * tensor + weights);
+    auto graph = std::make_shared<TransformerBlockGraph>();
+    b.kernel(3, "7 in a CUDA graph",
+             [=](int) {
+                 transformer_block_forward3(
+                     *graph, [=](cudaStream_t s) { transformer_block_forward(f, s); }, stream);
+             },
+             {0});
+    b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
+#if !defined(ENABLE_FP32)
+    // block sizes of 4 and 10: a digit for each product, see TransformerBlockForms
+    b.kernel(
+        4, "all products by gemm_sm90, each started early",
+        [=](int digits) { transformer_block_forward4(f, transformer_block_forms(digits), stream); },
+        {2121, 2124, 2122, 1111, 2222, 3333, 4444, 5555}, -90);
+    b.moves(7, 26 * tensor + weights);
+    b.kernel(
+        10, "4, but the library where it is faster",
+        [=](int digits) { transformer_block_forward4(f, transformer_block_forms(digits), stream); },
+        {120, 121, 2120, 20, 100}, -90);
+    b.moves(7, 26 * tensor + weights);
+    // block sizes of 11 and 12: the last product's form
+    auto deferred = b.dry ? NULL : std::make_shared<TransformerBlockDeferredCache>(C);
+    b.kernel(
+        11, "layernorms deferred: their statistics alone",
+        [=](int form) { transformer_block_forward11(f, deferred->get(f.w, C, stream), stream, form); }, {0, 1, 4}, -90);
+    b.moves(7, 24 * tensor + weights);
+    Buffer<float2> parts = b.scratch<float2>("parts", (size_t)N * ceil_div(C, (int)TransformerBlockTiles12::columns));
+    b.kernel(
+        12, "11, the second statistics from the projection",
+        [=](int form) { transformer_block_forward12(f, deferred->get(f.w, C, stream), parts, stream, form); },
+        {0, 1, 4}, -90);
+    b.moves(6, 23 * tensor + weights);
+    auto deferred_graph = std::make_shared<TransformerBlockGraph>();
+    b.kernel(
+        13, "12 in a CUDA graph",
+        [=](int) {
+            transformer_block_forward3(
+                *deferred_graph,
+                [=](cudaStream_t s) { transformer_block_forward12(f, deferred->get(f.w, C, s), parts, s, 0); }, stream);
+        },
+        {0}, -90);
+    b.moves(6, 23 * tensor + weights);
+    if (C == 64 * NH && C <= transformer_block_max_vecs * 256) {
+        b.kernel(
+            5, "one launch, barriers of the grid", [=](int) { transformer_block_forward5(f, stream); }, {0}, -90);
+        b.moves(1, 26 * tensor + weights);
+    }
+#endif
+#if defined(ENABLE_BF16)
+    if (C % 16 == 0) {
+        auto cache = b.dry ? NULL : std::make_shared<TransformerBlockCache>(C);
+        auto launch_fp8 = [=](bool gelu_epilogue, int proj_form, cudaStream_t s) {
+            if (!cache->prepared) { transformer_block_prepare_fp8(cache->q, f.w, C, s); }
+            cache->prepared = true;
+            transformer_block_forward6(f, cache->q, gelu_epilogue, proj_form, s);
+        };
+        std::vector<int> proj_forms = {0}; // block sizes of 6 and 8
+        if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_TURNS_192); }
+        double weights_fp8 = 13.0 * CC; // the projection's have two bytes
+        bool has_products = b.dry || transformer_block_has_fp8(f, cache->q, false);
+        bool has_epilogue = b.dry || transformer_block_has_fp8(f, cache->q, true);
+        if (!has_products) { printf("skip kernel 6: the library has no products of e4m3 for this device and shape\n"); }
+        if (!has_epilogue) { printf("skip kernels 8, 9: the library has no GELU that stores e4m3 here\n"); }
+        if (has_products) {
+            b.kernel(
+                6, "e4m3 products", [=](int form) { launch_fp8(false, form, stream); }, proj_forms, 89);
+            b.moves(8, 29 * tensor + weights_fp8);
+            b.coarser(14);
+        }
+        if (has_epilogue) {
+            auto fp8_graph = std::make_shared<TransformerBlockGraph>();
+            b.kernel(
+                8, "6, GELU to e4m3 in the epilogue", [=](int form) { launch_fp8(true, form, stream); }, proj_forms,
+                89);
+            b.moves(7, 21 * tensor + weights_fp8);
+            b.coarser(14);
+            b.kernel(
+                9, "8 in a CUDA graph",
+                [=](int) {
+                    transformer_block_forward3(
+                        *fp8_graph, [=](cudaStream_t s) { launch_fp8(true, 0, s); }, stream);
+                },
+                {0}, 89);
+            b.moves(7, 21 * tensor + weights_fp8);
+            b.coarser(14);
+        }
+    }
+#endif
+    b.kernel(7, "2, values before GELU not kept", [=](int) { transformer_block_forward(f, stream); }, {0});
+    b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
+    b.promoted(7);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "transformer_block", declare, {32, 512, 768, 12, 3},
+                      {{1, 1, 384, 6},
+                       {1, 1, 768, 12},
+                       {2, 17, 384, 6},
+                       {3, 127, 384, 6, 1},
+                       {2, 128, 768, 12, 2},
+                       {1, 333, 768, 12},
+                       {1, 200, 1600, 25},
+                       {1, 513, 384, 6, 2},
+                       {1, 65, 136, 17},
+                       {4, 100, 512, 4, 1}});
+}

@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# dev/cuda/plot.cpp, on CSV files of its own: what is drawn where, and what is refused.
+. "$(dirname "$0")/test.sh"
+CXX=${CXX:-g++}
+header=op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s
+header+=,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
+
+build() {
+    command -v "$CXX" >/dev/null || skip "needs a C++ compiler"
+    [ -x "$tmp/plot" ] || "$CXX" -O1 -std=c++17 -Wall -Wextra -Werror dev/cuda/plot.cpp -o "$tmp/plot" ||
+        fail "plot.cpp does not compile"
+    rm -rf "$tmp/t4"
+    mkdir "$tmp/t4"
+}
+
+# row OP KERNEL BLOCK_SIZE MS BYTES FLOPS PROMOTED WHAT: a copy gives 1000 GB/s, the library 100 TFLOP/s
+row() {
+    local rate=0
+    [ "$6" = 0 ] || rate=100.000
+    echo "$1,$2,$3,bf16,4,64,768,12,50257,$4,$4,$4,100,cold,$5,0.00,1000.00,$6,0.000,$rate,1,$7,2,3000000,Tesla T4,\"$8\""
+}
+
+# run RC FOLDER ...: the exit code must be RC
+run() {
+    local rc=0 wanted=$1
+    shift
+    "$tmp/plot" "$@" >"$tmp/out" 2>"$tmp/err" || rc=$?
+    [ $rc -eq "$wanted" ] || { cat "$tmp/out" "$tmp/err" && fail "exit code $rc, want $wanted"; }
+}
+
+well_formed() { # FILE ...
+    if command -v xmllint >/dev/null; then
+        xmllint --noout "$@" || fail "not XML"
+        return
+    fi
+    local file
+    for file in "$@"; do # every text is closed, nothing but tags has < or >, nothing but entities has &
+        want "texts of $file" "$(grep -c '<text' "$file")" "$(grep -c '</text>$' "$file")"
+        want "tail of $file" "$(tail -n 1 "$file")" "</svg>"
+        sed -e 's/<[^<>]*>//g' -e 's/&\(amp\|lt\|gt\);//g' "$file" | grep -n '[<>&]' && fail "$file is not XML"
+    done
+    return 0
+}
+
+# attribute NAME ID FILE: of the element with this id
+attribute() { sed -n "/ id=\"$2\"/s/.* $1=\"\([^\"]*\)\".*/\1/p" "$3"; }
+
+# near WHAT EXPRESSION: a number that must be 0, up to the rounding of coordinates
+near() { awk "BEGIN { d = $2; exit !(d < 0.03 && d > -0.03) }" || fail "$1: $2 is not 0"; }
+
+test_bars() {
+    build
+    {
+        echo "$header"
+        row op 10 0 0.40000 1000000 0 0 'last, though "10" < "2"' | sed 's/"10" < "2"/""10"" < ""2""/'
+        row op 0 0 2.00000 1000000 0 0 'cuBLAS & co'
+        row op 2 64 1.50000 1000000 0 1 vectors
+        row op 2 128 1.00000 1000000 0 1 vectors
+        row op 2 256 1.20000 1000000 0 1 vectors
+        row op 1 64 4.00000 1000000 0 0 naive
+    } >"$tmp/t4/op.csv"
+    run 0 "$tmp/t4/"
+    want "what it says" "$(cat "$tmp/out")" "$tmp/t4: 1 bar chart, no roofline; without FLOPs: op"
+    [ ! -e "$tmp/t4/roofline.svg" ] || fail "a roofline without a dot"
+    svg=$tmp/t4/op.svg
+    well_formed "$svg"
+    want "the order" "$(sed -n 's/.* id="kernel\([0-9]*\)".*/\1/p' "$svg" | tr '\n' ' ')" "0 1 2 10 "
+    # 8 times the fastest, 3.2 ms, is as long as a bar gets: kernel 1 is cut there
+    local longest
+    longest=$(attribute width kernel1 "$svg")
+    near "kernel 10" "$(attribute width kernel10 "$svg") - $longest * 0.4 / 3.2"
+    near "kernel 2, block size 128" "$(attribute width kernel2 "$svg") - $longest * 1.0 / 3.2"
+    near "kernel 0" "$(attribute width kernel0 "$svg") - $longest * 2.0 / 3.2"
+    want "cut bars" "$(grep -c '<path' "$svg")" 1
+    contains "bars over 3.2000 ms are cut" "$svg"
+    contains "1.0000 ms, block 128, 0.00 TB/s, 0.1% of copy, 2 launches moving 3.0 MB" "$svg"
+    contains "4.0000 ms, block 64, " "$svg"
+    contains "vectors (promoted)" "$svg"
+    contains "cuBLAS &amp; co (library)" "$svg"
+    contains 'last, though "10" &lt; "2"' "$svg"
+    want "the colour of what is neither" "$(attribute fill kernel1 "$svg")" "$(attribute fill kernel10 "$svg")"
+    want "the number of colours" "$(for k in 0 1 2; do attribute fill kernel$k "$svg"; done | sort -u | wc -l)" 3
+}
+
+test_bars_uncut() {
+    build
+    { echo "$header"; row op 1 64 2.00000 1500000 0 0 a; row op 2 64 0.50000 1500000 0 0 b; } >"$tmp/t4/op_fp32.csv"
+    run 0 "$tmp/t4"
+    svg=$tmp/t4/op_fp32.svg # named after the file
+    near "kernel 2" "$(attribute width kernel1 "$svg") / 4 - $(attribute width kernel2 "$svg")"
+    ! grep -q -e '<path' -e 'are cut' "$svg" || fail "a bar is cut"
+    ! grep -q promoted "$svg" || fail "none is promoted"
+}
+
+# a copy gives 1 TB/s and the library 100 TFLOP/s: the roofs meet at 100 FLOPs a byte
+test_roofline() {
+    build
+    { echo "$header"; row low 1 64 1.00000 1e9 10e9 0 'on the slope: 10 FLOPs a byte, 10 TFLOP/s'
+      row low 0 64 0.50000 1e9 10e9 0 'faster, but the library'; } >"$tmp/t4/low.csv"
+    { echo "$header"; row high 1 64 10.00000 5e9 1e12 0 'twice as slow'
+      row high 3 64 5.00000 5e9 1e12 1 '200 FLOPs a byte, 200 TFLOP/s'; } >"$tmp/t4/high.csv"
+    { echo "$header"; row none 1 64 1.00000 1e9 0 1 'no FLOPs'; } >"$tmp/t4/none.csv"
+    { echo "$header"; row low 1 64 1.00000 1e9 10e9 0 'another type' | sed s/bf16/fp16/; } >"$tmp/t4/low_fp16.csv"
+    run 0 "$tmp/t4"
+    want "what it says" "$(cat "$tmp/out")" "$tmp/t4: 4 bar charts, a roofline of 2 of them; without FLOPs: none"
+    svg=$tmp/t4/roofline.svg
+    well_formed "$tmp"/t4/*.svg
+    want "dots" "$(grep -c '<circle' "$svg")" 2
+    contains ">low 1<" "$svg"
+    contains ">high 3<" "$svg"
+    contains "left out, without FLOPs: none<" "$svg"
+    contains "left out, of another type: low_fp16<" "$svg"
+    contains ">copy 1.00 TB/s<" "$svg"
+    contains ">matrix rate 100.0 TFLOP/s<" "$svg"
+    local high_x high_y low_x low_y
+    read -r high_x high_y low_x low_y <<<"$(sed -n 's/.*<circle cx="\([0-9.]*\)" cy="\([0-9.]*\)".*/\1 \2/p' "$svg" | tr '\n' ' ')"
+    local x1 y1 x2 y2 flat
+    x1=$(attribute x1 copy "$svg") y1=$(attribute y1 copy "$svg") x2=$(attribute x2 copy "$svg") y2=$(attribute y2 copy "$svg")
+    flat=$(attribute y1 matrix "$svg")
+    near "low lies on the slope" "($low_y - $y1) * ($x2 - $x1) / ($y2 - $y1) - ($low_x - $x1)"
+    near "the roofs meet" "$x2 - $(attribute x1 matrix "$svg") + $y2 - $flat"
+    near "the matrix rate is flat" "$flat - $(attribute y2 matrix "$svg")"
+    # from 100 to 200 as far as from 10 to 100 times log 2; twice the rate is above the flat roof by as much
+    near "high's intensity" "($high_x - $x2) - ($x2 - $low_x) * log(2) / log(10)"
+    near "high's rate" "($flat - $high_y) - ($low_y - $flat) * log(2) / log(10)"
+}
+
+test_same_bytes() {
+    build
+    { echo "$header"; row op 1 64 1.00000 1e9 10e9 0 a; row op 2 64 1.50000 1e9 10e9 0 b; } >"$tmp/t4/op.csv"
+    run 0 "$tmp/t4"
+    mkdir "$tmp/t4/first"
+    mv "$tmp"/t4/*.svg "$tmp/t4/first/"
+    run 0 "$tmp/t4"
+    cmp "$tmp/t4/op.svg" "$tmp/t4/first/op.svg" || fail "another chart"
+    cmp "$tmp/t4/roofline.svg" "$tmp/t4/first/roofline.svg" || fail "another roofline"
+    # columns are found by their names: in another order, with one that nobody reads
+    awk -F , -v OFS=, '{ print (NR == 1 ? "more" : "x"), $0 }' "$tmp/t4/op.csv" | sed 's/\r*$/\r/' >"$tmp/t4/new"
+    mv "$tmp/t4/new" "$tmp/t4/op.csv"
+    run 0 "$tmp/t4"
+    cmp "$tmp/t4/op.svg" "$tmp/t4/first/op.svg" || fail "another chart for the same columns"
+    # files from before kernel_launches and bytes_moved
+    cut -d , -f 2-23,26- "$tmp/t4/op.csv" >"$tmp/t4/new"
+    mv "$tmp/t4/new" "$tmp/t4/op.csv"
+    run 0 "$tmp/t4"
+    contains "1.0000 ms, block 64, " "$tmp/t4/op.svg"
+    ! grep -q launch "$tmp/t4/op.svg" || fail "launches that nobody counted"
+}
+
+# refused WHAT: the CSV on stdin ends the program with one line, in which WHAT stands, and nothing is drawn
+refused() {
+    cat >"$tmp/t4/broken.csv"
+    run 1 "$tmp/t4"
+    want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+    contains "error: $tmp/t4/broken.csv: $1" <(sed "s/broken.csv:\([0-9]*\): /broken.csv: \1: /" "$tmp/err")
+    [ ! -e "$tmp/t4/fine.svg" ] || fail "a chart beside an error"
+}
+
+test_broken_csv() {
+    build
+    { echo "$header"; row fine 1 64 1.00000 1e9 10e9 0 a; } >"$tmp/t4/fine.csv"
+    local line
+    line=$(row op 1 64 1.00000 1e9 10e9 0 a)
+    printf '' | refused "no line of a kernel"
+    echo "$header" | refused "no line of a kernel"
+    printf '%s\n' "${header/median_ms/median}" "$line" | refused "no column 'median_ms'"
+    printf '%s\n' "$header" "$line" "${line%,*}" | refused "3: 25 fields, the header has 26"
+    printf '%s\n' "$header" "$line,1" | refused "2: 27 fields"
+    printf '%s\n' "$header" "${line/1.00000/1.0x}" | refused "2: median_ms is '1.0x', not a number"
+    printf '%s\n' "$header" "${line/1.00000/nan}" | refused "2: median_ms is 'nan'"
+    printf '%s\n' "$header" "${line/1.00000/-1}" | refused "2: median_ms is '-1'"
+    printf '%s\n' "$header" "${line/1.00000/}" | refused "2: median_ms is ''"
+    printf '%s\n' "$header" "${line/1.00000/0.00000}" | refused "2: median_ms is 0"
+    printf '%s\n' "$header" "${line/op,1/op,1.5}" | refused "2: kernel is no whole number"
+    printf '%s\n' "$header" "${line%\"}" | refused "2: a quote is not closed"
+    printf '%s\n' "$header" "$line" | head -c -4 | refused "2: the file ends within a line"
+    printf '%s\n' "$header" "$line" "${line/op/other}" | refused "3: op is 'other' after 'op'"
+}
+
+test_arguments() {
+    build
+    run 1 "$tmp/t4"
+    want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+    contains "$tmp/t4: no CSV here: make bench writes them" "$tmp/err"
+    run 1 "$tmp/no/such/folder"
+    want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+    run 2
+    run 2 --help
+    { echo "$header"; row op 1 64 1.00000 1e9 0 0 a; } >"$tmp/t4/op.csv"
+    mkdir "$tmp/t4/op.svg"
+    run 1 "$tmp/t4"
+    contains "$tmp/t4/op.svg: " "$tmp/err"
+}
+
+tests=(bars bars_uncut roofline same_bytes broken_csv arguments)
+run_tests "$@"
