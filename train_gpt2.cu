@@ -1778,8 +1778,7 @@ __device__ inline void attention_forward_warp_scores(float (&s)[64], const float
     }
 }
 
-// A thread's sum of 32 elements of P that is still taken without a look at the maximum: such a P fits floatX, and many
-// such sums fp32.
+// Up to this sum a thread takes P without a look at the maximum: each P then fits floatX, and many such sums fp32.
 #if defined(ENABLE_FP16)
 const float ATTENTION_FORWARD_LIMIT = 32768.0f;
 #else

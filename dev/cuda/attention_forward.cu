@@ -7,8 +7,8 @@
    at most half an ulp of sum(p |v|), a sum that is close to 2 in a few rows with few keys. fp32: 32 ulps of both, from
    the sums over HS and the exponent. Scores of size s are off by some 4 s ulps of fp32.
    Kernels 17 and 19 take a row's maximum over the diagonal's 128 keys alone, so P may exceed 1; where a thread's sum of
-   32 of them reaches 1e18 (fp16: 32,768) the warp computes that step's scores again and takes their maximum. What is
-   summed then fits fp32 for |v| up to 1e16 and T up to 2^20.
+   them reaches 1e18 (fp16: 32,768) the warp computes that step's scores again and takes their maximum. What is summed
+   then fits fp32 for |v| up to 1e16 and T up to 2^20. They divide by the sum of the rounded P; lse has that of the exact.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Milakov and Gimelshein 2018, online softmax, arXiv:1805.02867.
 
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
@@ -860,8 +860,7 @@ __device__ inline void attention_forward_warp_scores(float (&s)[64], const float
     }
 }
 
-// A thread's sum of 32 elements of P that is still taken without a look at the maximum: such a P fits floatX, and many
-// such sums fp32.
+// Up to this sum a thread takes P without a look at the maximum: each P then fits floatX, and many such sums fp32.
 #if defined(ENABLE_FP16)
 const float ATTENTION_FORWARD_LIMIT = 32768.0f;
 #else
