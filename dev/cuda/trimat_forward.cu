@@ -340,10 +340,10 @@ static void declare(Bench& b) {
     Buffer<floatX> att = b.output<floatX>("att", n, tolerance);
     if (!b.dry) {
         auto compare = b.state.buffers.back().compare;
-        b.state.buffers.back().compare = [=](std::string* wrong) {
+        b.state.buffers.back().compare = [=](double factor, std::string* wrong) {
             trimat_clear_kernel<<<(unsigned)ceil_div(n, (size_t)256), 256, 0, stream>>>(att, T, n);
             cudaCheck(cudaGetLastError());
-            return compare(wrong);
+            return compare(factor, wrong);
         };
     }
     b.reference([=] { trimat_forward_cpu(att.host, qkv.host, B, T, C, NH); });
