@@ -7,12 +7,12 @@
 # what was skipped. A program that crashes, hangs, does not end with that line or contradicts it counts as one failure.
 #
 #     BIN_DIR=build/sanitize     where the binaries lie, default . (beside their sources)
-#     TEST_TIMEOUT=900           seconds for each program
+#     TEST_TIMEOUT=2400          seconds for each program
 #     TEST_WRAPPER='valgrind -q' is put before each binary; shell tests are then left out
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 export BIN_DIR=${BIN_DIR:-.}
-limit=${TEST_TIMEOUT:-900}
+limit=${TEST_TIMEOUT:-2400}
 wrapper=${TEST_WRAPPER-}
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES # a test that runs make starts afresh
 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
