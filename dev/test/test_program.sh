@@ -405,9 +405,10 @@ test_nonfinite() {
     want "lines of stderr" "$(wc -l <"$tmp/err")" 1
     contains "not finite 4 steps in a row" "$tmp/err"
     contains "the weights themselves are not finite" "$tmp/err"
-    local steps # on a GPU the fifth is under way when the fourth is judged
+    local steps
     steps=$(grep -c '^step .* tok/s' "$tmp/out")
-    [ "$steps" = 4 ] || [ "$steps" = 5 ] || fail "$steps steps"
+    # on a GPU the fifth is under way when the fourth is judged; fp16 waits for each
+    [[ $train == *cu && $steps = 5 ]] || want "steps" "$steps" 4
     [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
     run -e nan/model.safetensors --prompt '!' # id 0, whose embedding it is
     want "status of sampling" "$status" 1
