@@ -415,7 +415,7 @@ __device__ inline void store_release(int* p, int x) {
 
 // ---- wgmma that overwrites d: the first of a chain of products ----------------------------------------------
 
-// As wgmma_64x128x16 and wgmma_64x64x16_transposed with accumulate 0, but what d held before is known to be dead, which
+// As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate 0, but what d held before is known to be dead, which
 // frees its registers.
 #define WGMMA_NEW8(d, i)                                                                                               \
     "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
@@ -435,19 +435,25 @@ __device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, 
     WGMMA_64x128x16_NEW("bf16");
 }
 __device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, half) { WGMMA_64x128x16_NEW("f16"); }
-#define WGMMA_64x64x16_BOTH_TRANSPOSED_NEW(type)                                                                       \
+#define WGMMA_64x64x16_NEW(type, transposed)                                                                           \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "%32, %33, p, 1, 1, 1, 1;\n}\n"                                                                          \
+              "%32, %33, p, 1, 1, " transposed ";\n}\n"                                                                \
               : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24)                               \
               : "l"(a), "l"(b))
+__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
+    WGMMA_64x64x16_NEW("bf16", "0, 0");
+}
+__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, half) {
+    WGMMA_64x64x16_NEW("f16", "0, 0");
+}
 __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
-    WGMMA_64x64x16_BOTH_TRANSPOSED_NEW("bf16");
+    WGMMA_64x64x16_NEW("bf16", "1, 1");
 }
 __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, half) {
-    WGMMA_64x64x16_BOTH_TRANSPOSED_NEW("f16");
+    WGMMA_64x64x16_NEW("f16", "1, 1");
 }
 
 // ---- wgmma with 256 columns, and with a in registers: 64x256 += 64x16 16x256 -----------------------------------
@@ -660,20 +666,4 @@ __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int
 // Asks for contiguous bytes to be brought to L2; address and count are multiples of 16.
 __device__ inline void bulk_prefetch(const void* global, int bytes) {
     PTX_SM90A("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(global), "r"(bytes) : "memory");
-}
-
-// ---- wgmma that adds up rows: 64x8 += 64x16 16x8, a in registers, b (n,k) in shared memory ----------------------------
-// `a` and `b` as for wgmma_64x128x16 with a in registers. A matrix of ones for b gives the sums of a's rows, in each of
-// the 8 columns: d[0] and d[1] that of row g, d[2] and d[3] that of row g + 8.
-#define WGMMA_64x8x16_REGISTERS(type)                                                                                  \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"                                                              \
-              "wgmma.mma_async.sync.aligned.m64n8k16.f32." type "." type " {%0, %1, %2, %3}, "                         \
-              "{%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}\n"                                                                 \
-              : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                         \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x8x16(float d[4], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x8x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x8x16(float d[4], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x8x16_REGISTERS("f16");
 }

@@ -92,15 +92,6 @@ template <class SMem> __device__ inline floatX* attention_projection_slot(SMem& 
     return smem.ring[i % ATTENTION_PROJECTION_RING];
 }
 
-// s = q k^T for a warpgroup's 64 queries and 128 keys. What s held before is dead: across a tile of tokens there are no
-// registers for it. Starts it, waits for nothing.
-__device__ inline void attention_projection_scores(float (&s)[64], const floatX* q, const floatX* k) {
-    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int d = 1; d < 4; d++) { wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX()); }
-}
-
 // Two neighbours of a row, as floats, and as pack_16x2 has them: kept together, else the compiler takes two registers.
 __device__ inline float2 attention_projection_unpack(uint32_t bits) {
 #if defined(ENABLE_BF16)
@@ -352,7 +343,7 @@ __device__ inline void attention_projection_step6(float (&s)[64], uint32_t (&p)[
                                                   float scale_log2) {
     const floatX* q = smem.q[at.q % 2] + at.row / 64 * ATTENTION_FORWARD_BOX;
     wgmma_fence();
-    attention_projection_scores(s, q, attention_projection_slot(smem, at.i));
+    attention_forward_wgmma_scores(s, q, attention_projection_slot(smem, at.i));
     wgmma_commit();
     attention_projection_await(smem, at.i + 1);
     wgmma_fence();
@@ -442,8 +433,8 @@ __device__ inline void attention_projection_attend6(AttentionProjectionSMem6<hea
     attention_projection_await_q(smem, at.q);
     attention_projection_await(smem, at.i);
     wgmma_fence();
-    attention_projection_scores(s, smem.q[at.q % 2] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                attention_projection_slot(smem, at.i));
+    attention_forward_wgmma_scores(s, smem.q[at.q % 2] + at.row / 64 * ATTENTION_FORWARD_BOX,
+                                   attention_projection_slot(smem, at.i));
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);
@@ -1081,8 +1072,8 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
                                                  float scale_log2) {
     named_barrier_sync(1 + at.row / 64, 256);
     wgmma_fence();
-    attention_projection_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                attention_projection_slot(smem, at.i));
+    attention_forward_wgmma_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
+                                   attention_projection_slot(smem, at.i));
     wgmma_commit();
     attention_projection_await(smem, at.i + 1);
     wgmma_fence();
@@ -1155,8 +1146,8 @@ template <int heads> __device__ inline void attention_projection_attend3(Attenti
             unsigned k = at.i + max(2 * step - 1, 0), v = at.i + min(2 * step + 2, 2 * num_steps - 1);
             attention_projection_await(smem, k);
             wgmma_fence();
-            attention_projection_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                        attention_projection_slot(smem, k));
+            attention_forward_wgmma_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
+                                           attention_projection_slot(smem, k));
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(s);
@@ -1198,8 +1189,8 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
     mbarrier_wait(&smem.q_full[q], num_queries / 2 % 2);
     attention_projection_await(smem, at.i);
     wgmma_fence();
-    attention_projection_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                attention_projection_slot(smem, at.i));
+    attention_forward_wgmma_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
+                                   attention_projection_slot(smem, at.i));
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);

@@ -732,8 +732,8 @@ void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* norme
 // A helping warp has the same 16 rows as one that computes: that one divides o by l, puts it into the head's box, and
 // goes on; this one adds inp from memory, stores residual, and keeps the rows' moments. Clusters are persistent, with
 // pairs of tiles as in kernel 5 one after the other, so that only the end of the last is not under another. From head
-// to head there is no pause, rings have four stages where boxes leave room, and after the diagonal no maximum is taken,
-// as in attention_forward's kernels 16 and 17.
+// to head there is no pause and rings have four stages where boxes leave room, as in attention_forward's kernel 14. After
+// the diagonal no maximum is taken: P is divided by its own sum and may be as large as its type allows.
 
 const int FUSED_ATTENTION_RING_HEADS = 3; // of a block, up to which four stages fit
 
@@ -984,26 +984,6 @@ template <int stages> __device__ inline void fused_attention_store6(FusedAttenti
     if (lane == 0) { mbarrier_arrive(&smem.box_full[warp][head.h]); }
 }
 
-// s = q k^T once more for a warp's 16 queries and 128 keys, by its own means.
-__device__ inline void fused_attention_warp_scores(float (&s)[64], const floatX* q, const floatX* k) {
-    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
-    uint32_t q_address = shared_address(q + attention_forward_at<64>(row, lane / 16));
-    uint32_t k_address = shared_address(k + attention_forward_at<64>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-#pragma unroll
-    for (int i = 0; i < 64; i++) { s[i] = 0; }
-#pragma unroll 1
-    for (int d = 0; d < 4; d++) {
-        uint32_t a[4], b[4];
-        ldmatrix_x4(a, attention_forward_column<64>(q_address, d));
-#pragma unroll
-        for (int n = 0; n < 8; n++) { // 16 keys, 2048 bytes
-            ldmatrix_x4(b, attention_forward_column<64>(k_address, d) + 2048 * n);
-            mma_16x8x16(&s[8 * n], a, b[0], b[1], floatX());
-            mma_16x8x16(&s[8 * n + 4], a, b[2], b[3], floatX());
-        }
-    }
-}
-
 // Scores of the diagonal's keys to P, not packed yet, and the first that x knows. Of each group of 16 keys the warp's
 // rows see all before the warp's own group, some of that one, none after it. With g = lane / 4 and t = lane % 4, rows g
 // and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the group: the upper row sees neither of the last two, the lower
@@ -1054,25 +1034,15 @@ __device__ inline void fused_attention_diagonal(float (&s)[64], AttentionForward
     }
 }
 
-// s = q k^T for a warpgroup's 64 queries and 128 keys, as attention_forward_wgmma_scores, but what s was before is of no
-// account: its registers are free until here.
-__device__ inline void fused_attention_scores(float (&s)[64], const floatX* q, const floatX* k) {
-    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int d = 1; d < 4; d++) { wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX()); }
-}
-
 // As fused_attention_step, without turns and without a look at the maximum: P is divided by its own sum in the end, and
 // may be as large as its type allows. Where that is not enough scores are computed again, and the maximum is taken.
 template <int stages> __device__ inline void fused_attention_step6(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                                    AttentionForwardRows& x,
                                                                    FusedAttentionSMem6<stages>& smem, const floatX* q,
                                                                    unsigned i, bool more, float scale_log2) {
-    const float limit = std::is_same<floatX, half>::value ? 32768.0f : 1e18f; // many such sums must fit fp32
     unsigned k = i % stages, v = (i - 1) % stages;
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    attention_forward_wgmma_scores<true>(s, q, smem.k[k]);
     wgmma_commit();
     mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
     wgmma_fence();
@@ -1094,10 +1064,10 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
     wgmma_hold(o);
     wgmma_hold(p);
     bool grew = false;
-    if (__all_sync(0xFFFFFFFFu, sum[0] < limit && sum[1] < limit)) { // NaN is not
+    if (__all_sync(0xFFFFFFFFu, sum[0] < ATTENTION_FORWARD_LIMIT && sum[1] < ATTENTION_FORWARD_LIMIT)) { // NaN is not
         x.l[0] += sum[0], x.l[1] += sum[1];
     } else {
-        fused_attention_warp_scores(s, q, smem.k[k]);
+        attention_forward_warp_scores(s, q, smem.k[k]);
         grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
     }
     if (threadIdx.x % 32 == 0) {
@@ -1133,7 +1103,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             mbarrier_wait(&smem.k_full[k], i / stages % 2);
             if (head.h >= 0) { mbarrier_wait(&smem.v_full[v], head.i / stages % 2); }
             wgmma_fence();
-            fused_attention_scores(s, q, smem.k[k]);
+            attention_forward_wgmma_scores(s, q, smem.k[k]);
             wgmma_commit();
             wgmma_fence();
             // without a branch, which would cost registers: at first a product of P = 0 and what has come

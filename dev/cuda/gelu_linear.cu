@@ -4,7 +4,8 @@
    Bound: compute, 2*N*K*OC FLOPs. Constraint: K % 8 == 0, OC % 8 == 0.
    Error: one ulp of floatX against the fp64 reference, and 1.5 ulps of 1 for gelu's result, which is rounded to floatX
    before it is multiplied: K roundings of terms of size 1/sqrt(K) add up like noise. In fp32 32 roundings of the terms'
-   absolute sum, 0.64 * sqrt(K) here. Finite for every finite inp.
+   absolute sum, 0.64 * sqrt(K) here, and 32 ulps: one large term lends its size to the roundings of all K sums. Finite
+   for every finite inp.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma, TMA, clusters: the PTX ISA;
    tiles and what follows the product: llmc/gemm_sm90.cuh.
 
@@ -380,7 +381,7 @@ static void declare(Bench& b) {
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
     Buffer<floatX> bias = b.input<floatX>("bias", OC);
     float terms = ulp_of<float>() * 0.64f * sqrtf((float)K); // one rounding of fp32 of the terms' absolute sum
-    Tolerance tolerance = sizeof(floatX) == 4 ? ulps<float>(8, 0.0f) : ulps<floatX>(1, 1.5f);
+    Tolerance tolerance = sizeof(floatX) == 4 ? ulps<float>(32, 0.0f) : ulps<floatX>(1, 1.5f);
     tolerance.atol += 32.0f * terms;
     Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
     b.reference([=] { gelu_linear_cpu(out.host, inp.host, weight.host, bias.host, N, K, OC); });

@@ -66,6 +66,9 @@ shapes() {
     case $1 in
     adamw) printf '%s\n' "-B 1 -T 17 -C 776" "-B 2 -T 16 -C 777" ;; # rounding by chance, a master copy
     global_norm) echo "-B 2 -T 17 -C 777" ;;
+    ffn | gelu_linear | layernorm_linear | linear_gelu) echo "-B 1 -T 130 -C 136" ;; # two tiles of rows
+    fused_attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 130 -C 384 -NH 6" ;;
+    transformer_block) echo "-B 1 -T 130 -C 384 -NH 6 -V 3" ;;
     attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_attention) echo "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200" ;; # with layernorm, with residual
