@@ -1152,6 +1152,7 @@ template <int heads> __device__ inline void attention_projection_attend3(Attenti
             wgmma_wait<0>();
             wgmma_hold(s);
             attention_projection_release(smem, k);
+            if (key_tile == 0 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
             bool grew = key_tile == tile ? attention_forward_wgmma_softmax<true, true>(s, x, at.row, scale_log2)
                                          : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
             if (grew) { attention_forward_wgmma_rescale(o, x); }
@@ -1166,7 +1167,6 @@ template <int heads> __device__ inline void attention_projection_attend3(Attenti
             wgmma_hold(o);
             attention_projection_release(smem, v);
         }
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
         int h = rank * heads + head;
         attention_projection_head(smem.o[head] + at.row * 64, f.lse ? f.lse + ((size_t)b * f.NH + h) * f.T : nullptr, o,
                                   x, at, tile * 128 + at.row, f.T);

@@ -440,6 +440,23 @@ __device__ inline float2 fused_attention_mean_rstd(const float2 (&moments)[FUSED
     return make_float2(total.x, rsqrtf(total.y / (64 * heads) + 1e-5f));
 }
 
+// Moments of `rows` rows come to a barrier from each block of a cluster: as bytes, sent by fused_attention_send. A block
+// alone is no cluster to st.async: its rows arrive one by one.
+__device__ inline void fused_attention_init_moments(uint64_t* barrier, int num_blocks, int rows) {
+    mbarrier_init(barrier, num_blocks > 1 ? 1 : 1 + rows);
+}
+__device__ inline void fused_attention_expect_moments(uint64_t* barrier, int num_blocks, int rows) {
+    mbarrier_arrive_expect(barrier, num_blocks > 1 ? num_blocks * rows * (int)sizeof(float2) : 0);
+}
+__device__ inline void fused_attention_send(float2* at, float2 moments, uint64_t* barrier, int to, int num_blocks) {
+    if (num_blocks > 1) {
+        store_cluster_async(at, moments, barrier, to);
+    } else {
+        *at = moments;
+        mbarrier_arrive(barrier);
+    }
+}
+
 __device__ inline void fused_attention_init(FusedAttentionSMem& smem, int num_blocks) {
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
@@ -449,16 +466,14 @@ __device__ inline void fused_attention_init(FusedAttentionSMem& smem, int num_bl
             mbarrier_init(&smem.q_empty[j], 8); // all warps that compute
             mbarrier_init(&smem.k_empty[j], 8);
             mbarrier_init(&smem.v_empty[j], 8);
-            mbarrier_init(&smem.moments_full[j], 1);
+            fused_attention_init_moments(&smem.moments_full[j], num_blocks, 128);
         }
         for (int h = 0; h < FUSED_ATTENTION_MAX_HEADS; h++) {
             mbarrier_init(&smem.inp_full[h], 1);
             mbarrier_init(&smem.sum_full[h], 8);
         }
         mbarrier_init_fence();
-        for (int j = 0; j < 2; j++) {
-            mbarrier_arrive_expect(&smem.moments_full[j], num_blocks * sizeof(smem.moments[0][0]));
-        }
+        for (int j = 0; j < 2; j++) { fused_attention_expect_moments(&smem.moments_full[j], num_blocks, 128); }
     }
     cluster_sync(); // before another block sends its moments
 }
@@ -643,11 +658,11 @@ __device__ inline void fused_attention_compute(FusedAttentionSMem& smem, float* 
         if (lane % 4 == 0) {
 #pragma unroll
             for (int half_row = 0; half_row < 2; half_row++) {
-                const float2* at = &smem.moments[j][rank][warp_row + lane / 4 + 8 * half_row];
+                float2* at = &smem.moments[j][rank][warp_row + lane / 4 + 8 * half_row];
                 float2 row = make_float2(moments.mean[half_row], moments.squares[half_row]);
 #pragma unroll 1
                 for (int to = 0; to < sizes.num_blocks; to++) {
-                    store_cluster_async(at, row, &smem.moments_full[j], to);
+                    fused_attention_send(at, row, &smem.moments_full[j], to, sizes.num_blocks);
                 }
             }
         }
@@ -777,9 +792,9 @@ template <int stages> __device__ inline void fused_attention_init6(FusedAttentio
             mbarrier_init(&smem.v_empty[j], 8);
         }
         for (int warp = 0; warp < 8; warp++) {
-            mbarrier_init(&smem.moments_full[0][warp], 1);
-            mbarrier_init(&smem.moments_full[1][warp], 1);
-            mbarrier_init(&smem.sum_full[warp], 1);
+            fused_attention_init_moments(&smem.moments_full[0][warp], num_blocks, 16);
+            fused_attention_init_moments(&smem.moments_full[1][warp], num_blocks, 16);
+            mbarrier_init(&smem.sum_full[warp], 32);
             for (int h = 0; h < FUSED_ATTENTION_MAX_HEADS; h++) {
                 mbarrier_init(&smem.box_full[warp][h], 1);
                 mbarrier_init(&smem.box_empty[warp][h], 1);
@@ -787,8 +802,8 @@ template <int stages> __device__ inline void fused_attention_init6(FusedAttentio
         }
         mbarrier_init_fence();
         for (int warp = 0; warp < 8; warp++) {
-            mbarrier_arrive_expect(&smem.moments_full[0][warp], num_blocks * 16 * sizeof(float2));
-            mbarrier_arrive_expect(&smem.moments_full[1][warp], num_blocks * 16 * sizeof(float2));
+            fused_attention_expect_moments(&smem.moments_full[0][warp], num_blocks, 16);
+            fused_attention_expect_moments(&smem.moments_full[1][warp], num_blocks, 16);
         }
     }
     cluster_sync(); // before another block sends its moments
@@ -903,10 +918,7 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
                 fused_attention_join(row_mean[i], squares[i], x[i], h, share);
             }
         }
-        if (!more) { // the warp that computed them helps now
-            __syncwarp();
-            if (lane == 0) { mbarrier_arrive(&smem.sum_full[warp]); }
-        }
+        if (!more) { mbarrier_arrive(&smem.sum_full[warp]); } // the warp that computed them helps now
 #pragma unroll
         for (int i = 0; i < 4; i++) { // eight lanes have seen 8 * heads columns each: all get the same
 #pragma unroll
@@ -917,16 +929,15 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
                 row_mean[i] = 0.5f * (row_mean[i] + other_mean);
                 squares[i] = squares[i] + other_squares + delta * delta * (4.0f * heads * offset);
             }
-            const float2* at = &smem.moments[j % 2][rank][warp * 16 + first_row + 4 * i];
             if (chunk < sizes.num_blocks) { // one lane for each block
-                store_cluster_async(at, make_float2(row_mean[i], squares[i]), &smem.moments_full[j % 2][warp], chunk);
+                fused_attention_send(&smem.moments[j % 2][rank][warp * 16 + first_row + 4 * i],
+                                     make_float2(row_mean[i], squares[i]), &smem.moments_full[j % 2][warp], chunk,
+                                     sizes.num_blocks);
             }
         }
         mbarrier_wait_cluster(&smem.moments_full[j % 2][warp], j / 2 % 2);
         // no block sends those of the next but one tile before it has these of the next from all
-        if (lane == 0) {
-            mbarrier_arrive_expect(&smem.moments_full[j % 2][warp], sizes.num_blocks * 16 * sizeof(float2));
-        }
+        if (lane == 0) { fused_attention_expect_moments(&smem.moments_full[j % 2][warp], sizes.num_blocks, 16); }
         float2 mean_rstd = fused_attention_mean_rstd(smem.moments[j % 2], warp * 16 + lane % 16, sizes);
         if (rank == 0 && lane < 16 && lane < num_rows) {
             size_t row = (size_t)place.b * sizes.T + t + lane;

@@ -97,8 +97,8 @@ struct GeluLinear {
     }
 };
 
-void gelu_linear3(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
-                  cudaStream_t stream) {
+void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                 cudaStream_t stream) {
     linear_launch(GeluLinear{bias, OC}, out, inp, weight, N, K, OC, false, stream);
 }
 
@@ -353,8 +353,8 @@ struct GeluLinearPairs {
     static __device__ uint32_t apply(uint32_t bits) { return gelu_linear_pair(bits, floatX()); }
 };
 
-void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
-                 cudaStream_t stream, int form = GELU_LINEAR_DEEP) {
+void gelu_linear5(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream, int form = GELU_LINEAR_DEEP) {
     gelu_linear_form<GeluLinearPairs>(out, inp, weight, bias, N, K, OC, stream, form);
 }
 
@@ -398,7 +398,7 @@ static void declare(Bench& b) {
     b.promoted(1);
 #if !defined(ENABLE_FP32)
     b.kernel(
-        3, "wgmma, gelu in registers under it", [=](int) { gelu_linear3(out, inp, weight, bias, N, K, OC, stream); },
+        3, "wgmma, gelu in registers under it", [=](int) { gelu_linear(out, inp, weight, bias, N, K, OC, stream); },
         {0}, -90);
     b.moves(1, rows + weights + results);
     const std::vector<int> forms = {0, GELU_LINEAR_DEEP_PAIRS, GELU_LINEAR_FLAT_PAIRS, GELU_LINEAR_DEEP};
@@ -413,13 +413,13 @@ static void declare(Bench& b) {
     b.kernel(
         5, "4 with gelu in 16 bits",
         [=](int form) {
-            form ? gelu_linear(out, inp, weight, bias, N, K, OC, stream, form)
-                 : gelu_linear(out, inp, weight, bias, N, K, OC, stream);
+            form ? gelu_linear5(out, inp, weight, bias, N, K, OC, stream, form)
+                 : gelu_linear5(out, inp, weight, bias, N, K, OC, stream);
         },
         forms, -90);
     b.moves(1, rows + weights + results);
     b.coarser(3); // every operation of gelu rounds to 16 bits
-    b.promoted(5);
+    b.promoted(3);
 #endif
     b.matrix_rate(cublaslt_matrix_rate);
 }

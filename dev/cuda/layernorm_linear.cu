@@ -615,7 +615,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     LayernormLinearShared<G>& shared = reinterpret_cast<LayernormLinearShared<G>&>(smem); // it is the first member
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
-        mbarrier_init(&shared.first, 4);
+        mbarrier_init(&shared.first, 128); // each thread for what it wrote
     }
     gemm_sm90_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
@@ -641,8 +641,8 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     if (warpgroup == 2) {
         float2 mine = layernorm_linear_warp_statistics(inp, tile_of(begin).row + warp_row, N, C);
         shared.statistics[0][lane_row] = shared.statistics[1][lane_row] = mine;
+        mbarrier_arrive(&shared.first);
         __syncwarp();
-        if (lane == 0) { mbarrier_arrive(&shared.first); }
     }
 #pragma unroll 1
     for (int index = begin + warpgroup - 1; index < end; index += 2) {

@@ -44,7 +44,7 @@ void linear_gelu(floatX* out, const floatX* inp, const floatX* weight, const flo
 #if !defined(ENABLE_FP32)
     if (has_sm90a()) {
         GemmSM90 g = {out, NULL, inp, weight, NULL, N, OC, C, false};
-        return gemm_sm90(g, GemmBias<GEMM_GELU>{bias}, stream, form ? form : GEMM_TURNS_192);
+        return gemm_sm90(g, GemmBias<GEMM_GELU>{bias}, stream, form ? form : GEMM_TURNS_192_PAIRS);
     }
 #endif
     (void)form;

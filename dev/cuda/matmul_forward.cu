@@ -409,6 +409,7 @@ __global__ void __launch_bounds__(384, 1)
                                 const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     __shared__ uint64_t full[matmul_forward_ring8], empty[matmul_forward_ring8];
+    __shared__ uint64_t turn[2]; // the other group has started all its products
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
     const int ring = matmul_forward_ring8;
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
@@ -418,6 +419,7 @@ __global__ void __launch_bounds__(384, 1)
             mbarrier_init(&full[s], 1);
             mbarrier_init(&empty[s], 4); // a stage is read by the four warps of one group
         }
+        for (int g = 0; g < 2; g++) { mbarrier_init(&turn[g], 4); }
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -436,9 +438,12 @@ __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<232>();
-    int i = (group - 1) * num_steps;
+    // A group waits for its turn before it waits for a stage: a barrier tells a phase only from the one before it, so that
+    // who is more than a round of the ring ahead would take an earlier tile's stage for its own.
+    int i = (group - 1) * num_steps, number = 0;
     for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
         float sum[2][64]; // rows 0..63, 64..127
+        mbarrier_wait(&turn[group - 1], (number++ + group) % 2);
         for (int step = 0; step < num_steps; step++, i++) {
             MatmulForwardStage& stage = stages[i % ring];
             mbarrier_wait(&full[i % ring], i / ring % 2);
@@ -449,6 +454,7 @@ __global__ void __launch_bounds__(384, 1)
             wgmma_wait<1>(); // the previous step's products are done: its stage is free
             if (step > 0 && lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
         }
+        if (lane == 0) { mbarrier_arrive(&turn[2 - group]); }
         wgmma_wait<0>();
         if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
         matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
@@ -545,6 +551,7 @@ int main(int argc, char** argv) {
                        {3, 43, 776, 2, 200},
                        {2, 65, 64, 3, 2304},
                        {1, 127, 1600, 4, 264},
-                       {2, 640, 256, 2, 1024}});
+                       {2, 640, 256, 2, 1024},
+                       {3, 1000, 768, 2, 1920}}); // 360 tiles of 128x128: persistent blocks have up to three
 }
 #endif
