@@ -137,18 +137,33 @@ fi
 
 # ---- runs ----
 
+# Whether a log of racecheck has reports, all of them between accesses of cuBLASLt's own kernels (nvjet), whose way of
+# ordering them the tool does not see; and the program itself went through. Excluding those kernels makes the tool fail.
+only_vendor_races() { # LOG
+    local vendor displayed
+    vendor=$(awk '/Race reported between/ { theirs = / at nvjet_/; n += theirs }
+                  /=========     and / && theirs && !/ at nvjet_/ { theirs = 0; n-- }
+                  END { print n + 0 }' "$1")
+    displayed=$(sed -n 's/.*RACECHECK SUMMARY: \([0-9]*\) hazards\{0,1\} displayed.*/\1/p' "$1")
+    [ "$vendor" -gt 0 ] && [ "$vendor" = "$displayed" ] && grep -aqE '^[0-9]+ passed, 0 failed' "$1"
+}
+
 # One tool on one program: prints one line and, if it failed, the tool's findings; leaves ok or FAIL in results/.
 check() { # TOOL NAME COMMAND ...
-    local tool=$1 name=$2 log=$dir/$1_$2.log rc=0 start=$SECONDS verdict vendor=()
+    local tool=$1 name=$2 log=$dir/$1_$2.log rc=0 start=$SECONDS verdict limits=()
     shift 2
-    # racecheck does not know how cuBLASLt's own kernels order their accesses and reports races in them
-    [ "$tool" != racecheck ] || vendor=(--kernel-name-exclude kns=nvjet)
+    [ "$tool" != racecheck ] || limits=(--print-limit 0) # for only_vendor_races
     trap 'kill $!; exit 130' TERM # timeout ends what it has started
-    timeout -k 10 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 ${vendor[@]+"${vendor[@]}"} "$@" >"$log" 2>&1 </dev/null &
+    timeout -k 10 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 ${limits[@]+"${limits[@]}"} "$@" >"$log" 2>&1 </dev/null &
     wait $! || rc=$?
     local took="$((SECONDS - start)) s" clean='ERROR SUMMARY: 0 errors' findings
     [ "$tool" != racecheck ] || clean='RACECHECK SUMMARY: 0 hazards' # warnings are hazards too
-    if [ $rc -eq 0 ] && grep -aqF "$clean" "$log"; then
+    local ok=
+    if [ $rc -eq 0 ] && grep -aqF "$clean" "$log"; then ok=yes; fi
+    if [ "$tool" = racecheck ] && [ $rc -eq 99 ] && only_vendor_races "$log"; then
+        ok=yes took+=", reports in cuBLASLt's kernels alone"
+    fi
+    if [ -n "$ok" ]; then
         verdict="ok $tool $name ($took)"
         : >"$dir/results/ok_${tool}_$name"
     else
