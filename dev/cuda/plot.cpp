@@ -169,9 +169,6 @@ static Op read_op(const std::filesystem::path& file) {
 static const char *INK = "#1f2328", *FAINT = "#59636e", *LINE = "#d1d9e0", *RUNG = "#8fb3d1", *PROMOTED = "#2da44e",
                   *LIBRARY = "#d4a72c", *ROOF = "#cf222e";
 
-// for text that may cross a line
-static const char* HALO = " stroke=\"#ffffff\" stroke-width=\"3\" paint-order=\"stroke\"";
-
 static std::string escaped(const std::string& s) {
     std::string out;
     for (char c : s) {
@@ -192,11 +189,21 @@ struct Svg {
     double width, height;
     std::string body;
 
+    enum Style {
+        PLAIN,
+        BOLD,
+        HALO
+    }; // HALO: for text that may cross a line; drawn twice, for few viewers know paint-order
     void label(double x, double y, int size, const char* color, const std::string& s, const char* anchor = "start",
-               const char* more = "") {
-        body += text("<text x=\"%.2f\" y=\"%.2f\" font-size=\"%d\" fill=\"%s\" text-anchor=\"%s\"%s>", x, y, size,
-                     color, anchor, more) +
-                escaped(s) + "</text>\n";
+               Style style = PLAIN) {
+        std::string place = text("<text x=\"%.2f\" y=\"%.2f\" font-size=\"%d\" text-anchor=\"%s\"%s", x, y, size,
+                                 anchor, style == BOLD ? " font-weight=\"bold\"" : "");
+        std::string end = escaped(s) + "</text>
+                                       ";
+                          if (style == HALO) {
+            body += place + " fill=\"#ffffff\" stroke=\"#ffffff\" stroke-width=\"3\">" + end;
+        }
+        body += place + text(" fill=\"%s\">", color) + end;
     }
     void rect(double x, double y, double w, double h, const char* color, const std::string& more = "") {
         body += text("<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"%s/>\n", x, y, w, h, color,
@@ -269,7 +276,7 @@ static Svg draw_bars(const Op& op) {
     svg.label(left, 30, 18, INK,
               text("%s, %s, B %d T %d C %d NH %d V %d", first.op.c_str(), first.dtype.c_str(), first.B, first.T,
                    first.C, first.NH, first.V),
-              "start", " font-weight=\"bold\"");
+              "start", Svg::BOLD);
     std::string about = first.gpu + ", medians at the best block size, L2 " + first.l2;
     if (first.bytes > 0) { about += ", at least " + bytes_text(first.bytes); }
     if (first.flops > 0) { about += text(", %.4g GFLOP", first.flops / 1e9); }
@@ -305,7 +312,7 @@ static Svg draw_bars(const Op& op) {
             svg.body += text("<path d=\"M%.2f %.2fl6 -18h6l-6 18z\" fill=\"#ffffff\"/>\n", left + width - 24, y + 35);
         }
         if (has_roof) { svg.line(left + roof, y + 15, left + roof, y + 37, ROOF); }
-        svg.label(left + width + 8, y + 30, 12, INK, bar_text(r), "start", HALO);
+        svg.label(left + width + 8, y + 30, 12, INK, bar_text(r), "start", Svg::HALO);
     }
     return svg;
 }
@@ -368,7 +375,7 @@ static void draw_dots(Svg& svg, const std::vector<Dot>& dots, const Axis& ax, co
             svg.line(x, y, near, box.y + height / 2, FAINT, " stroke-width=\"0.75\"");
         }
         svg.body += text("<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\" stroke=\"#ffffff\"/>\n", x, y, PROMOTED);
-        svg.label(box.x, box.y + 11, 11, INK, d.name, "start", HALO);
+        svg.label(box.x, box.y + 11, 11, INK, d.name, "start", Svg::HALO);
     }
 }
 
@@ -440,7 +447,7 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
     Axis ax = make_axis(least_x / 1.5, 1.5 * most_x, 64, 820);
     Axis ay = make_axis(least_y / 1.5, 1.2 * std::max(most_y, matrix_tflops), 520, 92);
     Svg svg = {960, 586, ""};
-    svg.label(20, 30, 18, INK, text("roofline, %s, %s", dtype.c_str(), gpu.c_str()), "start", " font-weight=\"bold\"");
+    svg.label(20, 30, 18, INK, text("roofline, %s, %s", dtype.c_str(), gpu.c_str()), "start", Svg::BOLD);
     svg.label(20, 50, 12, FAINT,
               "the fastest kernel of each op that is not the library's; roofs as measured in the same runs");
     draw_axes(svg, ax, ay);
@@ -452,7 +459,7 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
         svg.line(ax.at(begin), ay.at(begin * copy_tbs), ax.at(end), ay.at(end * copy_tbs), ROOF,
                  " id=\"copy\" stroke-width=\"2\"");
         double x = ax.at(begin) + 44, y = ay.at(begin * copy_tbs) - 4;
-        svg.label(x, y, 12, ROOF, text("copy %.2f TB/s", copy_tbs), "start", HALO);
+        svg.label(x, y, 12, ROOF, text("copy %.2f TB/s", copy_tbs), "start", Svg::HALO);
         taken.push_back({x, y - 12, 100, 16});
     }
     if (matrix_tflops > 0) {
@@ -460,7 +467,7 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
         svg.line(ax.at(begin), ay.at(matrix_tflops), ax.to, ay.at(matrix_tflops), ROOF,
                  " id=\"matrix\" stroke-width=\"2\"");
         double y = ay.at(matrix_tflops) - 8;
-        svg.label(ax.to, y, 12, ROOF, text("matrix rate %.1f TFLOP/s", matrix_tflops), "end", HALO);
+        svg.label(ax.to, y, 12, ROOF, text("matrix rate %.1f TFLOP/s", matrix_tflops), "end", Svg::HALO);
         taken.push_back({ax.to - 170, y - 12, 170, 16});
     }
     draw_dots(svg, dots, ax, ay, taken);
