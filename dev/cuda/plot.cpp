@@ -189,20 +189,14 @@ struct Svg {
     double width, height;
     std::string body;
 
-    enum Style {
-        PLAIN,
-        BOLD,
-        HALO
-    }; // HALO: for text that may cross a line; drawn twice, for few viewers know paint-order
+    enum Style { PLAIN, BOLD, HALO };
+    // HALO: for text that may cross a line; drawn twice, for not every viewer knows paint-order.
     void label(double x, double y, int size, const char* color, const std::string& s, const char* anchor = "start",
                Style style = PLAIN) {
         std::string place = text("<text x=\"%.2f\" y=\"%.2f\" font-size=\"%d\" text-anchor=\"%s\"%s", x, y, size,
                                  anchor, style == BOLD ? " font-weight=\"bold\"" : "");
-        std::string end = escaped(s) + "</text>
-                                       ";
-                          if (style == HALO) {
-            body += place + " fill=\"#ffffff\" stroke=\"#ffffff\" stroke-width=\"3\">" + end;
-        }
+        std::string end = escaped(s) + "</text>\n";
+        if (style == HALO) { body += place + " fill=\"#ffffff\" stroke=\"#ffffff\" stroke-width=\"3\">" + end; }
         body += place + text(" fill=\"%s\">", color) + end;
     }
     void rect(double x, double y, double w, double h, const char* color, const std::string& more = "") {
