@@ -358,6 +358,19 @@ void gelu_linear5(floatX* out, const floatX* inp, const floatX* weight, const fl
     gelu_linear_form<GeluLinearPairs>(out, inp, weight, bias, N, K, OC, stream, form);
 }
 
+// ---- kernel 6: 3 with the arithmetic of 5 ----
+
+struct GeluLinear6 : GeluLinear {
+    __device__ void change(uint32_t* a, int) const {
+        for (int j = 0; j < 4; j++) { a[j] = gelu_linear_pair(a[j], floatX()); }
+    }
+};
+
+void gelu_linear6(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream) {
+    linear_launch(GeluLinear6{{bias, OC}}, out, inp, weight, N, K, OC, false, stream);
+}
+
 #endif
 
 // Normal values; hard ones are in turns rows that are large, all equal, and with one element much larger than the rest.
@@ -419,6 +432,10 @@ static void declare(Bench& b) {
         forms, -90);
     b.moves(1, rows + weights + results);
     b.coarser(3); // every operation of gelu rounds to 16 bits
+    b.kernel(
+        6, "3 with gelu in 16 bits", [=](int) { gelu_linear6(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
+    b.moves(1, rows + weights + results);
+    b.coarser(3);
     b.promoted(3);
 #endif
     b.matrix_rate(cublaslt_matrix_rate);
