@@ -1782,8 +1782,8 @@ __device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)
     attention_forward_wgmma_pack(p, s);
 }
 
-// The scores of the first 64 or 128 keys at the diagonal, number i of the ring, and the product of P with the tile before's
-// last values under their softmax.
+// The scores of the first 64 or 128 keys at the diagonal, number i of the ring; under their softmax the last product of
+// the tile before, with `values`.
 template <int groups, int num_s>
 __device__ inline void attention_forward_sm90_diagonal(float (&s)[num_s], uint32_t (&p)[32], float (&o)[32],
                                                        AttentionForwardRows& x, AttentionForwardSM90<groups>& smem,

@@ -415,8 +415,8 @@ __device__ inline void store_release(int* p, int x) {
 
 // ---- wgmma that overwrites d: the first of a chain of products ----------------------------------------------
 
-// As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate 0, but what d held before is known to be dead, which
-// frees its registers.
+// As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate 0, but what d held before is known to
+// be dead, which frees its registers.
 #define WGMMA_NEW8(d, i)                                                                                               \
     "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
         "=f"(d[i + 7])
