@@ -662,8 +662,3 @@ __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int
               "r"(w)
               : "memory");
 }
-
-// Asks for contiguous bytes to be brought to L2; address and count are multiples of 16.
-__device__ inline void bulk_prefetch(const void* global, int bytes) {
-    PTX_SM90A("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(global), "r"(bytes) : "memory");
-}

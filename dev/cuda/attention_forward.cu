@@ -1106,36 +1106,6 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
         for (int tile = last; tile >= first; tile -= max(last - first, 1)) { f(i / num_pairs, tile); }
     }
 }
-
-#ifdef PROMOTED_ONLY
-// For ops that include this file and take P without a look at the maximum after the diagonal.
-// s = q k^T once more for a warp's 16 queries and 128 keys, by its own means.
-__device__ inline void attention_forward_warp_scores(float (&s)[64], const floatX* q, const floatX* k) {
-    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
-    uint32_t q_address = shared_address(q + attention_forward_at<64>(row, lane / 16));
-    uint32_t k_address = shared_address(k + attention_forward_at<64>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-#pragma unroll
-    for (int i = 0; i < 64; i++) { s[i] = 0; }
-#pragma unroll 1
-    for (int d = 0; d < 4; d++) {
-        uint32_t a[4], b[4];
-        ldmatrix_x4(a, attention_forward_column<64>(q_address, d));
-#pragma unroll
-        for (int n = 0; n < 8; n++) { // 16 keys, 2048 bytes
-            ldmatrix_x4(b, attention_forward_column<64>(k_address, d) + 2048 * n);
-            mma_16x8x16(&s[8 * n], a, b[0], b[1], floatX());
-            mma_16x8x16(&s[8 * n + 4], a, b[2], b[3], floatX());
-        }
-    }
-}
-
-// Up to this sum a thread takes P without a look at the maximum: each P then fits floatX, and many such sums fp32.
-#if defined(ENABLE_FP16)
-const float ATTENTION_FORWARD_LIMIT = 32768.0f;
-#else
-const float ATTENTION_FORWARD_LIMIT = 1e18f;
-#endif
-#endif
 #endif
 
 #ifndef PROMOTED_ONLY

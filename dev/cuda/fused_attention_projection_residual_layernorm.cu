@@ -16,9 +16,9 @@
 
    nvcc -O3 --use_fast_math fused_attention_projection_residual_layernorm.cu -lcublasLt -lcublas -o fused
    (or: make fused_attention_projection_residual_layernorm)
-   ./fused_attention_projection_residual_layernorm 7      check kernel 7 against the CPU
+   ./fused_attention_projection_residual_layernorm 4      check kernel 4 against the CPU
    ./fused_attention_projection_residual_layernorm        every kernel, side by side
-   Kernels 3, 4, 6 and 7 need -gencode arch=compute_90a,code=sm_90a.                                            */
+   Kernel 4 needs -gencode arch=compute_90a,code=sm_90a.                                            */
 #ifndef PROMOTED_ONLY // who includes this file includes the first three before
 #define PROMOTED_ONLY
 #include "attention_forward.cu"
@@ -42,10 +42,10 @@ struct AttentionProjection {
     int B, T, C, NH;
 };
 
-// ---- kernel 5: three launches: attention, the projection by cuBLASLt, residual and layernorm together ----
+// ---- kernel 2: three launches: attention, the projection by cuBLASLt, residual and layernorm together ----
 
 // attention (B,T,C), projection (B,T,C) are scratch
-void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention, floatX* projection,
+void fused_attention_projection_residual_layernorm2(const AttentionProjection& f, floatX* attention, floatX* projection,
                                                     cudaStream_t stream) {
     int N = f.B * f.T;
     attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
@@ -53,8 +53,6 @@ void fused_attention_projection_residual_layernorm5(const AttentionProjection& f
     fused_residual_layernorm_forward(f.residual, f.normed, f.mean, f.rstd, f.inp, projection, f.weight, f.bias, N, f.C,
                                      stream);
 }
-
-// ---- what kernels 3, 4, 6 and 7 share ----
 
 // Heads of a block, or 0: the shape is not for this kernel. A cluster has up to 8 blocks, or 3 where they have 6 heads:
 // shared memory is short.
@@ -111,9 +109,8 @@ __device__ inline float2 attention_projection_pair(const floatX* p) {
     return attention_projection_unpack(*reinterpret_cast<const uint32_t*>(p));
 }
 
-// more: what the kernel takes beside what all take.
-template <int heads, class Kernel, class... More> void
-attention_projection_launch(const AttentionProjection& f, Kernel kernel, int bytes, cudaStream_t stream, More... more) {
+template <int heads, class Kernel>
+void attention_projection_launch(const AttentionProjection& f, Kernel kernel, int bytes, cudaStream_t stream) {
     AttentionProjectionMaps maps;
     maps.qkv = attention_forward_tensor_map(f.qkv, f.B, f.T, 3 * f.NH, 128);
     maps.proj_weight = tensor_map(f.proj_weight, {f.C, f.C}, {64, 128});
@@ -133,789 +130,10 @@ attention_projection_launch(const AttentionProjection& f, Kernel kernel, int byt
     require(num_clusters > 0);
     int num_items = f.B * (f.B * num_tiles <= num_clusters ? num_tiles : ceil_div(num_tiles, 2)); // or pairs
     config.gridDim = dim3((unsigned)(min(num_clusters, num_items) * num_ranks));
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, f, maps, num_ranks, more..., 1.44269504f / sqrtf(64.0f)));
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, f, maps, num_ranks, 1.44269504f / sqrtf(64.0f)));
 }
 
-// ---- kernels 6 and 7: a cluster for 128 tokens: each block some heads, then as many columns of the projection ----
-// Kernel 4 (below) with its gaps closed. A block of the cluster has the attention of `heads` heads, whose output stays
-// in its shared memory as tiles of (128,64). Of the projection it has 64 * heads columns, summed in registers: it needs
-// all of the cluster's tiles, and the others send theirs. The rows' statistics are summed over the cluster.
-// One warpgroup loads and sends; each of two others has 64 of the tokens. What is loaded goes through two rings, in the
-// order in which it is used: keys and values, then proj_weight, then inp through one; queries, then the other blocks'
-// tiles, in turn with a block's own, through a second of two slots: a receiver offers its slot some products before it
-// needs the tile. Blocks of a cluster walk through the same positions: a block knows where in
-// another's ring a tile goes.
-// Clusters take pairs of tiles of tokens with the same work together, the longer one first: then those of a sequence
-// read the same keys at about the same time. Another copy of the list runs some steps ahead and brings what it names to
-// L2: memory is busy under the projection too.
-
-template <int heads> struct AttentionProjectionSMem6 { // the largest is that of 6 heads: 226 KB, one block an SM
-    static constexpr int max_ranks = heads == 6 ? 3 : 8;
-    floatX o[heads][ATTENTION_PROJECTION_TILE]; // attention's output, in the end normed on its way out
-    floatX q[2][ATTENTION_PROJECTION_TILE];     // queries, then other blocks' tiles of o
-    floatX ring[ATTENTION_PROJECTION_RING][ATTENTION_PROJECTION_TILE];
-    float2 sums[max_ranks - 1]
-               [128]; // of the rows, from the other blocks: means, sums of squares of deviations from them
-    uint64_t full[ATTENTION_PROJECTION_RING], empty[ATTENTION_PROJECTION_RING];
-    uint64_t q_full[2], q_empty[2];
-    uint64_t o_full[heads];                     // the head's output may be sent
-    uint64_t may_send[(max_ranks - 1) * heads]; // the receiver has room for it
-    uint64_t sums_full[8];                      // for each warp that computes
-};
-static_assert(sizeof(AttentionProjectionSMem6<6>) <= 227 << 10, "all that compute capability 9.0 has");
-
-template <int heads> __device__ inline void attention_projection_init6(AttentionProjectionSMem6<heads>& smem) {
-    if (shared_address(&smem) % 1024 != 0) { __trap(); } // the swizzle counts from there
-    if (threadIdx.x == 0) {
-        for (int j = 0; j < ATTENTION_PROJECTION_RING; j++) {
-            mbarrier_init(&smem.full[j], 1);
-            mbarrier_init(&smem.empty[j], 8); // all warps that compute
-        }
-        for (int j = 0; j < 2; j++) {
-            mbarrier_init(&smem.q_full[j], 1);
-            mbarrier_init(&smem.q_empty[j], 8);
-        }
-        for (int j = 0; j < heads; j++) { mbarrier_init(&smem.o_full[j], 8); }
-        for (int j = 0; j < (smem.max_ranks - 1) * heads; j++) { mbarrier_init(&smem.may_send[j], 1); }
-        for (int warp = 0; warp < 8; warp++) { mbarrier_init(&smem.sums_full[warp], 1); }
-        mbarrier_init_fence();
-    }
-}
-
-// The tiles of tokens of a cluster, one after the other: a single one where there are clusters enough. place: 2 * the
-// round, + 1 if the tile is a pair's second one; -1 before the first.
-struct AttentionProjectionWork {
-    int place, b, tile;
-};
-__device__ inline bool attention_projection_next(AttentionProjectionWork& work, int B, int T, int num_ranks) {
-    int num_tiles = ceil_div(T, 128);
-    bool single = B * num_tiles * num_ranks <= (int)gridDim.x;
-    work.place++;
-    if (work.place % 2 == 1) {
-        int other = num_tiles - 1 - work.tile;
-        if (!single && other != work.tile) {
-            work.tile = other;
-            return true;
-        }
-        work.place++; // one alone, or in the middle
-    }
-    int item = (work.place / 2 * (int)gridDim.x + (int)blockIdx.x) / num_ranks;
-    int sequence_items = single ? num_tiles : ceil_div(num_tiles, 2);
-    work.b = item / sequence_items, work.tile = num_tiles - 1 - item % sequence_items;
-    return item < B * sequence_items;
-}
-
-// The part of the one thread that loads. Per tile of tokens: for each head its queries, and k0 k1 v0 k2 v1 ... of all
-// heads in a row; for each 64 columns of proj_weight 128 rows at a time; then inp. ahead: how many steps over 128 keys
-// L2 is told before.
-template <int heads> __device__ inline void attention_projection_load6(AttentionProjectionSMem6<heads>& smem,
-                                                                       const AttentionProjection& f,
-                                                                       const AttentionProjectionMaps& maps, int rank,
-                                                                       int num_ranks, int ahead) {
-    constexpr int weight_tiles = ceil_div(heads, 2);
-    AttentionProjectionWork work = {-1, 0, 0}, next = work; // next: of which L2 is told
-    int next_head = heads - 1, next_keys = 0, lead = 0;     // lead: by so many steps
-    bool any_next = true;
-    unsigned i = 0, q = 0; // positions in the rings
-    auto claim_q = [&] {
-        mbarrier_wait(&smem.q_empty[q % 2], (q / 2 + 1) % 2);
-        mbarrier_arrive_expect(&smem.q_full[q % 2], ATTENTION_PROJECTION_BYTES);
-    };
-#pragma unroll 1
-    while (attention_projection_next(work, f.B, f.T, num_ranks)) {
-        int b = work.b, tile = work.tile, num_steps = heads * (tile + 1);
-        int key_tile = tile, value_tile = tile, h = rank * heads, value_h = h;
-#pragma unroll 1
-        for (int s = 0; s <= num_steps; s++) { // keys of step s, values of s - 1
-            if (s < num_steps) {
-                if (key_tile == tile) {
-                    claim_q();
-                    tma_load_4d(smem.q[q % 2], &maps.qkv, 0, h, tile * 128, b, &smem.q_full[q % 2]);
-                    q++;
-                }
-                attention_projection_claim(smem, i);
-                tma_load_4d(attention_projection_slot(smem, i), &maps.qkv, 0, f.NH + h, key_tile * 128, b,
-                            &smem.full[i % ATTENTION_PROJECTION_RING]);
-                i++, lead--;
-                if (key_tile-- == 0) { key_tile = tile, h++; }
-            }
-            if (s > 0) {
-                attention_projection_claim(smem, i);
-                tma_load_4d(attention_projection_slot(smem, i), &maps.qkv, 0, 2 * f.NH + value_h, value_tile * 128, b,
-                            &smem.full[i % ATTENTION_PROJECTION_RING]);
-                i++;
-                if (value_tile-- == 0) { value_tile = tile, value_h++; }
-            }
-#pragma unroll 1
-            for (; any_next && lead < ahead; lead++) {
-                if (next_keys-- == 0) {
-                    if (++next_head == heads) {
-                        next_head = 0;
-                        any_next = attention_projection_next(next, f.B, f.T, num_ranks);
-                        if (!any_next) { break; }
-                    }
-                    next_keys = next.tile;
-                }
-                if (lead < 0) { continue; } // is under way
-                if (next_keys == next.tile) {
-                    tma_prefetch_4d(&maps.qkv, 0, rank * heads + next_head, next_keys * 128, next.b);
-                }
-                tma_prefetch_4d(&maps.qkv, 0, f.NH + rank * heads + next_head, next_keys * 128, next.b);
-                tma_prefetch_4d(&maps.qkv, 0, 2 * f.NH + rank * heads + next_head, next_keys * 128, next.b);
-            }
-        }
-#pragma unroll 1
-        for (int j = 0; j < heads; j++) { tma_prefetch_4d(&maps.inp, 0, rank * heads + j, tile * 128, b); }
-        int offered = 0, num_products = num_ranks * heads;
-#pragma unroll 1
-        for (int k = 0; k <= num_products; k++) {
-            // a slot is offered two products after the one that frees it, never later than it is needed; what frees it
-            // has been loaded by then
-            while (offered < num_products - heads) {
-                int before = offered - 2,
-                    freed_by = before / (num_ranks - 1) * num_ranks + before % (num_ranks - 1) + 1;
-                if (k < (before < 0 ? offered : freed_by + 2)) { break; }
-                claim_q();
-                mbarrier_arrive_cluster(&smem.may_send[offered], (rank + 1 + offered % (num_ranks - 1)) % num_ranks);
-                q++, offered++;
-            }
-            int head = (rank + k % num_ranks) % num_ranks * heads + k / num_ranks;
-            bool is_weight = k < num_products; // of 5 heads half of the last tile is not needed; then inp
-#pragma unroll 1
-            for (int j = 0; j < (is_weight ? weight_tiles : heads); j++, i++) {
-                attention_projection_claim(smem, i);
-                uint64_t* full = &smem.full[i % ATTENTION_PROJECTION_RING];
-                if (is_weight) {
-                    tma_load_2d(attention_projection_slot(smem, i), &maps.proj_weight, head * 64,
-                                rank * heads * 64 + j * 128, full);
-                } else {
-                    tma_load_4d(attention_projection_slot(smem, i), &maps.inp, 0, rank * heads + j, tile * 128, b,
-                                full);
-                }
-            }
-        }
-    }
-}
-
-// The part of the one thread that sends this block's tiles of attention to the others, in the order in which all use
-// them: each one's head 0, each one's head 1 ...
-template <int heads> __device__ inline void attention_projection_send6(AttentionProjectionSMem6<heads>& smem,
-                                                                       const AttentionProjection& f, int rank,
-                                                                       int num_ranks) {
-    AttentionProjectionWork work = {-1, 0, 0};
-#pragma unroll 1
-    for (unsigned n = 0; attention_projection_next(work, f.B, f.T, num_ranks); n++) {
-        unsigned q = (n * num_ranks + 1) * heads; // positions that are queries', and other tiles of tokens'
-#pragma unroll 1
-        for (int k = 0; k < (num_ranks - 1) * heads; k++, q++) {
-            int head = k / (num_ranks - 1), to = (rank - 1 - k % (num_ranks - 1) + num_ranks) % num_ranks;
-            mbarrier_wait_cluster(&smem.may_send[k], n % 2);
-            mbarrier_wait(&smem.o_full[head], n % 2);
-            bulk_copy_cluster(smem.q[q % 2], smem.o[head], ATTENTION_PROJECTION_BYTES, &smem.q_full[q % 2], to);
-        }
-    }
-}
-
-// Where a warp that computes is.
-struct AttentionProjectionPlace6 {
-    unsigned i, q; // positions in the rings
-    int row;       // the first of the warp's 16 rows of 128
-    int block;     // where the row of 8 elements lies in (16,64) that this lane names to ldmatrix for 16 columns
-};
-
-template <int heads>
-__device__ inline void attention_projection_await_q(AttentionProjectionSMem6<heads>& smem, unsigned q) {
-    mbarrier_wait(&smem.q_full[q % 2], q / 2 % 2);
-}
-template <int heads> __device__ inline void attention_projection_release_q(AttentionProjectionSMem6<heads>& smem,
-                                                                           unsigned q) { // by each warp
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q % 2]); }
-}
-
-// The scores of 128 more keys and the product with the values before them; the keys are at position i, the values at
-// i + 1. new_head: the keys are the next head's first, whose rows `x` is then. last_keys: the queries are not needed
-// again. more: other keys follow. lazy: after a head's first keys no maximum is taken, for P is divided by its own sum
-// in the end and may be as large as its type allows; where that is not enough the scores are computed again.
-template <bool new_head, bool lazy, int heads>
-__device__ inline void attention_projection_step6(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
-                                                  AttentionForwardRows& x, AttentionProjectionSMem6<heads>& smem,
-                                                  AttentionProjectionPlace6& at, bool last_keys, bool more,
-                                                  float scale_log2) {
-    const floatX* q = smem.q[at.q % 2] + at.row / 64 * ATTENTION_FORWARD_BOX;
-    wgmma_fence();
-    attention_forward_wgmma_scores(s, q, attention_projection_slot(smem, at.i));
-    wgmma_commit();
-    attention_projection_await(smem, at.i + 1);
-    wgmma_fence();
-    attention_forward_wgmma_values(o, p, attention_projection_slot(smem, at.i + 1));
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_hold(s);
-    bool grew = false;
-    float sum[2] = {0, 0};
-    if (lazy && !new_head) {
-#pragma unroll
-        for (int j = 0; j < 64; j++) {
-            s[j] = exp2_approx(fmaf(s[j], scale_log2, -x.m[j / 2 % 2]));
-            sum[j / 2 % 2] += s[j];
-        }
-    } else {
-        attention_projection_release(smem, at.i);
-        if (last_keys) { attention_projection_release_q(smem, at.q); }
-        grew = attention_forward_wgmma_softmax<new_head, new_head>(s, x, at.row, scale_log2);
-        sum[0] = x.l[0], sum[1] = x.l[1];
-    }
-    // as in attention_forward_sm90_step: keeps the exponents under the product
-    if (more && !(sum[0] + sum[1] < 0)) { attention_projection_await(smem, at.i + 2); }
-    wgmma_hold(s);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (lazy && !new_head) {
-        bool fits = sum[0] < ATTENTION_FORWARD_LIMIT && sum[1] < ATTENTION_FORWARD_LIMIT; // NaN does not
-        if (__all_sync(0xFFFFFFFFu, fits)) {
-            x.l[0] += sum[0], x.l[1] += sum[1];
-        } else {
-            attention_forward_warp_scores(s, q, attention_projection_slot(smem, at.i));
-            grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
-        }
-        attention_projection_release(smem, at.i);
-        if (last_keys) { attention_projection_release_q(smem, at.q); }
-    }
-    attention_projection_release(smem, at.i + 1);
-    if (!new_head && grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
-    at.i += 2;
-}
-
-// Divides a warp's 16 rows from token t on by their sums, into `tile` (16,64), for wgmma and for other blocks.
-__device__ inline void attention_projection_head6(floatX* tile, float* lse, const float (&o)[32],
-                                                  const AttentionForwardRows& x, const AttentionProjectionPlace6& at,
-                                                  int t, int T) {
-    int lane = threadIdx.x % 32;
-    float inverse[2];
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float l = x.l[half_row];
-        l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
-        l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
-        inverse[half_row] = 1.0f / l;
-        int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
-    }
-    if (lane == 0) { tma_store_wait<0>(); } // the last tile's rows of normed have left
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < 4; m++) { // 16 columns
-        uint32_t r[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int i = 8 * m + 2 * j;
-            r[j] = attention_projection_pack(o[i] * inverse[j % 2], o[i + 1] * inverse[j % 2]);
-        }
-        stmatrix_x4(shared_address(tile + (at.block ^ 16 * m)), r);
-    }
-    tma_store_fence();
-    __syncwarp();
-}
-
-// All heads of this block for one tile of tokens, into smem.o: while the last values of a head are multiplied, the next
-// head has its first scores.
-template <bool lazy, int heads>
-__device__ inline void attention_projection_attend6(AttentionProjectionSMem6<heads>& smem, const AttentionProjection& f,
-                                                    AttentionProjectionPlace6& at, int b, int tile, int rank,
-                                                    float scale_log2) {
-    const AttentionForwardRows fresh = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
-    float s[64], o[32];
-    uint32_t p[32];
-    AttentionForwardRows x = fresh;
-    attention_projection_await_q(smem, at.q);
-    attention_projection_await(smem, at.i);
-    wgmma_fence();
-    attention_forward_wgmma_scores(s, smem.q[at.q % 2] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                   attention_projection_slot(smem, at.i));
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    attention_projection_release(smem, at.i);
-    if (tile == 0) { attention_projection_release_q(smem, at.q); }
-    at.i++;
-    attention_forward_wgmma_softmax<true, true>(s, x, at.row, scale_log2);
-    attention_forward_wgmma_pack(p, s);
-    attention_projection_await(smem, at.i);
-#pragma unroll 1
-    for (int head = 0; head < heads; head++) {
-        bool last_head = head + 1 == heads;
-#pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
-#pragma unroll 1
-        for (int key_tile = tile - 1; key_tile >= 0; key_tile--) {
-            attention_projection_step6<false, lazy>(s, p, o, x, smem, at, key_tile == 0, key_tile > 0 || !last_head,
-                                                    scale_log2);
-        }
-        at.q++;
-        AttentionForwardRows next = fresh;
-        if (!last_head) {
-            attention_projection_await_q(smem, at.q);
-            attention_projection_step6<true, lazy>(s, p, o, next, smem, at, tile == 0, tile > 0 || head + 2 < heads,
-                                                   scale_log2);
-        } else {
-            attention_projection_await(smem, at.i);
-            wgmma_hold(o);
-            wgmma_hold(p);
-            wgmma_fence();
-            attention_forward_wgmma_values(o, p, attention_projection_slot(smem, at.i));
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_hold(o);
-            attention_projection_release(smem, at.i);
-            at.i++;
-        }
-        int h = rank * heads + head;
-        attention_projection_head6(smem.o[head] + at.row * 64, f.lse ? f.lse + ((size_t)b * f.NH + h) * f.T : nullptr,
-                                   o, x, at, tile * 128 + at.row, f.T);
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); }
-        x = next;
-    }
-}
-
-// sum (64, 64 * heads) = proj_bias + the cluster's heads times this block's rows of proj_weight, for a warpgroup's 64
-// tokens. Operands are released one product late, when it has ended. With 6 heads all counts of positions are multiples
-// of 3: 384 rows of proj_weight lie in one piece, two products of 192 columns. Less wide ones would read the tile of
-// attention more often.
-template <int heads>
-__device__ inline void attention_projection_multiply6(float (&sum)[32 * heads], AttentionProjectionSMem6<heads>& smem,
-                                                      const floatX* proj_bias, AttentionProjectionPlace6& at,
-                                                      int num_ranks) {
-    constexpr int weight_tiles = ceil_div(heads, 2);
-    unsigned i = at.i, q = at.q;
-#pragma unroll
-    for (int j = 0; j < 8 * heads; j++) {
-        float2 bias = attention_projection_pair(proj_bias + j * 8);
-        sum[4 * j] = sum[4 * j + 2] = bias.x, sum[4 * j + 1] = sum[4 * j + 3] = bias.y;
-    }
-    wgmma_hold(sum);
-#pragma unroll 1
-    for (int head = 0, r = 0; head < heads;) { // r: how far from this block the tile is
-        const floatX* tile = r == 0 ? smem.o[head] : smem.q[q % 2];
-        if (r > 0) { attention_projection_await_q(smem, q++); }
-        uint64_t a = wgmma_descriptor(tile + at.row / 64 * ATTENTION_FORWARD_BOX);
-        auto release_before = [&] { // what the last product of the tile before had
-            if (head + r == 0) { return; }
-            for (int j = heads == 6 ? 1 : weight_tiles - 1; j < weight_tiles; j++) {
-                attention_projection_release(smem, i - weight_tiles + j);
-            }
-            if (r != 1 && num_ranks > 1) { attention_projection_release_q(smem, q - (r > 0 ? 2 : 1)); }
-        };
-        if constexpr (heads == 6) {
-            attention_projection_await(smem, i);
-            attention_projection_await(smem, i + 1);
-            uint64_t w = wgmma_descriptor(attention_projection_slot(smem, i));
-            wgmma_fence();
-#pragma unroll
-            for (int d = 0; d < 4; d++) { wgmma_64x192x16(sum, a + 2 * d, w + 2 * d, 1, floatX()); }
-            wgmma_commit();
-            wgmma_wait<1>();
-            release_before();
-            attention_projection_await(smem, i + 2);
-            wgmma_fence();
-#pragma unroll
-            for (int d = 0; d < 4; d++) { // 192 rows of 128 bytes on
-                wgmma_64x192x16(sum + 96, a + 2 * d, w + 192 * 128 / 16 + 2 * d, 1, floatX());
-            }
-            wgmma_commit();
-            wgmma_wait<1>();
-            attention_projection_release(smem, i);
-        } else {
-#pragma unroll
-            for (int j = 0; j < weight_tiles; j++) {
-                attention_projection_await(smem, i + j);
-                uint64_t w = wgmma_descriptor(attention_projection_slot(smem, i + j));
-                wgmma_fence();
-#pragma unroll
-                for (int d = 0; d < 4; d++) {
-                    if (2 * j + 1 < heads) {
-                        wgmma_64x128x16(sum + 64 * j, a + 2 * d, w + 2 * d, 1, floatX());
-                    } else {
-                        wgmma_64x64x16(sum + 64 * j, a + 2 * d, w + 2 * d, 1, floatX());
-                    }
-                }
-                wgmma_commit();
-                wgmma_wait<1>();
-                if (j == 0) {
-                    release_before();
-                } else {
-                    attention_projection_release(smem, i + j - 1);
-                }
-            }
-        }
-        i += weight_tiles;
-        if (++r == num_ranks) { r = 0, head++; }
-    }
-    wgmma_wait<0>();
-    wgmma_hold(sum);
-    for (int j = heads == 6 ? 1 : weight_tiles - 1; j < weight_tiles; j++) {
-        attention_projection_release(smem, i - weight_tiles + j);
-    }
-    if (num_ranks > 1) { attention_projection_release_q(smem, q - 1); }
-    at.i = i, at.q = q;
-}
-
-// mean and squares, the sum of squares of deviations from it, of each of a thread's two rows: on entry of the thread's
-// own 16 * heads columns, in the end of all of the cluster's. Parts are merged in an order that gives all threads and
-// blocks the same bits. Source: Chan et al. 1983, "Algorithms for computing the sample variance".
-template <int heads> __device__ inline void attention_projection_merge(float (&mean)[2], float (&squares)[2],
-                                                                       AttentionProjectionSMem6<heads>& smem,
-                                                                       const AttentionProjectionPlace6& at, int rank,
-                                                                       int num_ranks) {
-    const float num_columns = 64 * heads;
-    int lane = threadIdx.x % 32, row = at.row + lane / 4;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-#pragma unroll
-        for (int apart = 1; apart <= 2; apart *= 2) { // the four threads of a row
-            float other = __shfl_xor_sync(0xFFFFFFFFu, mean[half_row], apart);
-            float others = __shfl_xor_sync(0xFFFFFFFFu, squares[half_row], apart), gap = other - mean[half_row];
-            squares[half_row] = squares[half_row] + others + gap * gap * (num_columns / 8 * apart);
-            mean[half_row] = 0.5f * (mean[half_row] + other);
-        }
-    }
-    if (num_ranks == 1) { return; }
-    uint64_t* barrier = &smem.sums_full[at.row / 16];
-    if (lane == 0) { mbarrier_arrive_expect(barrier, (num_ranks - 1) * 16 * (int)sizeof(float2)); }
-    if (lane % 4 == 0) {
-#pragma unroll 1
-        for (int s = 1; s < num_ranks; s++) { // s on: there this block is num_ranks - s on
-            int to = (rank + s) % num_ranks;
-            store_cluster_async(&smem.sums[num_ranks - s - 1][row], {mean[0], squares[0]}, barrier, to);
-            store_cluster_async(&smem.sums[num_ranks - s - 1][row + 8], {mean[1], squares[1]}, barrier, to);
-        }
-    }
-    __syncwarp();
-    unsigned num_tiles = at.q / (heads * num_ranks); // with this one
-    mbarrier_wait_cluster(barrier, (num_tiles - 1) % 2);
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float sum = 0, sum_squares = 0;
-        auto of_rank = [&](int r) {
-            int s = (r - rank + num_ranks) % num_ranks;
-            return s == 0 ? float2{mean[half_row], squares[half_row]} : smem.sums[s - 1][row + 8 * half_row];
-        };
-#pragma unroll 1
-        for (int r = 0; r < num_ranks; r++) { sum += of_rank(r).x; }
-        sum /= num_ranks;
-#pragma unroll 1
-        for (int r = 0; r < num_ranks; r++) {
-            float2 part = of_rank(r);
-            sum_squares += part.y + num_columns * (part.x - sum) * (part.x - sum);
-        }
-        mean[half_row] = sum, squares[half_row] = sum_squares;
-    }
-}
-
-// attention_projection_unpack in other instructions: else the compiler keeps the floats from where they were unpacked
-// before, in twice the registers.
-__device__ inline float2 attention_projection_unpack_late(uint32_t bits) {
-#if defined(ENABLE_BF16)
-    return {__uint_as_float(__byte_perm(bits, 0, 0x1044)), __uint_as_float(__byte_perm(bits, 0, 0x3244))};
-#else
-    return attention_projection_unpack(bits);
-#endif
-}
-
-// What follows the product. Of each 16x8 tile of `sum` a thread has two neighbours in two rows. residual takes inp's
-// place in the ring, normed the place of attention's output, each on its way to memory. What is between is kept as
-// pairs of floatX: it is rounded anyway, and that leaves registers to load ahead. column: this thread's first.
-template <int heads>
-__device__ inline void attention_projection_finish6(const float (&sum)[32 * heads],
-                                                    AttentionProjectionSMem6<heads>& smem, const AttentionProjection& f,
-                                                    const AttentionProjectionMaps& maps, AttentionProjectionPlace6& at,
-                                                    int b, int tile, int rank, int num_ranks, int column) {
-    int lane = threadIdx.x % 32, t = tile * 128 + at.row;
-    float pivot[2], sum_apart[2] = {0, 0}, squares[2] = {0, 0}; // of deviations from a row's first element here
-    uint32_t x[16 * heads];                                     // pairs, in the order of `sum`
-#pragma unroll
-    for (int h = 0; h < heads; h++) {
-        attention_projection_await(smem, at.i + h);
-        floatX* box = attention_projection_slot(smem, at.i + h) + at.row * 64;
-#pragma unroll
-        for (int m = 0; m < 4; m += 2) { // 16 columns each; two of them under way, for more registers are short
-            uint32_t inp[2][4];
-            ldmatrix_x4(inp[0], shared_address(box + (at.block ^ 16 * m)));
-            ldmatrix_x4(inp[1], shared_address(box + (at.block ^ 16 * (m + 1))));
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                int pair = 16 * h + 4 * m + i;
-                float2 add = attention_projection_unpack(inp[i / 4][i % 4]);
-                x[pair] = attention_projection_pack(sum[2 * pair] + add.x, sum[2 * pair + 1] + add.y);
-                float2 rounded = attention_projection_unpack(x[pair]);
-                if (pair < 2) { pivot[pair] = rounded.x; }
-                rounded.x -= pivot[i % 2], rounded.y -= pivot[i % 2];
-                sum_apart[i % 2] += rounded.x + rounded.y;
-                squares[i % 2] += rounded.x * rounded.x + rounded.y * rounded.y;
-            }
-            stmatrix_x4(shared_address(box + (at.block ^ 16 * m)), &x[16 * h + 4 * m]);
-            stmatrix_x4(shared_address(box + (at.block ^ 16 * (m + 1))), &x[16 * h + 4 * m + 4]);
-        }
-        tma_store_fence();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store_4d(&maps.residual, box, 0, rank * heads + h, t, b);
-            tma_store_commit();
-        }
-    }
-    float mean[2], rstd[2];
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float mean_apart = sum_apart[half_row] / (16 * heads);
-        squares[half_row] = fmaxf(squares[half_row] - sum_apart[half_row] * mean_apart, 0);
-        mean[half_row] = pivot[half_row] + mean_apart;
-    }
-    if (lane == 0) { tma_store_wait<0>(); } // residual has left the ring: the next keys may come
-#pragma unroll
-    for (int h = 0; h < heads; h++) { attention_projection_release(smem, at.i + h); }
-    at.i += heads;
-    attention_projection_merge(mean, squares, smem, at, rank, num_ranks);
-    // now all other blocks have received what this one sent: smem.o may be written
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        rstd[half_row] = rsqrtf(squares[half_row] / f.C + 1e-5f);
-        int row = t + lane / 4 + 8 * half_row;
-        if (rank == 0 && lane % 4 == 0 && row < f.T) {
-            f.mean[(size_t)b * f.T + row] = mean[half_row];
-            f.rstd[(size_t)b * f.T + row] = rstd[half_row];
-        }
-    }
-    const floatX *weight = f.weight + column, *bias = f.bias + column;
-#pragma unroll
-    for (int h = 0; h < heads; h++) {
-        floatX* box = smem.o[h] + at.row * 64;
-        uint32_t w[8], add[8]; // all of them before the first is needed
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            w[j] = *reinterpret_cast<const uint32_t*>(weight + 64 * h + 8 * j);
-            add[j] = *reinterpret_cast<const uint32_t*>(bias + 64 * h + 8 * j);
-        }
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-            uint32_t r[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float2 y = attention_projection_unpack_late(x[16 * h + 4 * m + j]);
-                float2 scale = attention_projection_unpack(w[2 * m + j / 2]);
-                float2 shift = attention_projection_unpack(add[2 * m + j / 2]);
-                y.x = (y.x - mean[j % 2]) * rstd[j % 2] * scale.x + shift.x;
-                y.y = (y.y - mean[j % 2]) * rstd[j % 2] * scale.y + shift.y;
-                r[j] = attention_projection_pack(y.x, y.y);
-            }
-            stmatrix_x4(shared_address(box + (at.block ^ 16 * m)), r);
-        }
-        tma_store_fence();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store_4d(&maps.normed, box, 0, rank * heads + h, t, b);
-            tma_store_commit();
-        }
-    }
-}
-
-// lazy: kernel 7
-template <int heads, bool lazy> __global__ void __launch_bounds__(384, 1)
-    fused_attention_projection_residual_layernorm_sm90_kernel6(AttentionProjection f,
-                                                               const __grid_constant__ AttentionProjectionMaps maps,
-                                                               int num_ranks, int ahead, float scale_log2) {
-    extern __shared__ __align__(1024) unsigned char attention_projection_shared[];
-    auto& smem = *reinterpret_cast<AttentionProjectionSMem6<heads>*>(attention_projection_shared);
-    attention_projection_init6(smem);
-    __syncwarp();
-    cluster_sync();
-    int rank = cluster_rank();
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
-    if (warp < 4) {
-        warpgroup_fewer_registers<40>();
-        if (threadIdx.x == 0) { attention_projection_load6(smem, f, maps, rank, num_ranks, ahead); }
-        if (threadIdx.x == 32) { attention_projection_send6(smem, f, rank, num_ranks); }
-        if (threadIdx.x == 64) { // all blocks want all of proj_weight at about the same time
-            for (int row = blockIdx.x; row < f.C; row += gridDim.x) {
-                bulk_prefetch(f.proj_weight + (size_t)row * f.C, f.C * (int)sizeof(floatX));
-            }
-        }
-        __syncwarp();
-        cluster_sync();
-        return;
-    }
-    warpgroup_more_registers<232>();
-    int lane = threadIdx.x % 32, column = rank * heads * 64 + lane % 4 * 2;
-    AttentionProjectionPlace6 at = {0, 0, (warp - 4) * 16, attention_forward_at<64>(lane % 16, lane / 16)};
-    AttentionProjectionWork work = {-1, 0, 0};
-#pragma unroll 1
-    while (attention_projection_next(work, f.B, f.T, num_ranks)) {
-        attention_projection_attend6<lazy>(smem, f, at, work.b, work.tile, rank, scale_log2);
-        float sum[32 * heads];
-        named_barrier_sync(1 + at.row / 64, 128); // the warpgroup's rows of smem.o are there
-        attention_projection_multiply6(sum, smem, f.proj_bias + column, at, num_ranks);
-        named_barrier_sync(1 + at.row / 64, 128); // all four warps have read them
-        attention_projection_finish6(sum, smem, f, maps, at, work.b, work.tile, rank, num_ranks, column);
-    }
-    if (lane == 0) { tma_store_wait<0>(); }
-    __syncwarp();
-    cluster_sync(); // no block leaves while another one writes to its memory
-}
-
-template <int heads, bool lazy>
-void attention_projection_sm90_6(const AttentionProjection& f, cudaStream_t stream, int ahead) {
-    auto kernel = fused_attention_projection_residual_layernorm_sm90_kernel6<heads, lazy>;
-    attention_projection_launch<heads>(f, kernel, (int)sizeof(AttentionProjectionSMem6<heads>), stream, ahead);
-}
-
-template <bool lazy>
-void fused_attention_projection_residual_layernorm6(const AttentionProjection& f, cudaStream_t stream, int ahead) {
-    int heads = attention_projection_heads(f.C, f.C / f.NH);
-    require(heads > 0 && has_sm90a() && ahead >= 0);
-    heads == 6   ? attention_projection_sm90_6<6, lazy>(f, stream, ahead)
-    : heads == 5 ? attention_projection_sm90_6<5, lazy>(f, stream, ahead)
-                 : attention_projection_sm90_6<4, lazy>(f, stream, ahead);
-}
-#endif
-
-// The number of the kernel for this device, binary and shape.
-inline int attention_projection_choice(int C, int HS) {
-#if defined(ENABLE_FP32)
-    (void)C, (void)HS;
-    return 5;
-#else
-    return attention_projection_heads(C, HS) > 0 && has_sm90a() ? 7 : 5;
-#endif
-}
-
-// attention, projection (B,T,C) are scratch, not touched where one launch does it all. ahead: steps over 128 keys.
-void fused_attention_projection_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd,
-                                                           float* lse, floatX* attention, floatX* projection,
-                                                           const floatX* qkv, const floatX* inp,
-                                                           const floatX* proj_weight, const floatX* proj_bias,
-                                                           const floatX* weight, const floatX* bias, int B, int T,
-                                                           int C, int NH, cudaStream_t stream, int ahead = 4) {
-    require(B > 0 && T > 0 && NH > 0 && C % NH == 0);
-    AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
-                             proj_bias, weight, bias, B,    T,   C,   NH};
-#if !defined(ENABLE_FP32)
-    if (attention_projection_choice(C, C / NH) == 7) {
-        return fused_attention_projection_residual_layernorm6<true>(f, stream, ahead);
-    }
-#endif
-    (void)ahead;
-    fused_attention_projection_residual_layernorm5(f, attention, projection, stream);
-}
-
-#ifndef PROMOTED_ONLY
-
-// ---- kernel 1: an operation, a launch: four of them ----
-
-// attention (B,T,C), projection (B,T,C) are scratch
-void fused_attention_projection_residual_layernorm1(const AttentionProjection& f, floatX* attention, floatX* projection,
-                                                    cudaStream_t stream) {
-    int N = f.B * f.T;
-    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
-    matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, stream);
-    residual_forward(f.residual, f.inp, projection, (size_t)N * f.C, stream);
-    layernorm_forward(f.normed, f.mean, f.rstd, f.residual, f.weight, f.bias, N, f.C, stream);
-}
-
-// ---- kernel 2: one launch, a block for 8 tokens: a warp for each token's head, then a thread for each output ----
-
-const int ATTENTION_PROJECTION_TOKENS2 = 8; // each reads all of proj_weight together
-
-// out (HS): attention of one token and head by a warp, a lane for each key
-__device__ inline void attention_projection_head2(floatX* out, const AttentionProjection& f, size_t token, int h) {
-    int lane = threadIdx.x % 32, HS = f.C / f.NH, t = (int)(token % f.T);
-    size_t stride = (size_t)3 * f.C;
-    const floatX* q = f.qkv + token * stride + h * HS;
-    const floatX* keys = q - t * stride + f.C; // of token 0; values are C further
-    float o[8] = {}, m = -INFINITY, l = 0, scale = rsqrtf((float)HS);
-    for (int k0 = 0; k0 <= t; k0 += 32) {
-        float score = -INFINITY;
-        if (k0 + lane <= t) {
-            score = 0;
-            for (int d = 0; d < HS; d += x128::size) {
-                x128 a = load128(q + d), b = load128(keys + (k0 + lane) * stride + d);
-                for (int i = 0; i < x128::size; i++) { score += (float)a[i] * (float)b[i]; }
-            }
-            score *= scale;
-        }
-        float new_m = fmaxf(m, warp_max(score)), rescale = expf(m - new_m), p = expf(score - new_m);
-        m = new_m, l = l * rescale + warp_sum(p);
-        for (int i = 0; i < 8; i++) { o[i] *= rescale; }
-        for (int k = k0; k < k0 + 32 && k <= t; k++) {
-            float key_p = __shfl_sync(0xFFFFFFFFu, p, k - k0);
-            for (int i = 0; i < 8; i++) {
-                if (lane + 32 * i < HS) { o[i] += key_p * (float)keys[f.C + k * stride + lane + 32 * i]; }
-            }
-        }
-    }
-    for (int i = 0; i < 8; i++) {
-        if (lane + 32 * i < HS) { out[lane + 32 * i] = (floatX)(o[i] / l); }
-    }
-    if (f.lse && lane == 0) { f.lse[(token / f.T * f.NH + h) * f.T + t] = m + logf(l); }
-}
-
-__global__ void fused_attention_projection_residual_layernorm_kernel2(AttentionProjection f) {
-    extern __shared__ int4 attention_projection_rows2[];
-    floatX* attention = (floatX*)attention_projection_rows2; // (8,C)
-    const int tokens = ATTENTION_PROJECTION_TOKENS2;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, C = f.C;
-    size_t first = (size_t)blockIdx.x * tokens, N = (size_t)f.B * f.T;
-    for (int i = warp; i < tokens * f.NH; i += num_warps) {
-        int token = i / f.NH, h = i % f.NH;
-        if (first + token < N) {
-            attention_projection_head2(attention + (size_t)token * C + h * (C / f.NH), f, first + token, h);
-        }
-    }
-    __syncthreads();
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float sum[tokens] = {};
-        for (int k = 0; k < C; k += x128::size) {
-            x128 w = load128(f.proj_weight + (size_t)c * C + k);
-#pragma unroll
-            for (int token = 0; token < tokens; token++) { // past N: not stored
-                x128 a = load128(attention + (size_t)token * C + k);
-                for (int i = 0; i < x128::size; i++) { sum[token] += (float)a[i] * (float)w[i]; }
-            }
-        }
-#pragma unroll
-        for (int token = 0; token < tokens; token++) {
-            size_t i = (first + token) * C + c;
-            if (first + token < N) { f.residual[i] = (floatX)(sum[token] + (float)f.proj_bias[c] + (float)f.inp[i]); }
-        }
-    }
-    __syncthreads(); // the block's rows of residual are there
-    for (int token = warp; token < tokens && first + token < N; token += num_warps) {
-        const floatX* x = f.residual + (first + token) * C;
-        float sum = 0.0f, squares = 0.0f;
-        for (int c = lane; c < C; c += 32) { sum += (float)x[c]; }
-        float m = warp_sum(sum) / C;
-        for (int c = lane; c < C; c += 32) { squares += ((float)x[c] - m) * ((float)x[c] - m); }
-        float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
-        for (int c = lane; c < C; c += 32) {
-            f.normed[(first + token) * C + c] = (floatX)(((float)x[c] - m) * r * (float)f.weight[c] + (float)f.bias[c]);
-        }
-        if (lane == 0) { f.mean[first + token] = m, f.rstd[first + token] = r; }
-    }
-}
-
-void fused_attention_projection_residual_layernorm2(const AttentionProjection& f, cudaStream_t stream, int block_size) {
-    auto kernel = fused_attention_projection_residual_layernorm_kernel2;
-    require(f.C % 8 == 0 && f.C % f.NH == 0 && f.C / f.NH % 8 == 0 && f.C / f.NH <= 256);
-    require(block_size % 32 == 0);
-    size_t N = (size_t)f.B * f.T, bytes = (size_t)ATTENTION_PROJECTION_TOKENS2 * f.C * sizeof(floatX);
-    if (bytes > 48 * 1024) {
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    }
-    kernel<<<(unsigned)ceil_div(N, (size_t)ATTENTION_PROJECTION_TOKENS2), block_size, bytes, stream>>>(f);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 3: a cluster for 128 tokens: each block some heads, then as many columns of the projection ----
+// ---- kernel 4: a cluster for 128 tokens: each block some heads, then as many columns of the projection ----
 // For compute capability 9.0 and HS = 64. A block of the cluster has the attention of `heads` heads, whose output stays
 // in its shared memory as tiles of (128,64). Of the projection it has 64 * heads columns, summed in registers: it needs
 // all of the cluster's tiles, and the others send theirs. The rows' statistics are summed over the cluster.
@@ -925,8 +143,6 @@ void fused_attention_projection_residual_layernorm2(const AttentionProjection& f
 // positions of the ring: a block knows where in another's ring a tile goes.
 // A cluster takes pairs of tiles of tokens with the same work together, every other pair in the opposite order, so that
 // not all clusters project, and read inp, at the same time.
-
-#if !defined(ENABLE_FP32)
 
 // The largest is that of 6 heads: 226 KB, one block an SM. All tiles are aligned to 1024 bytes, the swizzle's unit.
 template <int heads> struct AttentionProjectionSMem {
@@ -1125,57 +341,8 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
     __syncwarp();
 }
 
-// All heads of this block for one tile of tokens, into smem.o. Every product is waited for.
-template <int heads> __device__ inline void attention_projection_attend3(AttentionProjectionSMem<heads>& smem,
-                                                                         const AttentionProjection& f,
-                                                                         AttentionProjectionPlace& at, int b, int tile,
-                                                                         int rank, float scale_log2) {
-    int num_steps = heads * (tile + 1), step = 0;
-    unsigned num_queries = at.n * heads; // heads before this one
-#pragma unroll 1
-    for (int head = 0; head < heads; head++, num_queries++) {
-        float s[64], o[32];
-        uint32_t p[32];
-        AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
-#pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
-        int q = num_queries % 2;
-        mbarrier_wait(&smem.q_full[q], num_queries / 2 % 2);
-#pragma unroll 1
-        for (int key_tile = tile; key_tile >= 0; key_tile--, step++) {
-            unsigned k = at.i + max(2 * step - 1, 0), v = at.i + min(2 * step + 2, 2 * num_steps - 1);
-            attention_projection_await(smem, k);
-            wgmma_fence();
-            attention_forward_wgmma_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                           attention_projection_slot(smem, k));
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_hold(s);
-            attention_projection_release(smem, k);
-            if (key_tile == 0 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
-            bool grew = key_tile == tile ? attention_forward_wgmma_softmax<true, true>(s, x, at.row, scale_log2)
-                                         : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
-            if (grew) { attention_forward_wgmma_rescale(o, x); }
-            attention_forward_wgmma_pack(p, s);
-            attention_projection_await(smem, v);
-            wgmma_hold(o);
-            wgmma_hold(p);
-            wgmma_fence();
-            attention_forward_wgmma_values(o, p, attention_projection_slot(smem, v));
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_hold(o);
-            attention_projection_release(smem, v);
-        }
-        int h = rank * heads + head;
-        attention_projection_head(smem.o[head] + at.row * 64, f.lse ? f.lse + ((size_t)b * f.NH + h) * f.T : nullptr, o,
-                                  x, at, tile * 128 + at.row, f.T);
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); }
-    }
-    at.i += 2 * num_steps;
-}
-
-// The same for kernel 4: while the last values of a head are multiplied, the next head has its first scores.
+// All heads of this block for one tile of tokens, into smem.o: while the last values of a head are multiplied, the next
+// head has its first scores.
 template <int heads> __device__ inline void attention_projection_attend(AttentionProjectionSMem<heads>& smem,
                                                                         const AttentionProjection& f,
                                                                         AttentionProjectionPlace& at, int b, int tile,
@@ -1393,9 +560,8 @@ __device__ inline void attention_projection_finish(const float (&sum)[32 * heads
     }
 }
 
-// pipelined: kernel 4
-template <int heads, bool pipelined> __global__ void __launch_bounds__(384, 1)
-    fused_attention_projection_residual_layernorm_sm90_kernel3(AttentionProjection f,
+template <int heads> __global__ void __launch_bounds__(384, 1)
+    fused_attention_projection_residual_layernorm_sm90_kernel4(AttentionProjection f,
                                                                const __grid_constant__ AttentionProjectionMaps maps,
                                                                int num_ranks, float scale_log2) {
     extern __shared__ __align__(1024) unsigned char attention_projection_shared[];
@@ -1416,13 +582,9 @@ template <int heads, bool pipelined> __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<232>();
     int lane = threadIdx.x % 32;
     AttentionProjectionPlace at = {0, 0, (warp - 4) * 16, attention_forward_at<64>(lane / 4, 0) + lane % 4 * 2};
-    if (pipelined && warp >= 8) { named_barrier_arrive(1, 256); } // the first may begin
+    if (warp >= 8) { named_barrier_arrive(1, 256); } // the first may begin
     attention_projection_each_tile(f.B, f.T, num_ranks, [&](int b, int tile) {
-        if (pipelined) {
-            attention_projection_attend(smem, f, at, b, tile, rank, scale_log2);
-        } else {
-            attention_projection_attend3(smem, f, at, b, tile, rank, scale_log2);
-        }
+        attention_projection_attend(smem, f, at, b, tile, rank, scale_log2);
         float sum[32 * heads];
         named_barrier_sync(3 + at.row / 64, 128); // the warpgroup's rows of smem.o are there
         attention_projection_multiply(sum, smem, at, num_ranks);
@@ -1430,32 +592,160 @@ template <int heads, bool pipelined> __global__ void __launch_bounds__(384, 1)
         attention_projection_finish(sum, smem, f, maps, at, b, tile, rank, num_ranks);
         at.n++;
     });
-    if (pipelined && warp < 8) { named_barrier_sync(1, 256); } // the last arrival
+    if (warp < 8) { named_barrier_sync(1, 256); } // the last arrival
     if (lane == 0) { tma_store_wait<0>(); }
     __syncwarp();
     cluster_sync(); // no block leaves while another one writes to its memory
 }
 
-template <int heads, bool pipelined> void attention_projection_sm90(const AttentionProjection& f, cudaStream_t stream) {
-    auto kernel = fused_attention_projection_residual_layernorm_sm90_kernel3<heads, pipelined>;
+template <int heads> void attention_projection_sm90(const AttentionProjection& f, cudaStream_t stream) {
+    auto kernel = fused_attention_projection_residual_layernorm_sm90_kernel4<heads>;
     attention_projection_launch<heads>(f, kernel, (int)sizeof(AttentionProjectionSMem<heads>), stream);
 }
-
-void fused_attention_projection_residual_layernorm3(const AttentionProjection& f, cudaStream_t stream) {
-    require(attention_projection_heads(f.C, f.C / f.NH) == 6 && has_sm90a());
-    attention_projection_sm90<6, false>(f, stream);
-}
-
-// ---- kernel 4: the product with some values runs under the softmax of the next scores, on from head to head ----
 
 void fused_attention_projection_residual_layernorm4(const AttentionProjection& f, cudaStream_t stream) {
     int heads = attention_projection_heads(f.C, f.C / f.NH);
     require(heads > 0 && has_sm90a());
-    heads == 6   ? attention_projection_sm90<6, true>(f, stream)
-    : heads == 5 ? attention_projection_sm90<5, true>(f, stream)
-                 : attention_projection_sm90<4, true>(f, stream);
+    heads == 6   ? attention_projection_sm90<6>(f, stream)
+    : heads == 5 ? attention_projection_sm90<5>(f, stream)
+                 : attention_projection_sm90<4>(f, stream);
 }
 #endif
+
+// The number of the kernel for this device, binary and shape.
+inline int attention_projection_choice(int C, int HS) {
+#if defined(ENABLE_FP32)
+    (void)C, (void)HS;
+    return 2;
+#else
+    return attention_projection_heads(C, HS) > 0 && has_sm90a() ? 4 : 2;
+#endif
+}
+
+// attention, projection (B,T,C) are scratch, not touched where one launch does it all.
+void fused_attention_projection_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                                           float* lse, floatX* attention, floatX* projection,
+                                                           const floatX* qkv, const floatX* inp,
+                                                           const floatX* proj_weight, const floatX* proj_bias,
+                                                           const floatX* weight, const floatX* bias, int B, int T,
+                                                           int C, int NH, cudaStream_t stream) {
+    require(B > 0 && T > 0 && NH > 0 && C % NH == 0);
+    AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
+                             proj_bias, weight, bias, B,    T,   C,   NH};
+#if !defined(ENABLE_FP32)
+    if (attention_projection_choice(C, C / NH) == 4) {
+        return fused_attention_projection_residual_layernorm4(f, stream);
+    }
+#endif
+    fused_attention_projection_residual_layernorm2(f, attention, projection, stream);
+}
+
+#ifndef PROMOTED_ONLY
+
+// ---- kernel 1: an operation, a launch: four of them ----
+
+// attention (B,T,C), projection (B,T,C) are scratch
+void fused_attention_projection_residual_layernorm1(const AttentionProjection& f, floatX* attention, floatX* projection,
+                                                    cudaStream_t stream) {
+    int N = f.B * f.T;
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
+    matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, stream);
+    residual_forward(f.residual, f.inp, projection, (size_t)N * f.C, stream);
+    layernorm_forward(f.normed, f.mean, f.rstd, f.residual, f.weight, f.bias, N, f.C, stream);
+}
+
+// ---- kernel 3: one launch, a block for 8 tokens: a warp for each token's head, then a thread for each output ----
+
+const int ATTENTION_PROJECTION_TOKENS3 = 8; // each reads all of proj_weight together
+
+// out (HS): attention of one token and head by a warp, a lane for each key
+__device__ inline void attention_projection_head3(floatX* out, const AttentionProjection& f, size_t token, int h) {
+    int lane = threadIdx.x % 32, HS = f.C / f.NH, t = (int)(token % f.T);
+    size_t stride = (size_t)3 * f.C;
+    const floatX* q = f.qkv + token * stride + h * HS;
+    const floatX* keys = q - t * stride + f.C; // of token 0; values are C further
+    float o[8] = {}, m = -INFINITY, l = 0, scale = rsqrtf((float)HS);
+    for (int k0 = 0; k0 <= t; k0 += 32) {
+        float score = -INFINITY;
+        if (k0 + lane <= t) {
+            score = 0;
+            for (int d = 0; d < HS; d += x128::size) {
+                x128 a = load128(q + d), b = load128(keys + (k0 + lane) * stride + d);
+                for (int i = 0; i < x128::size; i++) { score += (float)a[i] * (float)b[i]; }
+            }
+            score *= scale;
+        }
+        float new_m = fmaxf(m, warp_max(score)), rescale = expf(m - new_m), p = expf(score - new_m);
+        m = new_m, l = l * rescale + warp_sum(p);
+        for (int i = 0; i < 8; i++) { o[i] *= rescale; }
+        for (int k = k0; k < k0 + 32 && k <= t; k++) {
+            float key_p = __shfl_sync(0xFFFFFFFFu, p, k - k0);
+            for (int i = 0; i < 8; i++) {
+                if (lane + 32 * i < HS) { o[i] += key_p * (float)keys[f.C + k * stride + lane + 32 * i]; }
+            }
+        }
+    }
+    for (int i = 0; i < 8; i++) {
+        if (lane + 32 * i < HS) { out[lane + 32 * i] = (floatX)(o[i] / l); }
+    }
+    if (f.lse && lane == 0) { f.lse[(token / f.T * f.NH + h) * f.T + t] = m + logf(l); }
+}
+
+__global__ void fused_attention_projection_residual_layernorm_kernel3(AttentionProjection f) {
+    extern __shared__ int4 attention_projection_rows3[];
+    floatX* attention = (floatX*)attention_projection_rows3; // (8,C)
+    const int tokens = ATTENTION_PROJECTION_TOKENS3;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, C = f.C;
+    size_t first = (size_t)blockIdx.x * tokens, N = (size_t)f.B * f.T;
+    for (int i = warp; i < tokens * f.NH; i += num_warps) {
+        int token = i / f.NH, h = i % f.NH;
+        if (first + token < N) {
+            attention_projection_head3(attention + (size_t)token * C + h * (C / f.NH), f, first + token, h);
+        }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        float sum[tokens] = {};
+        for (int k = 0; k < C; k += x128::size) {
+            x128 w = load128(f.proj_weight + (size_t)c * C + k);
+#pragma unroll
+            for (int token = 0; token < tokens; token++) { // past N: not stored
+                x128 a = load128(attention + (size_t)token * C + k);
+                for (int i = 0; i < x128::size; i++) { sum[token] += (float)a[i] * (float)w[i]; }
+            }
+        }
+#pragma unroll
+        for (int token = 0; token < tokens; token++) {
+            size_t i = (first + token) * C + c;
+            if (first + token < N) { f.residual[i] = (floatX)(sum[token] + (float)f.proj_bias[c] + (float)f.inp[i]); }
+        }
+    }
+    __syncthreads(); // the block's rows of residual are there
+    for (int token = warp; token < tokens && first + token < N; token += num_warps) {
+        const floatX* x = f.residual + (first + token) * C;
+        float sum = 0.0f, squares = 0.0f;
+        for (int c = lane; c < C; c += 32) { sum += (float)x[c]; }
+        float m = warp_sum(sum) / C;
+        for (int c = lane; c < C; c += 32) { squares += ((float)x[c] - m) * ((float)x[c] - m); }
+        float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+        for (int c = lane; c < C; c += 32) {
+            f.normed[(first + token) * C + c] = (floatX)(((float)x[c] - m) * r * (float)f.weight[c] + (float)f.bias[c]);
+        }
+        if (lane == 0) { f.mean[first + token] = m, f.rstd[first + token] = r; }
+    }
+}
+
+void fused_attention_projection_residual_layernorm3(const AttentionProjection& f, cudaStream_t stream, int block_size) {
+    auto kernel = fused_attention_projection_residual_layernorm_kernel3;
+    require(f.C % 8 == 0 && f.C % f.NH == 0 && f.C / f.NH % 8 == 0 && f.C / f.NH <= 256);
+    require(block_size % 32 == 0);
+    size_t N = (size_t)f.B * f.T, bytes = (size_t)ATTENTION_PROJECTION_TOKENS3 * f.C * sizeof(floatX);
+    if (bytes > 48 * 1024) {
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    }
+    kernel<<<(unsigned)ceil_div(N, (size_t)ATTENTION_PROJECTION_TOKENS3), block_size, bytes, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
 
 // Normal; under `large` scores of the size of 10^4, and in every other head rows that are all alike.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, bool large, std::mt19937& rng) {
@@ -1518,44 +808,28 @@ static void declare(Bench& b) {
              [=](int) { fused_attention_projection_residual_layernorm1(f, attention, projection, stream); }, {0});
     b.moves(4, 11 * tensor + rest);
     b.coarser(2); // it rounds the projection as well
-    b.kernel(5, "three launches: residual and layernorm together",
-             [=](int) { fused_attention_projection_residual_layernorm5(f, attention, projection, stream); }, {0});
+    b.kernel(2, "three launches: residual and layernorm together",
+             [=](int) { fused_attention_projection_residual_layernorm2(f, attention, projection, stream); }, {0});
     b.moves(3, 10 * tensor + rest);
     b.coarser(2);
-    b.kernel(2, "one launch, a warp for a token's head, a thread for an output",
-             [=](int bs) { fused_attention_projection_residual_layernorm2(f, stream, bs); }, {256});
+    b.kernel(3, "one launch, a warp for a token's head, a thread for an output",
+             [=](int bs) { fused_attention_projection_residual_layernorm3(f, stream, bs); }, {256});
     b.moves(1, 6 * tensor + rest);
-#if !defined(ENABLE_FP32)
-    if (attention_projection_heads(C, HS) == 6) {
-        b.kernel(
-            3, "clusters: heads, then columns; wgmma, TMA, one ring for all",
-            [=](int) { fused_attention_projection_residual_layernorm3(f, stream); }, {0}, -90);
-        b.moves(1, 6 * tensor + rest);
-    }
+#if defined(ENABLE_FP32)
+    b.promoted(2);
+#else
     if (attention_projection_heads(C, HS) > 0) {
         b.kernel(
-            4, "products under softmax, on from head to head",
-            [=](int) { fused_attention_projection_residual_layernorm4(f, stream); }, {0}, -90);
-        b.moves(1, 6 * tensor + rest);
-        b.kernel(
-            6, "two rings, 192 columns a product, one exchange; steps that L2 is told ahead as block sizes",
-            [=](int ahead) { fused_attention_projection_residual_layernorm6<false>(f, stream, ahead); }, {8}, -90);
-        b.moves(1, 6 * tensor + rest);
-        b.kernel(
-            7, "no maximum after a head's first keys",
-            [=](int ahead) {
+            4, "clusters: heads, then columns; wgmma, TMA, one ring for all",
+            [=](int) {
                 fused_attention_projection_residual_layernorm_forward(residual, normed, mean, rstd, lse, attention,
                                                                       projection, qkv, inp, proj_weight, proj_bias,
-                                                                      weight, bias, B, T, C, NH, stream, ahead);
+                                                                      weight, bias, B, T, C, NH, stream);
             },
-            {4, 1, 8, 16}, -90); // 1: hardly ahead of the loads themselves
+            {0}, -90);
         b.moves(1, 6 * tensor + rest);
     }
-#endif
-#if defined(ENABLE_FP32)
-    b.promoted(5);
-#else
-    b.promoted(b.dry ? 7 : attention_projection_choice(C, HS));
+    b.promoted(b.dry ? 4 : attention_projection_choice(C, HS));
 #endif
     b.matrix_rate(cublaslt_matrix_rate);
 }

@@ -995,6 +995,33 @@ template <int stages> __device__ inline void fused_attention_store6(FusedAttenti
     if (lane == 0) { mbarrier_arrive(&smem.box_full[warp][head.h]); }
 }
 
+// s = q k^T once more for a warp's 16 queries and 128 keys, by its own means.
+__device__ inline void fused_attention_warp_scores(float (&s)[64], const floatX* q, const floatX* k) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    uint32_t q_address = shared_address(q + attention_forward_at<64>(row, lane / 16));
+    uint32_t k_address = shared_address(k + attention_forward_at<64>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+#pragma unroll
+    for (int i = 0; i < 64; i++) { s[i] = 0; }
+#pragma unroll 1
+    for (int d = 0; d < 4; d++) {
+        uint32_t a[4], b[4];
+        ldmatrix_x4(a, attention_forward_column<64>(q_address, d));
+#pragma unroll
+        for (int n = 0; n < 8; n++) { // 16 keys, 2048 bytes
+            ldmatrix_x4(b, attention_forward_column<64>(k_address, d) + 2048 * n);
+            mma_16x8x16(&s[8 * n], a, b[0], b[1], floatX());
+            mma_16x8x16(&s[8 * n + 4], a, b[2], b[3], floatX());
+        }
+    }
+}
+
+// Up to this sum a thread takes P without a look at the maximum: each P then fits floatX, and many such sums fp32.
+#if defined(ENABLE_FP16)
+const float FUSED_ATTENTION_LIMIT = 32768.0f;
+#else
+const float FUSED_ATTENTION_LIMIT = 1e18f;
+#endif
+
 // Scores of the diagonal's keys to P, not packed yet, and the first that x knows. Of each group of 16 keys the warp's
 // rows see all before the warp's own group, some of that one, none after it. With g = lane / 4 and t = lane % 4, rows g
 // and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the group: the upper row sees neither of the last two, the lower
@@ -1075,10 +1102,10 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
     wgmma_hold(o);
     wgmma_hold(p);
     bool grew = false;
-    if (__all_sync(0xFFFFFFFFu, sum[0] < ATTENTION_FORWARD_LIMIT && sum[1] < ATTENTION_FORWARD_LIMIT)) { // NaN is not
+    if (__all_sync(0xFFFFFFFFu, sum[0] < FUSED_ATTENTION_LIMIT && sum[1] < FUSED_ATTENTION_LIMIT)) { // NaN is not
         x.l[0] += sum[0], x.l[1] += sum[1];
     } else {
-        attention_forward_warp_scores(s, q, smem.k[k]);
+        fused_attention_warp_scores(s, q, smem.k[k]);
         grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
     }
     if (threadIdx.x % 32 == 0) {
