@@ -154,7 +154,8 @@ check() { # TOOL NAME COMMAND ...
     shift 2
     [ "$tool" != racecheck ] || limits=(--print-limit 0) # for only_vendor_races
     trap 'kill $!; exit 130' TERM # timeout ends what it has started
-    timeout -k 10 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 ${limits[@]+"${limits[@]}"} "$@" >"$log" 2>&1 </dev/null &
+    timeout -k 10 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 ${limits[@]+"${limits[@]}"} "$@" \
+        >"$log" 2>&1 </dev/null &
     wait $! || rc=$?
     local took="$((SECONDS - start)) s" clean='ERROR SUMMARY: 0 errors' findings
     [ "$tool" != racecheck ] || clean='RACECHECK SUMMARY: 0 hazards' # warnings are hazards too

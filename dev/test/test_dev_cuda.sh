@@ -69,6 +69,27 @@ test_bad_arguments() {
     contains "no kernel 99, there are 1 " "$tmp/err"
 }
 
+# a race in our own code must not pass as one of the library's
+test_vendor_races() {
+    eval "$(sed -n '/^only_vendor_races()/,/^}/p' dev/test/sanitize_gpu.sh)"
+    local theirs='========= Error: Race reported between Read access at nvjet_sm90_a+0xa60
+=========     and Write access at nvjet_sm90_a+0x3360 [64 hazards]'
+    local ours='========= Error: Race reported between Write access at layernorm_kernel+0x10
+=========     and Read access at layernorm_kernel+0x20 [1 hazards]'
+    races() { # PASSED FAILED DISPLAYED REPORT ...: whether such a log is the library's alone
+        printf '%s passed, %s failed, 0 skipped\n' "$1" "$2" >"$tmp/races"
+        printf '%s\n' "${@:4}" "========= RACECHECK SUMMARY: $3 hazards displayed ($3 errors, 0 warnings)" >>"$tmp/races"
+        only_vendor_races "$tmp/races"
+    }
+    races 3 0 2 "$theirs" "$theirs" || fail "two reports of the library's fail"
+    ! races 3 0 2 "$theirs" "$ours" || fail "a report of ours passes beside one of the library's"
+    ! races 3 0 1 "$ours" || fail "a report of ours passes"
+    ! races 3 0 1 "${theirs/Write access at nvjet_sm90_a/Write access at layernorm_kernel}" || fail "a shared race passes"
+    ! races 3 0 2 "$theirs" || fail "a report that is not shown passes"
+    ! races 2 1 1 "$theirs" || fail "a failed check passes"
+    ! races 3 0 0 || fail "a log without reports passes"
+}
+
 test_planted_bugs() {
     has_gpu || skip "needs a GPU"
     build planted_bugs
@@ -130,5 +151,5 @@ CSV
     contains "make bench writes them" "$tmp/err"
 }
 
-tests=(list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments planted_bugs timing update_results)
+tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments planted_bugs timing update_results)
 run_tests "$@"
