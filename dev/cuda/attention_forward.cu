@@ -646,29 +646,31 @@ struct AttentionForwardRows {
     float m[2];       // the maximum that o and l are relative to, times scale_log2
     float l[2];       // this thread's share of the sum of P
     float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
+    // Added to l before o is divided by it: what P gains by being rounded for the product with the values, as far as that
+    // is known: at the diagonal, and of a largest P, which is 1 when rounded, but 1 + error in l.
+    float rounding[2];
 };
 
-// Scores of 64 or 128 keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the
-// future, of which the thread's first one is s[first_masked] or later; skip: where none of the rows sees 16 keys,
-// exponents are not taken. True if the warp's sums are relative to a new maximum: if one grew by more than 2^slack, as
-// in kernel 7.
-template <bool masked, bool skip, int slack = 8, int first_masked = 0, int num_s> __device__ inline bool
-attention_forward_wgmma_softmax(float (&s)[num_s], AttentionForwardRows& x, int diagonal, float scale_log2) {
+// Scores of 128 keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future;
+// skip: where none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new
+// maximum: if one grew by more than 2^slack, as in kernel 7.
+template <bool masked, bool skip, int slack = 8> __device__ inline bool
+attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
-    for (int i = 0; i < num_s; i++) {
-        if (masked && i >= first_masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
+    for (int i = 0; i < 64; i++) {
+        if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
         row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
     }
-    float new_m[2];
+    float raw_m[2], new_m[2];
     bool grew = false;
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
         float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
         m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        new_m[half_row] = m * scale_log2;
+        raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
         grew |= new_m[half_row] > x.m[half_row] + (float)slack;
     }
     grew = __any_sync(0xFFFFFFFFu, grew);
@@ -677,11 +679,16 @@ attention_forward_wgmma_softmax(float (&s)[num_s], AttentionForwardRows& x, int 
         for (int half_row = 0; half_row < 2; half_row++) {
             float m = fmaxf(x.m[half_row], new_m[half_row]);
             x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
-            x.m[half_row] = m, x.l[half_row] *= x.rescale[half_row];
+            x.l[half_row] *= x.rescale[half_row];
+            if (slack == 0) {
+                float error = x.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0; // of m, an exponent
+                x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-0.69314718f / 4));
+            }
+            x.m[half_row] = m;
         }
     }
 #pragma unroll
-    for (int n = 0; n < num_s; n += 8) {
+    for (int n = 0; n < 64; n += 8) {
         if (skip && 2 * n > diagonal + 15) { // 16 keys that none of the warp's rows sees
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
@@ -695,6 +702,58 @@ attention_forward_wgmma_softmax(float (&s)[num_s], AttentionForwardRows& x, int 
         }
     }
     return grew;
+}
+
+// The same for a row's first scores, which x says nothing of yet, at the diagonal. Of each group of 16 keys the warp's
+// rows see all before the warp's own group, some of that one, none after it; no group before first_masked / 8 is the
+// warp's own. With g = lane / 4 and t = lane % 4, rows g and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the
+// group: the upper row sees neither of the last two, the lower one both of the first, and the others are seen as column
+// 2t or 2t + 1 is by row g. Masked by arithmetic: comparisons run at half its rate, and a branch would have the scores
+// copied.
+template <int first_masked, int num_s> __device__ inline void
+attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int group, float scale_log2) {
+    const float hidden = -1e38f;
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane), "+r"(group)); // what follows from them is not kept in registers from tile to tile
+    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : hidden, lane % 4 * 2 + 1 <= lane / 4 ? 0 : hidden};
+    float row_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int n = first_masked; n < num_s; n += 8) {
+        float own = n / 8 == group ? 1.0f : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            s[n + e] = fmaf(own, mask[e], s[n + e]);
+            s[n + 4 + e] = fmaf(own, hidden, s[n + 4 + e]);
+            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
+        }
+    }
+    wgmma_hold(s); // in place
+#pragma unroll
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // the first two columns of a row in a group
+        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
+        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i < first_masked || i / 8 <= group ? m : -INFINITY);
+    }
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = row_max[half_row];
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        x.m[half_row] = m * scale_log2, x.l[half_row] = 0, x.rescale[half_row] = 1;
+    }
+#pragma unroll
+    for (int n = 0; n < num_s; n += 8) {
+        if (n / 8 > group) {
+#pragma unroll
+            for (int i = n; i < n + 8; i++) { s[i] = 0; }
+        } else {
+            asm volatile(""); // stays a branch
+#pragma unroll
+            for (int i = n; i < n + 8; i++) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+                x.l[i / 2 % 2] += s[i];
+            }
+        }
+    }
 }
 
 __device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
@@ -734,11 +793,16 @@ __device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map,
                                                      const float (&l)[2], int t, int h, int b) {
     int lane = threadIdx.x % 32;
     float inverse[2] = {1.0f / l[0], 1.0f / l[1]};
+    // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
+    uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-        int half_row = i / 2 % 2, row = lane / 4 + 8 * half_row;
-        uint32_t pair = pack_16x2(o[i] * inverse[half_row], o[i + 1] * inverse[half_row], floatX());
-        *reinterpret_cast<uint32_t*>(tile + attention_forward_at<64>(row, i / 4) + lane % 4 * 2) = pair;
+    for (int d = 0; d < 4; d++) { // 16 columns
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
+        }
+        stmatrix_x4(attention_forward_column<64>(address, d), r);
     }
     tma_store_fence();
     __syncwarp();
@@ -867,7 +931,7 @@ template <int groups, int num_s>
 __device__ inline void attention_forward_sm90_diagonal(float (&s)[num_s], uint32_t (&p)[32], float (&o)[32],
                                                        AttentionForwardRows& x, AttentionForwardSM90<groups>& smem,
                                                        const floatX* q, const floatX* values, unsigned i, bool more,
-                                                       int diagonal, float scale_log2) {
+                                                       int group, float scale_log2) {
     const unsigned stages = smem.stages;
     wgmma_fence();
     attention_forward_wgmma_scores(s, q, smem.k[i % stages]);
@@ -878,7 +942,7 @@ __device__ inline void attention_forward_sm90_diagonal(float (&s)[num_s], uint32
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
-    attention_forward_wgmma_softmax<true, true, 0, num_s - 32>(s, x, diagonal, scale_log2);
+    attention_forward_wgmma_diagonal<num_s - 32>(s, x, group, scale_log2);
     if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
@@ -886,6 +950,19 @@ __device__ inline void attention_forward_sm90_diagonal(float (&s)[num_s], uint32
     wgmma_hold(o);
     wgmma_hold(p);
     attention_forward_wgmma_pack(p, s);
+    x.rounding[0] = -x.l[0], x.rounding[1] = -x.l[1];
+#pragma unroll
+    for (int n = 0; n < num_s / 2; n += 4) { // 16 keys
+        if (n / 4 <= group) {
+            asm volatile(""); // stays a branch
+#pragma unroll
+            for (int j = n; j < n + 4; j++) {
+                float2 pair = unpack_16x2(p[j], floatX());
+                x.rounding[j % 2] += pair.x;
+                x.rounding[j % 2] += pair.y;
+            }
+        }
+    }
 }
 
 // A warp's 16 rows of a tile, whose last product is still to be started or to be stored.
@@ -990,14 +1067,14 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         mbarrier_wait(&smem.k_full[k], i / stages % 2);
         if (n > 0) { mbarrier_wait(&smem.v_full[v], v_parity); }
         x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
-        int diagonal = row0 + warp % 4 * 16 - (my_steps - 1) * 128;
+        int group = (row0 - (my_steps - 1) * 128) / 16 + warp % 4; // of 16 keys: the warp's own; negative: none
         // without a branch, which would cost registers: the first tile's product is of what happens to lie there
         const floatX* values = n > 0 ? smem.v[v] : smem.out;
         if (row0 % 128 == 0) {
             attention_forward_sm90_diagonal(reinterpret_cast<float(&)[32]>(s), p, o, x, smem, q, values, i,
-                                            my_steps > 1, diagonal, scale_log2);
+                                            my_steps > 1, group, scale_log2);
         } else {
-            attention_forward_sm90_diagonal(s, p, o, x, smem, q, values, i, my_steps > 1, diagonal, scale_log2);
+            attention_forward_sm90_diagonal(s, p, o, x, smem, q, values, i, my_steps > 1, group, scale_log2);
         }
         if (n > 0) {
             if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
@@ -1019,7 +1096,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles); // not kept in a register till here
         attention_forward_wgmma_row_sums(x.l);
-        tile = {list.head, q0 + (warp - 4) * 16, {x.l[0], x.l[1]}};
+        attention_forward_wgmma_row_sums(x.rounding);
+        tile = {list.head, q0 + (warp - 4) * 16, {x.l[0] + x.rounding[0], x.l[1] + x.rounding[1]}};
         attention_forward_wgmma_lse(lse ? lse + (size_t)list.head * T : nullptr, x.l, x.m, tile.row0, T);
     }
     if (n > 0) { attention_forward_sm90_finish(smem, out_map, o, p, tile, i - 1, NH); }
@@ -1601,7 +1679,7 @@ static void declare(Bench& b) {
 
 int main(int argc, char** argv) {
     return bench_main(
-        argc, argv, "attention_forward", declare, {8, 1024, 768, 12, 50257},
+        argc, argv, "attention_forward", declare, {16, 1024, 768, 12, 50257},
         {{1, 1, 64, 1},     {2, 17, 64, 2},       {1, 64, 192, 3},      {1, 127, 128, 2},     {2, 128, 64, 1},
          {2, 200, 128, 2},  {1, 333, 128, 2},     {1, 129, 64, 1},      {2, 513, 128, 2},     {3, 1000, 768, 12},
          {1, 2100, 64, 1},  {1, 200, 64, 2},      {2, 127, 192, 2},     {1, 200, 256, 2},     {1, 65, 8, 1},

@@ -300,7 +300,12 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     wgmma_hold(s);
     attention_projection_release(smem, at.i);
     if (last_keys && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
-    bool grew = attention_forward_wgmma_softmax<new_head, new_head>(s, x, at.row, scale_log2);
+    bool grew = false;
+    if constexpr (new_head) {
+        attention_forward_wgmma_diagonal<0>(s, x, at.row / 16, scale_log2);
+    } else {
+        grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+    }
     // as in attention_forward_sm90_step: keeps the exponents under the product
     if (more && !(x.l[0] + x.l[1] < 0)) { attention_projection_await(smem, at.i + 2); }
     wgmma_hold(s);
@@ -331,11 +336,16 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
     }
     if (lane == 0) { tma_store_wait<0>(); } // the last tile's rows of normed have left
     __syncwarp();
+    // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
+    uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-        int half_row = i / 2 % 2, offset = (at.pair ^ i / 4 * 8) + half_row * 8 * 64;
-        uint32_t bits = attention_projection_pack(o[i] * inverse[half_row], o[i + 1] * inverse[half_row]);
-        *reinterpret_cast<uint32_t*>(tile + offset) = bits;
+    for (int d = 0; d < 4; d++) {
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
+        }
+        stmatrix_x4(attention_forward_column<64>(address, d), r);
     }
     tma_store_fence();
     __syncwarp();
@@ -364,7 +374,7 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
     attention_projection_release(smem, at.i);
     if (tile == 0 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
     at.i++;
-    attention_forward_wgmma_softmax<true, true>(s, x, at.row, scale_log2);
+    attention_forward_wgmma_diagonal<0>(s, x, at.row / 16, scale_log2);
     attention_forward_wgmma_pack(p, s);
     if (heads > 1 || tile > 0) { attention_projection_await(smem, at.i); }
 #pragma unroll 1

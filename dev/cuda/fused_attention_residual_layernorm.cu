@@ -1022,56 +1022,6 @@ const float FUSED_ATTENTION_LIMIT = 32768.0f;
 const float FUSED_ATTENTION_LIMIT = 1e18f;
 #endif
 
-// Scores of the diagonal's keys to P, not packed yet, and the first that x knows. Of each group of 16 keys the warp's
-// rows see all before the warp's own group, some of that one, none after it. With g = lane / 4 and t = lane % 4, rows g
-// and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the group: the upper row sees neither of the last two, the lower
-// one both of the first, and the others are seen as column 2t or 2t + 1 is by row g. Masked by arithmetic: comparisons
-// run at half its rate, and a branch would have the scores copied.
-__device__ inline void fused_attention_diagonal(float (&s)[64], AttentionForwardRows& x, int warp, float scale_log2) {
-    const float hidden = -1e38f;
-    int lane = threadIdx.x % 32, group = warp;
-    asm volatile("" : "+r"(lane), "+r"(group)); // what follows from them is not kept in registers from head to head
-    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : hidden, lane % 4 * 2 + 1 <= lane / 4 ? 0 : hidden};
-    float row_max[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int n = 0; n < 64; n += 8) {
-        float own = n / 8 == group ? 1.0f : 0.0f;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            s[n + e] = fmaf(own, mask[e], s[n + e]);
-            s[n + 4 + e] = fmaf(own, hidden, s[n + 4 + e]);
-            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
-        }
-    }
-    wgmma_hold(s); // in place
-#pragma unroll
-    for (int i = 0; i < 64; i += i % 8 == 0 ? 2 : 6) { // the first two columns of a row in a group
-        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
-        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
-    }
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float m = row_max[half_row];
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        x.m[half_row] = m * scale_log2, x.l[half_row] = 0, x.rescale[half_row] = 1;
-    }
-#pragma unroll
-    for (int n = 0; n < 64; n += 8) {
-        if (n / 8 > warp) {
-#pragma unroll
-            for (int i = n; i < n + 8; i++) { s[i] = 0; }
-        } else {
-            asm volatile(""); // stays a branch
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
-                x.l[i / 2 % 2] += s[i];
-            }
-        }
-    }
-}
-
 // As fused_attention_step, without turns and without a look at the maximum: P is divided by its own sum in the end, and
 // may be as large as its type allows. Where that is not enough scores are computed again, and the maximum is taken.
 template <int stages> __device__ inline void fused_attention_step6(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
@@ -1153,7 +1103,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             wgmma_wait<1>();
             wgmma_hold(s);
             if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-            fused_attention_diagonal(s, x, warp, scale_log2);
+            attention_forward_wgmma_diagonal<0>(s, x, warp, scale_log2);
             if (place.tile > 0 && !(x.l[0] + x.l[1] < 0)) {
                 mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2);
             }

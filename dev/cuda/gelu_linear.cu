@@ -97,8 +97,8 @@ struct GeluLinear {
     }
 };
 
-void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
-                 cudaStream_t stream) {
+void gelu_linear3(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream) {
     linear_launch(GeluLinear{bias, OC}, out, inp, weight, N, K, OC, false, stream);
 }
 
@@ -366,8 +366,9 @@ struct GeluLinear6 : GeluLinear {
     }
 };
 
-void gelu_linear6(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
-                  cudaStream_t stream) {
+// out (N,OC) | inp (N,K), weight (OC,K), bias (OC)
+void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                 cudaStream_t stream) {
     linear_launch(GeluLinear6{{bias, OC}}, out, inp, weight, N, K, OC, false, stream);
 }
 
@@ -411,7 +412,7 @@ static void declare(Bench& b) {
     b.promoted(1);
 #if !defined(ENABLE_FP32)
     b.kernel(
-        3, "wgmma, gelu in registers under it", [=](int) { gelu_linear(out, inp, weight, bias, N, K, OC, stream); },
+        3, "wgmma, gelu in registers under it", [=](int) { gelu_linear3(out, inp, weight, bias, N, K, OC, stream); },
         {0}, -90);
     b.moves(1, rows + weights + results);
     const std::vector<int> forms = {0, GELU_LINEAR_DEEP_PAIRS, GELU_LINEAR_FLAT_PAIRS, GELU_LINEAR_DEEP};
@@ -431,12 +432,10 @@ static void declare(Bench& b) {
         },
         forms, -90);
     b.moves(1, rows + weights + results);
-    b.coarser(3); // every operation of gelu rounds to 16 bits
     b.kernel(
-        6, "3 with gelu in 16 bits", [=](int) { gelu_linear6(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
+        6, "3 with gelu in 16 bits", [=](int) { gelu_linear(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
     b.moves(1, rows + weights + results);
-    b.coarser(3);
-    b.promoted(3);
+    b.promoted(6);
 #endif
     b.matrix_rate(cublaslt_matrix_rate);
 }

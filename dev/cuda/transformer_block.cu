@@ -2,7 +2,8 @@
 
    out (B,T,C) floatX out | inp (B,T,C) floatX in | 12 tensors of weights floatX in, see TransformerBlockWeights
    Bound: compute, 24*B*T*C*C FLOPs for four products and 2*B*NH*T*T*HS for attention, its causal half counted once.
-   Constraint: C % NH == 0 and C / NH % 8 == 0; kernel 5 HS = 64 and C <= 1792; kernels of e4m3 products C % 16 == 0.
+   Constraint: C % NH == 0 and C / NH % 8 == 0; C <= 2048 from kernel 4 on, in kernel 5 HS = 64 and C <= 1792; kernels
+   of e4m3 products C % 16 == 0.
    Error: against the fp64 reference, which rounds nothing on the way: three ulps of floatX of the result and of 1. What
    lies between two products is rounded to floatX; in bf16 these roundings come to 0.004 as a root mean square, and the
    largest of 10^7 errors to 5.4 times that. fp32: 64 ulps, 512 for rows of equal values. The e4m3 kernels:
@@ -20,7 +21,7 @@
    ./transformer_block              every kernel, side by side
    ./transformer_block -V 1         here -V is what inp holds: 1 rows of equal values, 2 one row 1000 times the others,
                                     3 random numbers
-   Kernels 4, 5 and 10 to 13 need -gencode arch=compute_90a,code=sm_90a.                                            */
+   Kernels 4, 5 and 10 to 14 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
@@ -35,6 +36,8 @@
 #include "layernorm_forward.cu"
 #include "matmul_forward.cu"
 #include "residual_forward.cu"
+// these want those above
+#include "fused_attention_projection_residual_layernorm.cu"
 #undef PROMOTED_ONLY
 
 // ---- what the kernels share ----
@@ -111,8 +114,7 @@ static void transformer_block_fc_gelu(const TransformerBlock& f, cudaStream_t st
     gelu_forward(f.gelu, f.gelu, (size_t)fc.M * fc.N, stream);
 }
 
-// The block f.out = block(f.inp); everything else in f is scratch.
-void transformer_block_forward(const TransformerBlock& f, cudaStream_t stream) {
+void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
     const TransformerBlockWeights& w = f.w;
     layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
@@ -174,45 +176,65 @@ __device__ inline void transformer_block_store8(__nv_fp8_e4m3* p, const float x[
 }
 
 // norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
-// alone, and no residual, if inp2 is NULL. A block for each row, 8 elements for each thread.
-template <class Norm> __global__ void __launch_bounds__(1024)
+// alone, and no residual, if inp2 is NULL. A warp for each row, which stays in its registers: num_vectors of 8 elements
+// for each lane.
+template <class Norm, int num_vectors> __global__ void __launch_bounds__(64)
     transformer_block_norm_kernel4(Norm* norm, floatX* residual, const floatX* inp1, const floatX* inp2,
-                                   const floatX* weight, const floatX* bias, const float* multiplier, int C) {
-    __shared__ float shared[32];
+                                   const floatX* weight, const floatX* bias, const float* multiplier, int N, int C) {
     grid_launch_dependents();
     grid_wait_dependency();
-    int c = threadIdx.x * x128::size;
-    bool inside = c < C;
-    size_t at = (size_t)blockIdx.x * C + c;
-    x128 x = {};
-    if (inside) {
-        x = load128(inp1 + at);
-        if (inp2) {
-            x128 y = load128(inp2 + at);
-            for (int k = 0; k < 8; k++) { x[k] = (floatX)((float)x[k] + (float)y[k]); }
-            store128(residual + at, x);
+    int row = blockIdx.x * 2 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= N) { return; }
+    size_t start = (size_t)row * C;
+    x128 x[num_vectors] = {}, y[num_vectors];
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c < C) { x[i] = load128(inp1 + start + c); }
+        if (c < C && inp2) { y[i] = load128(inp2 + start + c); }
+    }
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c < C && inp2) {
+            for (int k = 0; k < 8; k++) { x[i][k] = (floatX)((float)x[i][k] + (float)y[i][k]); }
+            store128(residual + start + c, x[i]);
+        }
+        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // zeros beyond the row
+    }
+    float m = warp_sum(sum) / C;
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        for (int k = 0; k < 8 && (lane + 32 * i) * x128::size < C; k++) {
+            float centred = (float)x[i][k] - m;
+            squares += centred * centred;
         }
     }
-    float sum = 0.0f, squares = 0.0f;
-    for (int k = 0; k < 8; k++) { sum += (float)x[k]; }
-    float m = block_sum(sum, shared) / C;
-    for (int k = 0; k < 8; k++) {
-        float centred = (float)x[k] - m;
-        squares += inside ? centred * centred : 0.0f;
+    float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c >= C) { continue; }
+        x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
+        float normed[8];
+        for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
+        transformer_block_store8(norm + start + c, normed);
     }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
-    if (!inside) { return; }
-    x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
-    float normed[8];
-    for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[k] - m) * r * (float)w[k] + (float)b[k]); }
-    transformer_block_store8(norm + at, normed);
 }
-template <class Norm> static void transformer_block_norm(Norm* norm, floatX* residual, const floatX* inp1,
-                                                         const floatX* inp2, const floatX* weight, const floatX* bias,
-                                                         const float* multiplier, int N, int C, cudaStream_t stream) {
-    require(C % 8 == 0 && C <= 8192);
-    launch_early(transformer_block_norm_kernel4<Norm>, dim3(N), dim3(ceil_div(C, 256) * 32), 0, stream, norm, residual,
-                 inp1, inp2, weight, bias, multiplier, C);
+template <class Norm, int num_vectors = 1>
+static void transformer_block_norm(Norm* norm, floatX* residual, const floatX* inp1, const floatX* inp2,
+                                   const floatX* weight, const floatX* bias, const float* multiplier, int N, int C,
+                                   cudaStream_t stream) {
+    require(C % 8 == 0 && C <= 8 * 256);
+    if constexpr (num_vectors < 8) {
+        if (C > 256 * num_vectors) {
+            return transformer_block_norm<Norm, num_vectors + 1>(norm, residual, inp1, inp2, weight, bias, multiplier,
+                                                                 N, C, stream);
+        }
+    }
+    launch_early(transformer_block_norm_kernel4<Norm, num_vectors>, dim3(ceil_div(N, 2)), dim3(64), 0, stream, norm,
+                 residual, inp1, inp2, weight, bias, multiplier, N, C);
 }
 
 // Who computes each product: a form of gemm_sm90, or 0: the library. Told by four decimal digits, in this order.
@@ -257,6 +279,25 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
         transformer_block_product<GEMM_GELU>(f.gelu, f.norm, w.fc_weight, w.fc_bias, nothing, N, 4 * C, C, forms.fc,
                                              stream);
     }
+    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, C, 4 * C,
+                                             forms.fcproj, stream);
+}
+
+// ---- kernel 14: 4, but attention, projection, residual and layernorm in one launch ----
+
+// forms.proj is not asked for.
+void transformer_block_forward14(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    const float* one = NULL;
+    const floatX* nothing = NULL;
+    transformer_block_norm(f.norm, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, one, N, C, stream);
+    transformer_block_product<0>(f.qkv, f.norm, w.qkv_weight, w.qkv_bias, nothing, N, 3 * C, C, forms.qkv, stream);
+    fused_attention_projection_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, NULL, f.attention,
+                                                          f.projected, f.qkv, f.inp, w.proj_weight, w.proj_bias,
+                                                          w.ln2_weight, w.ln2_bias, f.B, f.T, C, f.NH, stream);
+    transformer_block_product<GEMM_GELU>(f.gelu, f.norm, w.fc_weight, w.fc_bias, nothing, N, 4 * C, C, forms.fc,
+                                         stream);
     transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, C, 4 * C,
                                              forms.fcproj, stream);
 }
@@ -1093,6 +1134,27 @@ struct TransformerBlockCache {
 
 #endif
 
+// Whether kernel 4 takes this shape on this device; else it is kernel 7.
+inline bool transformer_block_has_sm90(int C) {
+#if defined(ENABLE_FP32)
+    (void)C;
+    return false;
+#else
+    return C % 8 == 0 && C <= 2048 && has_sm90a();
+#endif
+}
+
+// The block f.out = block(f.inp); everything else in f is scratch. forms: see TransformerBlockForms.
+void transformer_block_forward(const TransformerBlock& f, cudaStream_t stream, int forms = 2222) {
+#if !defined(ENABLE_FP32)
+    if (transformer_block_has_sm90(f.C)) {
+        return transformer_block_forward4(f, transformer_block_forms(forms), stream);
+    }
+#endif
+    (void)forms;
+    transformer_block_forward7(f, stream);
+}
+
 // What inp holds: 1 rows of equal values, below 1 so that what attention adds is not lost beside them, 2 one row 1000
 // times larger than the others, 3 random numbers.
 static void fill_inp(float* inp, int N, int C, int what, uint32_t seed) {
@@ -1151,7 +1213,7 @@ static void declare(Bench& b) {
                           C,
                           NH};
     // bytes: tensors of (B,T,C) that are read and written, as many times
-    bool is_16bit = sizeof(floatX) == 2;
+    bool is_16bit = sizeof(floatX) == 2, fast = !b.dry && transformer_block_has_sm90(C);
     b.kernel(1, "an operation, a launch", [=](int) { transformer_block_forward1(f, stream); }, {0});
     b.moves(10, 38 * tensor + weights);
     b.kernel(2, "as in training: epilogues, residual with layernorm",
@@ -1161,7 +1223,7 @@ static void declare(Bench& b) {
     b.kernel(3, "7 in a CUDA graph",
              [=](int) {
                  transformer_block_forward3(
-                     *graph, [=](cudaStream_t s) { transformer_block_forward(f, s); }, stream);
+                     *graph, [=](cudaStream_t s) { transformer_block_forward7(f, s); }, stream);
              },
              {0});
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
@@ -1169,8 +1231,10 @@ static void declare(Bench& b) {
     // block sizes of 4 and 10: a digit for each product, see TransformerBlockForms
     b.kernel(
         4, "all products by gemm_sm90, each started early",
-        [=](int digits) { transformer_block_forward4(f, transformer_block_forms(digits), stream); },
-        {2121, 2124, 2122, 1111, 2222, 3333, 4444, 5555}, -90);
+        [=](int digits) {
+            digits ? transformer_block_forward(f, stream, digits) : transformer_block_forward(f, stream);
+        },
+        {0, 2222, 2121, 2521, 2124, 2122, 1111, 3333, 4444, 5555}, -90);
     b.moves(7, 26 * tensor + weights);
     b.kernel(
         10, "4, but the library where it is faster",
@@ -1199,6 +1263,13 @@ static void declare(Bench& b) {
         },
         {0}, -90);
     b.moves(6, 23 * tensor + weights);
+    if (b.dry || attention_projection_choice(C, C / NH) == 4) { // else what it fuses is three launches
+        b.kernel(
+            14, "4, attention to the second layernorm in one launch",
+            [=](int digits) { transformer_block_forward14(f, transformer_block_forms(digits), stream); },
+            {2021, 2022, 2020}, -90);
+        b.moves(5, 23 * tensor + weights);
+    }
     if (C == 64 * NH && C <= transformer_block_max_vecs * 256) {
         b.kernel(
             5, "one launch, barriers of the grid", [=](int) { transformer_block_forward5(f, stream); }, {0}, -90);
@@ -1237,7 +1308,7 @@ static void declare(Bench& b) {
                 9, "8 in a CUDA graph",
                 [=](int) {
                     transformer_block_forward3(
-                        *fp8_graph, [=](cudaStream_t s) { launch_fp8(true, 0, s); }, stream);
+                        *fp8_graph, [=](cudaStream_t s) { launch_fp8(true, proj_forms.back(), s); }, stream);
                 },
                 {0}, 89);
             b.moves(7, 21 * tensor + weights_fp8);
@@ -1245,9 +1316,9 @@ static void declare(Bench& b) {
         }
     }
 #endif
-    b.kernel(7, "2, values before GELU not kept", [=](int) { transformer_block_forward(f, stream); }, {0});
+    b.kernel(7, "2, values before GELU not kept", [=](int) { transformer_block_forward7(f, stream); }, {0});
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
-    b.promoted(7);
+    b.promoted(fast ? 4 : 7);
 }
 
 int main(int argc, char** argv) {
