@@ -408,7 +408,7 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
         int h = rank * heads + head;
         attention_projection_head(smem.o[head] + at.row * 64, f.lse ? f.lse + ((size_t)b * f.NH + h) * f.T : nullptr, o,
                                   x, at, tile * 128 + at.row, f.T);
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); }
+        if (f.C > heads * 64 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); } // to be sent
         x = next;
     }
 }
