@@ -1066,6 +1066,25 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
                      path);
 }
 
+// The same for who writes ids of 16 bits: it must be able to encode, and have max_tokens at most. path: NULL for the 256 bytes
+// and <|endoftext|>; what: the files that are written, for the message.
+static inline bool tokenizer_load_encoder(Tokenizer* t, const char* path, int max_tokens, const char* what,
+                                          Error* err) {
+    if (!path) {
+        tokenizer_init_bytes(t);
+        return true;
+    }
+    if (!tokenizer_load(t, path, err)) { return false; }
+    if (t->can_encode && t->vocab_size <= max_tokens) { return true; }
+    if (!t->can_encode) {
+        error_set(err, "%s: decodes only; want vocab.json + merges.txt or tokenizer.json", path);
+    } else {
+        error_set(err, "%s: %d tokens; %s hold 16-bit ids, %d at most", path, t->vocab_size, what, max_tokens);
+    }
+    tokenizer_free(t);
+    return false;
+}
+
 // ---- writing ------------------------------------------------------------------------------------
 
 // A token as vocab.json and merges.txt spell it; the file's escapes are JSON's when json is true.

@@ -233,26 +233,12 @@ static void parse_flags(int argc, char** argv) {
     }
 }
 
-static void load_vocabulary(void) {
-    Error err;
-    if (!flags.tokenizer) {
-        tokenizer_init_bytes(&tokenizer);
-        return;
-    }
-    if (!tokenizer_load(&tokenizer, flags.tokenizer, &err)) { die("%s", err.text); }
-    if (!tokenizer.can_encode) {
-        die("%s: decodes only; want vocab.json + merges.txt or tokenizer.json", flags.tokenizer);
-    }
-    if (tokenizer.vocab_size > EVAL_START) {
-        die("%s: %d tokens; evaluation files hold 16-bit ids, %d at most", flags.tokenizer, tokenizer.vocab_size,
-            EVAL_START);
-    }
-}
-
 int main(int argc, char** argv) {
     Error err;
     parse_flags(argc, argv);
-    load_vocabulary();
+    if (!tokenizer_load_encoder(&tokenizer, flags.tokenizer, EVAL_START, "evaluation files", &err)) {
+        die("%s", err.text);
+    }
     double start_ms = time_ms();
     if (!map_file(&in.file, flags.input, &err)) { die("%s", err.text); }
     bool jsonl = in.file.size > 0 && in.file.data[0] == '{';

@@ -559,25 +559,10 @@ static void parse_flags(int argc, char** argv) {
     }
 }
 
-static void load_vocabulary(void) {
-    Error err;
-    if (!flags.tokenizer) {
-        tokenizer_init_bytes(&tokenizer);
-        return;
-    }
-    if (!tokenizer_load(&tokenizer, flags.tokenizer, &err)) { die("%s", err.text); }
-    if (!tokenizer.can_encode) {
-        die("%s: decodes only; want vocab.json + merges.txt or tokenizer.json", flags.tokenizer);
-    }
-    if (tokenizer.vocab_size > 65536) {
-        die("%s: %d tokens; shards hold 16-bit ids, 65536 at most", flags.tokenizer, tokenizer.vocab_size);
-    }
-    if (tokenizer.eot_id < 0) { die("%s: no token %s to put before documents", flags.tokenizer, TOKENIZER_EOT); }
-}
-
 int main(int argc, char** argv) {
     parse_flags(argc, argv);
-    load_vocabulary();
+    Error err;
+    if (!tokenizer_load_encoder(&tokenizer, flags.tokenizer, 65536, "shards", &err)) { die("%s", err.text); }
     find_inputs();
     set_output();
     has_vocabulary();
@@ -586,7 +571,6 @@ int main(int argc, char** argv) {
     catch_signals();
     run_threads();
     pthread_mutex_lock(&write_lock); // to the end: no signal between the first rename and the last
-    Error err;
     bool ok = close_shard(&err);
     if (ok && out.tokens[SPLIT_TRAIN] == 0) {
         int64_t val = out.tokens[SPLIT_VAL];

@@ -943,6 +943,26 @@ static void test_mistaken_files(void) {
     check_refused(tokenizer_load(&t, temp_path("absent"), &err), &t, &err, "No such file", "no file");
 }
 
+// what a program that writes 16-bit ids takes, and what it refuses
+static void test_encoder(void) {
+    Tokenizer small = small_tokenizer(), t; // 262 tokens
+    Error err;
+    check(tokenizer_load_encoder(&t, NULL, 257, "shards", &err) && t.can_encode && t.vocab_size == 257);
+    tokenizer_free(&t);
+    check(make_directories(temp_path("whole"), &err) && tokenizer_save(&small, temp_path("whole"), &err));
+    check(tokenizer_load_encoder(&t, temp_path("whole"), 262, "shards", &err) && same_tokenizer(&t, &small));
+    tokenizer_free(&t);
+    check_refused(tokenizer_load_encoder(&t, temp_path("whole"), 261, "shards", &err), &t, &err,
+                  "262 tokens; shards hold 16-bit ids, 261 at most", "one token too many");
+    small.can_encode = false;
+    check(make_directories(temp_path("ids"), &err) && tokenizer_save(&small, temp_path("ids"), &err));
+    check_refused(tokenizer_load_encoder(&t, temp_path("ids"), 65536, "shards", &err), &t, &err, "decodes only",
+                  "tokenizer.bin alone");
+    check_refused(tokenizer_load_encoder(&t, temp_path("absent"), 65536, "shards", &err), &t, &err, "No such file",
+                  "no file");
+    tokenizer_free(&small);
+}
+
 // ---- UTF-8 -------------------------------------------------------------------------------
 
 static void test_utf8_stream(void) {
@@ -1002,6 +1022,7 @@ static const Test tests[] = {
     {"bad_vocab", "every rule of vocab.json", test_bad_vocab},
     {"bad_tokenizer_json", "every rule of tokenizer.json", test_bad_tokenizer_json},
     {"mistaken_files", "what users hand in by mistake", test_mistaken_files},
+    {"encoder", "vocabularies for 16-bit ids", test_encoder},
     {"utf8_stream", "whole characters for a terminal", test_utf8_stream},
     {"golden", "357 texts as tokenizers and tiktoken encode them", test_golden},
     {"tinyshakespeare", "338,025 tokens", test_tinyshakespeare},
