@@ -1066,8 +1066,8 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
                      path);
 }
 
-// The same for who writes ids of 16 bits: it must be able to encode, and have max_tokens at most. path: NULL for the 256 bytes
-// and <|endoftext|>; what: the files that are written, for the message.
+// The same for who writes ids of 16 bits: it must be able to encode, and have max_tokens at most. path: NULL for the 256
+// bytes and <|endoftext|>; what: the files that are written, for the message. eot_id may be -1, as after tokenizer_load.
 static inline bool tokenizer_load_encoder(Tokenizer* t, const char* path, int max_tokens, const char* what,
                                           Error* err) {
     if (!path) {

@@ -563,6 +563,7 @@ int main(int argc, char** argv) {
     parse_flags(argc, argv);
     Error err;
     if (!tokenizer_load_encoder(&tokenizer, flags.tokenizer, 65536, "shards", &err)) { die("%s", err.text); }
+    if (tokenizer.eot_id < 0) { die("%s: no token %s to put before documents", flags.tokenizer, TOKENIZER_EOT); }
     find_inputs();
     set_output();
     has_vocabulary();

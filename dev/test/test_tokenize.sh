@@ -190,6 +190,11 @@ test_vocabulary_limits() {
     sed -i '$d' "$tmp/large/merges.txt"
     tokenize -i "$tmp/x.txt" -t "$tmp/large" -o "$tmp/large-out/x" 2>/dev/null
     want ids "$(ids "$tmp/large-out/x_train_000000.bin")" "65535 87"
+    # nothing to put before documents
+    mkdir -p "$tmp/endless"
+    sed 's/, "<|endoftext|>": [0-9]*//' "$tmp/large-out/vocab.json" >"$tmp/endless/vocab.json"
+    cp "$tmp/large-out/merges.txt" "$tmp/endless"
+    refused "no token <|endoftext|>" -i "$tmp/x.txt" -t "$tmp/endless"
 }
 
 test_signal() {
