@@ -608,15 +608,12 @@ static int run_command(std::string* output, const char* fmt, ...) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// the one beside this test: it is of the same precision
-static const char* program() {
-    static char path[PATH_MAX];
-    if (path[0]) { return path; }
-    ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - sizeof("train_gpt2cu"));
-    char* slash = length > 0 ? (char*)memrchr(path, '/', length) : NULL;
-    strcpy(slash ? slash + 1 : path, "train_gpt2cu");
-    if (getenv("TRAIN_GPT2CU")) { snprintf(path, sizeof(path), "%s", getenv("TRAIN_GPT2CU")); }
-    return path;
+static std::string program_path;
+static const char* program() { return program_path.c_str(); }
+// TRAIN_GPT2CU, or the one beside this test, for it is of the same precision
+static void find_program(const char* test) {
+    const char *given = getenv("TRAIN_GPT2CU"), *slash = strrchr(test, '/');
+    program_path = given ? given : (slash ? std::string(test, slash + 1) : "./") + "train_gpt2cu";
 }
 
 // tokens in shards for the program: what a small random walk over 500 ids gives
@@ -911,7 +908,8 @@ static const Test tests[] = {
 
 int main(int argc, char** argv) {
     (void)train, (void)sample; // the two programs themselves are tested from outside
-    args.tune = 0;             // the same algorithms in every test
+    find_program(argv[0]);
+    args.tune = 0; // the same algorithms in every test
     int n = 0;
     bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
     if (!list && cudaGetDeviceCount(&n) == cudaSuccess && n > 0) { open_device(); }

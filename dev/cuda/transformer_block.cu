@@ -257,13 +257,36 @@ template <int extras> static void transformer_block_product(floatX* out, const f
     gemm_sm90(g, GemmBias<extras>{bias}, stream, form);
 }
 
+// inp to qkv
+static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const float* one = NULL;
+    const floatX* nothing = NULL;
+    transformer_block_norm(f.norm, NULL, f.inp, nothing, f.w.ln1_weight, f.w.ln1_bias, one, N, C, stream);
+    transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, nothing, N, 3 * C, C, form, stream);
+}
+// gelu and residual to out; form: of gemm_sm90, 0: the library
+static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
+    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
+                                             f.C, 4 * f.C, form, stream);
+}
+// The second layernorm's rows and the residual to out.
+static void transformer_block_mlp4(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
+    if (forms.fc == 0) {
+        transformer_block_fc_gelu(f, stream);
+    } else {
+        transformer_block_product<GEMM_GELU>(f.gelu, f.norm, f.w.fc_weight, f.w.fc_bias, NULL, f.B * f.T, 4 * f.C, f.C,
+                                             forms.fc, stream);
+    }
+    transformer_block_fcproj(f, forms.fcproj, stream);
+}
+
 void transformer_block_forward4(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
     const TransformerBlockWeights& w = f.w;
     const float* one = NULL;
     const floatX* nothing = NULL;
-    transformer_block_norm(f.norm, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, one, N, C, stream);
-    transformer_block_product<0>(f.qkv, f.norm, w.qkv_weight, w.qkv_bias, nothing, N, 3 * C, C, forms.qkv, stream);
+    transformer_block_qkv4(f, forms.qkv, stream);
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     if (forms.proj == 0) { // the library takes longer to add a residual than the layernorm does
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, nothing, N, C, C, 0, stream);
@@ -273,33 +296,19 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
                                                  forms.proj, stream);
         transformer_block_norm(f.norm, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, one, N, C, stream);
     }
-    if (forms.fc == 0) {
-        transformer_block_fc_gelu(f, stream);
-    } else {
-        transformer_block_product<GEMM_GELU>(f.gelu, f.norm, w.fc_weight, w.fc_bias, nothing, N, 4 * C, C, forms.fc,
-                                             stream);
-    }
-    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, C, 4 * C,
-                                             forms.fcproj, stream);
+    transformer_block_mlp4(f, forms, stream);
 }
 
 // ---- kernel 14: 4, but attention, projection, residual and layernorm in one launch ----
 
 // forms.proj is not asked for.
 void transformer_block_forward14(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
-    int N = f.B * f.T, C = f.C;
     const TransformerBlockWeights& w = f.w;
-    const float* one = NULL;
-    const floatX* nothing = NULL;
-    transformer_block_norm(f.norm, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, one, N, C, stream);
-    transformer_block_product<0>(f.qkv, f.norm, w.qkv_weight, w.qkv_bias, nothing, N, 3 * C, C, forms.qkv, stream);
+    transformer_block_qkv4(f, forms.qkv, stream);
     fused_attention_projection_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, NULL, f.attention,
                                                           f.projected, f.qkv, f.inp, w.proj_weight, w.proj_bias,
-                                                          w.ln2_weight, w.ln2_bias, f.B, f.T, C, f.NH, stream);
-    transformer_block_product<GEMM_GELU>(f.gelu, f.norm, w.fc_weight, w.fc_bias, nothing, N, 4 * C, C, forms.fc,
-                                         stream);
-    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, C, 4 * C,
-                                             forms.fcproj, stream);
+                                                          w.ln2_weight, w.ln2_bias, f.B, f.T, f.C, f.NH, stream);
+    transformer_block_mlp4(f, forms, stream);
 }
 
 // ---- kernel 5: one launch: persistent blocks do phase after phase and meet at barriers of the whole grid ----
@@ -727,11 +736,6 @@ static void transformer_block_attention11(const TransformerBlock& f, const Trans
     GemmLayernorm<0> layernorm = {f.mean, f.rstd, d.qkv.sums};
     gemm_sm90_tiles<GemmTurns192Pairs>(qkv, layernorm, stream);
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
-}
-// gelu and residual to out; form: of gemm_sm90, 0: the library
-static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
-    transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
-                                             f.C, 4 * f.C, form, stream);
 }
 
 void transformer_block_forward11(const TransformerBlock& f, const TransformerBlockDeferred& d, cudaStream_t stream,
