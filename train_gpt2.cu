@@ -1559,8 +1559,8 @@ struct AttentionForwardRows {
     float m[2];       // the maximum that o and l are relative to, times scale_log2
     float l[2];       // this thread's share of the sum of P
     float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
-    // Added to l before o is divided by it: what P gains by being rounded for the product with the values, as far as that
-    // is known: at the diagonal, and of a largest P, which is 1 when rounded, but 1 + error in l.
+    // Added to l before o is divided by it: what P gains by being rounded for the product with the values, as far as
+    // that is known: at the diagonal, and of a largest P, which is 1 when rounded, but 1 + error in l.
     float rounding[2];
 };
 
@@ -1622,7 +1622,7 @@ attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int dia
 // warp's own. With g = lane / 4 and t = lane % 4, rows g and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the
 // group: the upper row sees neither of the last two, the lower one both of the first, and the others are seen as column
 // 2t or 2t + 1 is by row g. Masked by arithmetic: comparisons run at half its rate, and a branch would have the scores
-// copied.
+// copied. So a score that is infinite or NaN, in the own group, shows in rows before it too.
 template <int first_masked, int num_s> __device__ inline void
 attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int group, float scale_log2) {
     const float hidden = -1e38f;

@@ -29,7 +29,7 @@ untouched; for the promoted kernel also that a second launch gives the same bits
 every floating-point type, so what is read there shows up too.
 
 What is timed: one pair of events around each launch, after the L2 cache was overwritten and in-place buffers restored;
-where tensor cores work, after a rest of 0.2 s.
+for ops with FLOPs after a rest of 0.2 s. The copy and the library's matrix rate are measured before, without one.
 */
 #pragma once
 
@@ -749,8 +749,8 @@ inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k,
     auto launch = [&] { k.launch(block_size); };
     double estimate_ms = bench_time_launches(d, 3, before, launch).median_ms; // the warm-up too
     if (repeats * estimate_ms > limit_ms) { repeats = std::max(3, (int)(limit_ms / estimate_ms)); }
-    // Tensor cores draw more power than a card may have for long, and its clocks fall. After a rest all have the same ones,
-    // in whatever order they are timed.
+    // Tensor cores draw more power than a card may have for long, and its clocks fall. After a rest all have the same
+    // ones, in whatever order they are timed.
     if (s.flops > 0) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
     return bench_time_launches(d, repeats, before, launch);
 }
