@@ -1488,19 +1488,17 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
     }
 }
 
-// ---- kernels 14 and 15: Hopper: wgmma on what TMA brings ----
-// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of queries. One warpgroup, four
-// warps, loads; each of two (14) or three (15) others has 64 queries and goes over their keys by 128, the diagonal
-// first. The product with some keys' values runs under the softmax of the next keys, a tile's last product under the
-// first scores of the next tile. Loops over registers are unrolled by name: else arrays with an index would lie in
-// memory.
+// ---- kernel 16: Hopper: wgmma on what TMA brings ----
+// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of 256 queries. One thread loads;
+// each of four warpgroups has 64 queries and goes over their keys by 64, the diagonal first, at its own pace: as far as
+// the ring of keys reaches none waits for another, so that the softmax of some is under the products of others. Loops
+// over registers are unrolled by name: else arrays with an index would lie in memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
 const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
-const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;   // 64 queries
-const int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
-const int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // what TMA announces for them
-static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
+const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
+const int ATTENTION_FORWARD_GROUPS = 4;                       // of 64 queries, in a tile
+const int ATTENTION_FORWARD_STAGES = 8;                       // of 64 keys and their values, in the ring
 
 // How TMA sees (B,T,num_vectors,64): boxes of box_rows tokens of one vector. T is a dimension of its own, so past a
 // sequence's end zeros are read and nothing is written, never the next sequence.
@@ -1514,42 +1512,20 @@ template <class SMem> __device__ inline SMem& attention_forward_sm90_shared(unsi
     return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// Brings 128 keys or values, `vector` of the 3 * NH of a token, from token t on.
-__device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const CUtensorMap& qkv_map, int vector,
-                                             int t, int b) {
-    mbarrier_arrive_expect(full, ATTENTION_FORWARD_KEY_BYTES);
-    tma_load_4d(keys, &qkv_map, 0, vector, t, b, full);
-    tma_load_4d(keys + ATTENTION_FORWARD_BOX, &qkv_map, 0, vector, t + 64, b, full);
+// s = q k^T for a warpgroup's 64 queries and 64 keys, by their wgmma_descriptors. Starts it, waits for nothing. The
+// registers of s were free before.
+__device__ inline void attention_forward_wgmma_scores(float (&s)[32], uint64_t q, uint64_t k) {
+    wgmma_64x64x16_new(s, q, k, floatX());
+#pragma unroll
+    for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX()); } // 16 columns are 2 * 16 bytes
 }
 
-// s = q k^T for a warpgroup's 64 queries and 64 or 128 keys. Starts it, waits for nothing. held: the registers of s were
-// not free before; where all are taken anyway the compiler does better so.
-template <bool held = false, int n>
-__device__ inline void attention_forward_wgmma_scores(float (&s)[n], const floatX* q, const floatX* k) {
-    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
-    if constexpr (n == 32) { // 16 columns are 32 bytes, 2 in units of the descriptor
-        wgmma_64x64x16_new(s, a, b, floatX());
-    } else if constexpr (held) {
-        wgmma_64x128x16(s, a, b, 0, floatX());
-    } else {
-        wgmma_64x128x16_new(s, a, b, floatX());
-    }
+// o += p v for 4 * n keys. Starts it, waits for nothing.
+template <int n>
+__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
-    for (int d = 1; d < 4; d++) {
-        if constexpr (n == 32) {
-            wgmma_64x64x16(s, a + 2 * d, b + 2 * d, 1, floatX());
-        } else {
-            wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX());
-        }
-    }
-}
-
-// o += p v for 128 keys. Starts it, waits for nothing.
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[32], const floatX* v) {
-    uint64_t b = wgmma_descriptor(v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) { // 16 rows are 2048 bytes
-        wgmma_64x64x16_transposed(o, p + 4 * k, b + 128 * k, 1, floatX());
+    for (int k = 0; k < n / 4; k++) { // 16 rows are 128 * 16 bytes
+        wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
     }
 }
 
@@ -1558,24 +1534,19 @@ __device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint
 struct AttentionForwardRows {
     float m[2];       // the maximum that o and l are relative to, times scale_log2
     float l[2];       // this thread's share of the sum of P
-    float rescale[2]; // what the last softmax wants o to be multiplied by, if it returned true
+    float rescale[2]; // what o must be multiplied by, if the last softmax said so
     // Added to l before o is divided by it: what P gains by being rounded for the product with the values, as far as
     // that is known: at the diagonal, and of a largest P, which is 1 when rounded, but 1 + error in l.
     float rounding[2];
 };
 
-// Scores of 128 keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future;
-// skip: where none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new
-// maximum: if one grew by more than 2^slack, as in kernel 7.
-template <bool masked, bool skip, int slack = 8> __device__ inline bool
-attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
-    int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
+// The maximum of x becomes that of s too, the scores of some keys after those of the diagonal. True if o must be
+// rescaled.
+template <int num_s>
+__device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
-        if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
-        row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
-    }
+    for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
     float raw_m[2], new_m[2];
     bool grew = false;
 #pragma unroll
@@ -1584,7 +1555,7 @@ attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int dia
         m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
         raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
-        grew |= new_m[half_row] > x.m[half_row] + (float)slack;
+        grew |= new_m[half_row] > x.m[half_row];
     }
     grew = __any_sync(0xFFFFFFFFu, grew);
     if (grew) {
@@ -1593,31 +1564,25 @@ attention_forward_wgmma_softmax(float (&s)[64], AttentionForwardRows& x, int dia
             float m = fmaxf(x.m[half_row], new_m[half_row]);
             x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
             x.l[half_row] *= x.rescale[half_row];
-            if (slack == 0) {
-                float error = x.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0; // of m, an exponent
-                x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-0.69314718f / 4));
-            }
+            float error = x.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0; // of m, an exponent
+            x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-0.69314718f / 4));
             x.m[half_row] = m;
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < 64; n += 8) {
-        if (skip && 2 * n > diagonal + 15) { // 16 keys that none of the warp's rows sees
-#pragma unroll
-            for (int i = n; i < n + 8; i++) { s[i] = 0; }
-        } else {
-            if (skip) { asm volatile(""); } // stays a branch
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
-                x.l[i / 2 % 2] += s[i];
-            }
         }
     }
     return grew;
 }
 
-// The same for a row's first scores, which x says nothing of yet, at the diagonal. Of each group of 16 keys the warp's
+// Those scores to P, not packed yet.
+template <int num_s>
+__device__ inline void attention_forward_wgmma_exponents(float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < num_s; i++) {
+        s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
+        x.l[i / 2 % 2] += s[i];
+    }
+}
+
+// Both for a row's first scores, which x says nothing of yet, at the diagonal. Of each group of 16 keys the warp's
 // rows see all before the warp's own group, some of that one, none after it; no group before first_masked / 8 is the
 // warp's own. With g = lane / 4 and t = lane % 4, rows g and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the
 // group: the upper row sees neither of the last two, the lower one both of the first, and the others are seen as column
@@ -1669,15 +1634,34 @@ attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int
     }
 }
 
+// After the diagonal, whose P is s: what l gains by rounding.
+template <int num_p> __device__ inline void attention_forward_wgmma_rounding(AttentionForwardRows& x,
+                                                                             const uint32_t (&p)[num_p], int group) {
+    x.rounding[0] = -x.l[0], x.rounding[1] = -x.l[1];
+#pragma unroll
+    for (int n = 0; n < num_p; n += 4) { // 16 keys
+        if (n / 4 <= group) {
+            asm volatile(""); // stays a branch
+#pragma unroll
+            for (int j = n; j < n + 4; j++) {
+                float2 pair = unpack_16x2(p[j], floatX());
+                x.rounding[j % 2] += pair.x;
+                x.rounding[j % 2] += pair.y;
+            }
+        }
+    }
+}
+
 __device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
 #pragma unroll
     for (int i = 0; i < 32; i++) { o[i] *= x.rescale[i / 2 % 2]; }
 }
 
 // The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
-template <int n> __device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[32], const float (&s)[n]) {
+template <int num_p, int n>
+__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[num_p], const float (&s)[n]) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) { p[i] = 2 * i < n ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
+    for (int i = 0; i < num_p; i++) { p[i] = 2 * i < n ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
 }
 
 // The log-sum-exp of a thread's two rows to lse, of this sequence and head, or NULL; the warp's first row is token t.
@@ -1700,12 +1684,10 @@ __device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
     }
 }
 
-// Divides a warp's 16 rows from token t on by their sums l and gives them to TMA, by way of `tile` (16,64), which must be
-// left alone until tma_store_wait.
-__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
-                                                     const float (&l)[2], int t, int h, int b) {
+// A warp's 16 rows, each times `inverse`, to a tile in shared memory, (16,64) in TMA's swizzle.
+__device__ inline void attention_forward_wgmma_to_shared(floatX* tile, const float (&o)[32],
+                                                         const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
-    float inverse[2] = {1.0f / l[0], 1.0f / l[1]};
     // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
@@ -1717,21 +1699,20 @@ __device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map,
         }
         stmatrix_x4(attention_forward_column<64>(address, d), r);
     }
+}
+
+// Divides a warp's 16 rows from token t on by their sums l and gives them to TMA, by way of `tile`, which must be left
+// alone until tma_store_wait.
+__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
+                                                     const float (&l)[2], int t, int h, int b) {
+    attention_forward_wgmma_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
     tma_store_fence();
     __syncwarp();
-    if (lane == 0 && t >= 0) { // a box that lies before the tensor as a whole is an error to TMA
+    if (threadIdx.x % 32 == 0 && t >= 0) { // a box that lies before the tensor as a whole is an error to TMA
         tma_store_4d(&out_map, tile, 0, h, t, b);
         tma_store_commit();
     }
 }
-
-template <int groups> struct AttentionForwardSM90 { // 176 KB, or 200 with three groups
-    static const int stages = 4;
-    floatX q[2][groups * ATTENTION_FORWARD_BOX]; // of this tile and the next
-    floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
-    floatX out[groups * ATTENTION_FORWARD_BOX];
-    uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
-};
 
 // The tiles of a block, one after the other: pairs of equal work, then single tiles, the longest first and every other
 // round backwards. Whole pairs to the end would leave blocks idle: at B = 64, T = 1024 they are 17.5 rounds of 132.
@@ -1763,296 +1744,209 @@ __device__ inline bool attention_forward_next(AttentionForwardList& x) {
     return true;
 }
 
-// A tile's first query, and its steps over 128 keys. Three groups take tiles from the sequence's end, so that it is the
-// shortest one that is not full: its first query may be negative.
-template <int groups> __host__ __device__ inline int attention_forward_first_query(int T, int tile, int num_tiles) {
-    return groups == 2 ? 128 * tile : 64 * (ceil_div(T, 64) - groups * (num_tiles - tile));
-}
-template <int groups> __host__ __device__ inline int attention_forward_steps(int q0) {
-    return ceil_div(q0 + 64 * groups, 128);
-}
-
-// The part of the one thread that loads. It and those who compute count the same: n tiles of queries, i steps over 128
-// keys. They come as k0 k1 v0 k2 v1 ..., the order in which they are released: what is awaited is never behind in line.
-template <int groups> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
-                                                                         const CUtensorMap& qkv_map, int T, int NH,
-                                                                         AttentionForwardList list) {
-    const unsigned stages = smem.stages;
-    unsigned i = 0;
-#pragma unroll 1
-    for (unsigned n = 0; attention_forward_next(list); n++) {
-        int b = list.head / NH, h = list.head % NH;
-        int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
-        int num_steps = attention_forward_steps<groups>(q0);
-        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-        for (int j = 0; j < groups; j++) {
-            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b, &smem.q_full[n % 2]);
-        }
-#pragma unroll 1
-        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
-            if (step < num_steps) {
-                unsigned k = (i + step) % stages;
-                mbarrier_wait(&smem.k_empty[k], ((i + step) / stages + 1) % 2);
-                attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
-            }
-            if (step > 0) {
-                unsigned v = (i + step - 1) % stages;
-                mbarrier_wait(&smem.v_empty[v], ((i + step - 1) / stages + 1) % 2);
-                attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
-            }
-        }
-        i += num_steps;
-    }
-}
-
-// The scores of 128 more keys, number i of the ring, and the product with the values before them, which runs under the
-// softmax of the new scores. `more`: others follow.
-template <int groups>
-__device__ inline void attention_forward_sm90_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
-                                                   AttentionForwardRows& x, AttentionForwardSM90<groups>& smem,
-                                                   const floatX* q, unsigned i, bool more, float scale_log2) {
-    const unsigned stages = smem.stages;
-    unsigned k = i % stages, v = (i - 1) % stages;
-    wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[k]);
-    wgmma_commit();
-    mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
-    wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_hold(s);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_softmax<false, false, 0>(s, x, 0, scale_log2);
-    // The next step's keys are awaited here, where sums are not negative, which they never are: else the compiler moves
-    // exponents behind wgmma_wait, and they no longer run under the product.
-    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
-    wgmma_hold(s);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
-}
-
-// The scores of the first 64 or 128 keys at the diagonal, number i of the ring; under their softmax the last product of
-// the tile before, with `values`.
-template <int groups, int num_s>
-__device__ inline void attention_forward_sm90_diagonal(float (&s)[num_s], uint32_t (&p)[32], float (&o)[32],
-                                                       AttentionForwardRows& x, AttentionForwardSM90<groups>& smem,
-                                                       const floatX* q, const floatX* values, unsigned i, bool more,
-                                                       int group, float scale_log2) {
-    const unsigned stages = smem.stages;
-    wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[i % stages]);
-    wgmma_commit();
-    wgmma_fence();
-    attention_forward_wgmma_values(o, p, values);
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_hold(s);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
-    attention_forward_wgmma_diagonal<num_s - 32>(s, x, group, scale_log2);
-    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
-    wgmma_hold(s);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    attention_forward_wgmma_pack(p, s);
-    x.rounding[0] = -x.l[0], x.rounding[1] = -x.l[1];
-#pragma unroll
-    for (int n = 0; n < num_s / 2; n += 4) { // 16 keys
-        if (n / 4 <= group) {
-            asm volatile(""); // stays a branch
-#pragma unroll
-            for (int j = n; j < n + 4; j++) {
-                float2 pair = unpack_16x2(p[j], floatX());
-                x.rounding[j % 2] += pair.x;
-                x.rounding[j % 2] += pair.y;
-            }
-        }
-    }
-}
-
-// A warp's 16 rows of a tile, whose last product is still to be started or to be stored.
-struct AttentionForwardPending {
-    int head, row0; // the warp's first row
-    float l[2];     // the sums of the thread's two rows
+// What the thread that loads says of a tile: sequence (negative: no more tiles), head, and the number of its first 64
+// queries. Tiles are counted from a sequence's end, so of one that is not full it may be negative.
+struct AttentionForwardTile {
+    int b, h, first_group;
 };
 
-template <int groups>
-__device__ inline void attention_forward_sm90_store(AttentionForwardSM90<groups>& smem, const CUtensorMap& out_map,
-                                                    const float (&o)[32], const AttentionForwardPending& tile, int NH) {
-    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // the tile before has left its place
-    __syncwarp();
-    floatX* place = smem.out + (threadIdx.x / 32 - 4) * 16 * ATTENTION_FORWARD_ROW;
-    attention_forward_wgmma_store(out_map, place, o, tile.l, tile.row0, tile.head % NH, tile.head / NH);
-}
+struct AttentionForwardSM90 {                                      // 225 KB
+    floatX q[2][ATTENTION_FORWARD_GROUPS * ATTENTION_FORWARD_BOX]; // of this tile and the next
+    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
+    floatX out[ATTENTION_FORWARD_GROUPS * ATTENTION_FORWARD_BOX];
+    AttentionForwardTile tiles[2];
+    uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
+};
 
-template <int groups>
-__device__ inline void attention_forward_sm90_finish(AttentionForwardSM90<groups>& smem, const CUtensorMap& out_map,
-                                                     float (&o)[32], uint32_t (&p)[32],
-                                                     const AttentionForwardPending& tile, unsigned i, int NH) {
-    const unsigned stages = smem.stages, v = i % stages;
-    mbarrier_wait(&smem.v_full[v], i / stages % 2);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_hold(o);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-    attention_forward_sm90_store(smem, out_map, o, tile, NH);
-}
-
-// Passes over step i of the ring, which others take part in.
-__device__ inline void attention_forward_sm90_pass(uint64_t* full, uint64_t* empty, unsigned parity) {
-    mbarrier_wait(full, parity);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
-}
-
-template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
-    attention_forward_sm90_kernel14(float* lse, const __grid_constant__ CUtensorMap qkv_map,
-                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
-                                    int num_tiles, int num_paired, float scale_log2) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    typedef AttentionForwardSM90<groups> SMem;
-    SMem& smem = attention_forward_sm90_shared<SMem>(attention_forward_shared);
-    const unsigned stages = SMem::stages;
+// By the whole block.
+__device__ inline void attention_forward_sm90_init(AttentionForwardSM90& smem) {
+    const int warps = 4 * ATTENTION_FORWARD_GROUPS; // that compute
     if (threadIdx.x == 0) {
-        for (unsigned j = 0; j < stages; j++) {
-            if (j < 2) {
-                mbarrier_init(&smem.q_full[j], 1);
-                mbarrier_init(&smem.q_empty[j], 4 * groups); // all warps that compute
-            }
-            mbarrier_init(&smem.k_full[j], 1);
-            mbarrier_init(&smem.v_full[j], 1);
-            mbarrier_init(&smem.k_empty[j], 4 * groups);
-            mbarrier_init(&smem.v_empty[j], 4 * groups);
+        for (int j = 0; j < 2; j++) {
+            mbarrier_init(&smem.q_full[j], 1);
+            mbarrier_init(&smem.q_empty[j], warps);
+        }
+        for (int j = 0; j < ATTENTION_FORWARD_STAGES; j++) {
+            mbarrier_init(&smem.full[j], 1);
+            mbarrier_init(&smem.empty[j], warps);
         }
         mbarrier_init_fence();
     }
     __syncthreads();
+}
+
+// The wgmma_descriptors of the keys and values of step i, of that of the ring.
+__device__ inline uint64_t attention_forward_sm90_keys(uint64_t kv, unsigned i) {
+    return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
+}
+__device__ inline uint64_t attention_forward_sm90_values(uint64_t kv, unsigned i) {
+    return attention_forward_sm90_keys(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
+}
+
+// The part of the one thread that loads. It and those who compute count the same: n tiles, i steps over 64 keys.
+__device__ inline void attention_forward_sm90_load(AttentionForwardSM90& smem, const CUtensorMap& qkv_map, int T,
+                                                   int NH, AttentionForwardList list) {
+    const unsigned stages = ATTENTION_FORWARD_STAGES;
+    unsigned i = 0, n = 0;
+#pragma unroll 1
+    for (; attention_forward_next(list); n++) {
+        int b = list.head / NH, h = list.head % NH;
+        int first_group = ceil_div(T, 64) - ATTENTION_FORWARD_GROUPS * (list.num_tiles - list.tile);
+        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+        smem.tiles[n % 2] = {b, h, first_group};
+        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+        for (int j = 0; j < ATTENTION_FORWARD_GROUPS; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
+                        &smem.q_full[n % 2]);
+        }
+#pragma unroll 1
+        for (int block = first_group + ATTENTION_FORWARD_GROUPS - 1; block >= 0; block--, i++) {
+            unsigned stage = i % stages;
+            mbarrier_wait(&smem.empty[stage], (i / stages + 1) % 2);
+            mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
+            tma_load_4d(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
+            tma_load_4d(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
+        }
+    }
+    mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+    smem.tiles[n % 2].b = -1;
+    mbarrier_arrive(&smem.q_full[n % 2]);
+}
+
+// The scores of 64 more keys, number i of the ring, and the product with the values before them, which runs while the
+// maximum of the new scores is found; then it is waited for, so that nothing stands in the way of what can be done
+// between exponents, which take the longest: sums, packing, rescaling.
+__device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16], float (&o)[32],
+                                                   AttentionForwardRows& x, AttentionForwardSM90& smem, uint64_t q,
+                                                   uint64_t kv, unsigned i, float scale_log2) {
+    const unsigned stages = ATTENTION_FORWARD_STAGES;
+    mbarrier_wait(&smem.full[i % stages], i / stages % 2);
+    wgmma_fence();
+    attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
+    wgmma_commit();
+    wgmma_fence();
+    attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    bool grew = attention_forward_wgmma_max(s, x, scale_log2);
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % stages]); }
+    if (grew) { attention_forward_wgmma_rescale(o, x); }
+    attention_forward_wgmma_exponents(s, x, scale_log2);
+    attention_forward_wgmma_pack(p, s);
+}
+
+// The part of the warps that compute.
+__device__ inline void attention_forward_sm90_compute(AttentionForwardSM90& smem, const CUtensorMap& out_map,
+                                                      float* lse, int T, int NH, float scale_log2) {
+    const unsigned stages = ATTENTION_FORWARD_STAGES;
+    const int groups = ATTENTION_FORWARD_GROUPS;
     // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
     int warpgroup =
         (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (warpgroup == 0) {
-        warpgroup_fewer_registers<groups == 2 ? 40 : 32>();
-        if (threadIdx.x == 0) {
-            attention_forward_sm90_load(smem, qkv_map, T, NH, {num_heads, num_tiles, num_paired, 0, 0, 0});
-        }
-        return;
-    }
-    warpgroup_more_registers<groups == 2 ? 232 : 160>();
-    AttentionForwardList list = {num_heads, num_tiles, num_paired, 0, 0, 0};
-    AttentionForwardPending tile = {0, 0, {1, 1}};
-    AttentionForwardRows x = {{0, 0}, {0, 0}, {0, 0}};
-    float s[64], o[32];
-    uint32_t p[32];
-#pragma unroll
-    for (int j = 0; j < 32; j++) { o[j] = 0, p[j] = 0; }
-    unsigned i = 0; // steps over 128 keys
-    unsigned n = 0;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
+    unsigned i = 0;
 #pragma unroll 1
-    for (; attention_forward_next(list); n++) {
-        int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
-        int num_steps = attention_forward_steps<groups>(q0);
-        // a warpgroup passes over the tile's last keys if its queries all come before them, which is one step at most;
-        // rows before the sequence's first query cost a step and are not stored
-        int row0 = q0 + (warpgroup - 1) * 64, my_steps = max(ceil_div(row0 + 64, 128), 1);
-        bool passes = groups != 2 && my_steps < num_steps;
-        unsigned v = (i - 1) % stages;
-        bool v_parity = (i - 1) / stages % 2;
+    for (unsigned n = 0;; n++) {
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
-        if (passes) {
-            attention_forward_sm90_pass(&smem.k_full[i % stages], &smem.k_empty[i % stages], i / stages % 2);
-            i++;
+        // as votes do, from all lanes to a uniform register
+        int b = __reduce_max_sync(0xFFFFFFFFu, smem.tiles[n % 2].b);
+        int h = __reduce_max_sync(0xFFFFFFFFu, smem.tiles[n % 2].h);
+        int first_group = __reduce_max_sync(0xFFFFFFFFu, smem.tiles[n % 2].first_group);
+        if (b < 0) { break; }
+        // later queries have more keys: who had them in this tile has earlier ones in the next
+        int place = n % 2 ? groups - 1 - warpgroup : warpgroup, group = first_group + place;
+        int my_steps = max(group + 1, 1); // queries before the sequence's first cost a step and are not stored
+        uint64_t q = wgmma_descriptor(smem.q[n % 2] + place * ATTENTION_FORWARD_BOX);
+#pragma unroll 1
+        for (int skip = first_group + groups - my_steps; skip > 0; skip--, i++) { // keys that only others see
+            mbarrier_wait(&smem.full[i % stages], i / stages % 2);
+            if (lane == 0) { mbarrier_arrive(&smem.empty[i % stages]); }
         }
-        // the diagonal, and the tile before's last product under it
-        const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
-        unsigned k = i % stages;
-        mbarrier_wait(&smem.k_full[k], i / stages % 2);
-        if (n > 0) { mbarrier_wait(&smem.v_full[v], v_parity); }
-        x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
-        int group = (row0 - (my_steps - 1) * 128) / 16 + warp % 4; // of 16 keys: the warp's own; negative: none
-        // without a branch, which would cost registers: the first tile's product is of what happens to lie there
-        const floatX* values = n > 0 ? smem.v[v] : smem.out;
-        if (row0 % 128 == 0) {
-            attention_forward_sm90_diagonal(reinterpret_cast<float(&)[32]>(s), p, o, x, smem, q, values, i,
-                                            my_steps > 1, group, scale_log2);
-        } else {
-            attention_forward_sm90_diagonal(s, p, o, x, smem, q, values, i, my_steps > 1, group, scale_log2);
-        }
-        if (n > 0) {
-            if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-            attention_forward_sm90_store(smem, out_map, o, tile, NH);
-        }
-        if (passes) {
-            attention_forward_sm90_pass(&smem.v_full[(i - 1) % stages], &smem.v_empty[(i - 1) % stages],
-                                        (i - 1) / stages % 2);
-        }
+        float s[32], o[32];
+        uint32_t p[16];
+        AttentionForwardRows x;
+        mbarrier_wait(&smem.full[i % stages], i / stages % 2);
+        wgmma_fence();
+        attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_hold(s);
+        attention_forward_wgmma_diagonal<0>(s, x, warp, scale_log2);
+        attention_forward_wgmma_pack(p, s);
+        attention_forward_wgmma_rounding(x, p, warp);
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
         i++;
 #pragma unroll 1
         for (int step = 1; step < my_steps; step++, i++) {
-            attention_forward_sm90_step(s, p, o, x, smem,
-                                        smem.q[n % 2] + (threadIdx.x / 128 - 1) * ATTENTION_FORWARD_BOX, i,
-                                        step + 1 < my_steps, scale_log2);
+            attention_forward_sm90_step(s, p, o, x, smem, q, kv, i, scale_log2);
         }
-        if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
-        q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles); // not kept in a register till here
+        wgmma_hold(o);
+        wgmma_hold(p);
+        wgmma_fence();
+        attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
+        wgmma_commit();
+        int t = group * 64 + warp * 16;
         attention_forward_wgmma_row_sums(x.l);
         attention_forward_wgmma_row_sums(x.rounding);
-        tile = {list.head, q0 + (warp - 4) * 16, {x.l[0] + x.rounding[0], x.l[1] + x.rounding[1]}};
-        attention_forward_wgmma_lse(lse ? lse + (size_t)list.head * T : nullptr, x.l, x.m, tile.row0, T);
+        attention_forward_wgmma_lse(lse ? lse + ((size_t)b * NH + h) * T : nullptr, x.l, x.m, t, T);
+        x.l[0] += x.rounding[0], x.l[1] += x.rounding[1];
+        if (lane == 0) {
+            mbarrier_arrive(&smem.q_empty[n % 2]);
+            tma_store_wait<0>(); // the tile before has left its place
+        }
+        __syncwarp();
+        wgmma_wait<0>();
+        wgmma_hold(o);
+        if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % stages]); }
+        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
+        attention_forward_wgmma_store(out_map, out, o, x.l, t, h, b);
     }
-    if (n > 0) { attention_forward_sm90_finish(smem, out_map, o, p, tile, i - 1, NH); }
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-template <int groups>
+__global__ void __launch_bounds__(128 * (ATTENTION_FORWARD_GROUPS + 1), 1)
+    attention_forward_sm90_kernel16(float* lse, const __grid_constant__ CUtensorMap qkv_map,
+                                    const __grid_constant__ CUtensorMap out_map, int T, int NH,
+                                    AttentionForwardList list, float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90>(attention_forward_shared);
+    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
+    attention_forward_sm90_init(smem);
+    grid_launch_dependents(); // they find room when this grid's blocks end
+    grid_wait_dependency();
+    if (threadIdx.x < 128 * ATTENTION_FORWARD_GROUPS) {
+        warpgroup_more_registers<112>(); // 4 * 112 + 32 of a thread of each are 5 * 96
+        attention_forward_sm90_compute(smem, out_map, lse, T, NH, scale_log2);
+    } else {
+        warpgroup_fewer_registers<32>();
+        if (threadIdx.x == 128 * ATTENTION_FORWARD_GROUPS) { attention_forward_sm90_load(smem, qkv_map, T, NH, list); }
+    }
+}
+
 void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    auto kernel = attention_forward_sm90_kernel14<groups>;
+    auto kernel = attention_forward_sm90_kernel16;
     CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
     CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
-    const int bytes = sizeof(AttentionForwardSM90<groups>) + 1024, num_heads = B * NH;
+    const int bytes = sizeof(AttentionForwardSM90) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(num_heads * num_tiles, num_multiprocessors());
+    int num_heads = B * NH, num_tiles = ceil_div(T, 64 * ATTENTION_FORWARD_GROUPS);
+    int num_blocks = min(num_heads * num_tiles, num_multiprocessors());
     int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
-    int num_paired = rounds * num_blocks / num_tiles * 2;
-    kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
-                                                              num_paired, 1.44269504f / sqrtf(64.0f));
-    cudaCheck(cudaGetLastError());
+    AttentionForwardList list = {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (ATTENTION_FORWARD_GROUPS + 1)), bytes, stream, lse, qkv_map,
+                 out_map, T, NH, list, 1.44269504f / sqrtf(64.0f));
 }
 
-// What two or three warpgroups take at best, the longest tile or an SM's share of all, in steps of two over 128 keys:
-// 1.1 us on an H200. There a step of three takes 1.27 times as long, and a tile 1.1 steps more than its own.
-template <int groups> inline float attention_forward_sm90_time(int T, int num_heads) {
-    const float step = groups == 2 ? 1.0f : 1.27f, around = 1.1f;
-    int num_tiles = ceil_div(T, 64 * groups);
-    float time = 0, sum = 0;
-    for (int tile = 0; tile < num_tiles; tile++) { // the last one is the longest
-        int q0 = attention_forward_first_query<groups>(T, tile, num_tiles);
-        time = around + step * attention_forward_steps<groups>(q0);
-        sum += time;
-    }
-    return fmaxf(time, sum * num_heads / num_multiprocessors());
-}
-
-// The number of the kernel for this device, binary and shape. Three warpgroups read keys less often than two, but few
-// heads or a short T may not give each SM its share of tiles of 192 queries.
-inline int attention_forward_choice(int num_heads, int T, int HS) {
-    if (HS == 64 && has_sm90a()) {
-        return attention_forward_sm90_time<3>(T, num_heads) <= attention_forward_sm90_time<2>(T, num_heads) ? 15 : 14;
-    }
+// The number of the kernel for this device, binary and head size.
+inline int attention_forward_choice(int HS) {
+    if (HS == 64 && has_sm90a()) { return 16; }
     bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
     return has_tiles && compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80 ? 8 : 3;
 }
@@ -2065,13 +1959,11 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
 #if !defined(ENABLE_FP32)
-    switch (attention_forward_choice(B * NH, T, HS)) {
+    switch (attention_forward_choice(HS)) {
     case 8:
         return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream);
-    case 14:
-        return attention_forward_sm90<2>(out, lse, qkv, B, T, NH, stream);
-    case 15:
-        return attention_forward_sm90<3>(out, lse, qkv, B, T, NH, stream);
+    case 16:
+        return attention_forward_sm90(out, lse, qkv, B, T, NH, stream);
     }
 #endif
     attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);

@@ -1,4 +1,4 @@
-/* fused_attention_projection_residual_layernorm: what follows the qkv product in a block of GPT-2, in one launch:
+/* fused_attention_projection_residual_layernorm: what follows the qkv product in a block of GPT-2:
    residual = inp + attention(qkv) proj_weight^T + proj_bias; normed = (residual - mean) * rstd * weight + bias
 
    residual, normed (B,T,C) floatX out | mean, rstd (B,T) float out | lse (B,NH,T) float out, or NULL |
@@ -16,9 +16,9 @@
 
    nvcc -O3 --use_fast_math fused_attention_projection_residual_layernorm.cu -lcublasLt -lcublas -o fused
    (or: make fused_attention_projection_residual_layernorm)
-   ./fused_attention_projection_residual_layernorm 4      check kernel 4 against the CPU
+   ./fused_attention_projection_residual_layernorm 5      check kernel 5 against the CPU
    ./fused_attention_projection_residual_layernorm        every kernel, side by side
-   Kernel 4 needs -gencode arch=compute_90a,code=sm_90a.                                            */
+   Kernels 4 and 5 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #ifndef PROMOTED_ONLY // who includes this file includes the first three before
 #define PROMOTED_ONLY
 #include "attention_forward.cu"
@@ -28,6 +28,7 @@
 #include "residual_forward.cu"
 #undef PROMOTED_ONLY
 #endif
+#include "../../llmc/gemm_sm90.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 
@@ -278,7 +279,7 @@ struct AttentionProjectionPlace {
     int pair;   // where this thread's first two columns of the first of its two rows lie in (16,64), swizzled
 };
 
-// The scores of 128 more keys and the product with the values before them, as attention_forward_sm90_step does it; the
+// The scores of 128 more keys and the product with the values before them, as attention_forward_step14 does it; the
 // keys are at position i, the values at i + 1. new_head: the keys are the next head's first, whose rows `x` is then.
 // q: where the keys' queries are; last_keys: those are not needed again. more: other keys follow.
 template <bool new_head, int heads>
@@ -304,9 +305,9 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     if constexpr (new_head) {
         attention_forward_wgmma_diagonal<0>(s, x, at.row / 16, scale_log2);
     } else {
-        grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+        grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
-    // as in attention_forward_sm90_step: keeps the exponents under the product
+    // as in attention_forward_step14: keeps the exponents under the product
     if (more && !(x.l[0] + x.l[1] < 0)) { attention_projection_await(smem, at.i + 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
@@ -336,17 +337,7 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
     }
     if (lane == 0) { tma_store_wait<0>(); } // the last tile's rows of normed have left
     __syncwarp();
-    // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
-    uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
-#pragma unroll
-    for (int d = 0; d < 4; d++) {
-        uint32_t r[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
-        }
-        stmatrix_x4(attention_forward_column<64>(address, d), r);
-    }
+    attention_forward_wgmma_to_shared(tile, o, inverse);
     tma_store_fence();
     __syncwarp();
 }
@@ -620,19 +611,104 @@ void fused_attention_projection_residual_layernorm4(const AttentionProjection& f
     : heads == 5 ? attention_projection_sm90<5>(f, stream)
                  : attention_projection_sm90<4>(f, stream);
 }
+
+// ---- kernel 5: three launches, each under the end of the one before; the residual added as the product is stored ----
+
+// 8 values to two bytes each
+__device__ inline void attention_projection_store8(floatX* p, const float x[8]) {
+    x128 y;
+    for (int k = 0; k < 8; k++) { y[k] = (floatX)x[k]; }
+    store128(p, y);
+}
+// norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
+// alone, and no residual, if inp2 is NULL; mean, rstd (N) or NULL. A warp for each row, which stays in its registers:
+// num_vectors of 8 elements for each lane.
+template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
+    attention_projection_norm_kernel5(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias,
+                                      const float* multiplier, int N, int C) {
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= N) { return; }
+    size_t start = (size_t)row * C;
+    x128 x[num_vectors] = {}, y[num_vectors];
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c < C) { x[i] = load128(inp1 + start + c); }
+        if (c < C && inp2) { y[i] = load128(inp2 + start + c); }
+    }
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c < C && inp2) {
+            for (int k = 0; k < 8; k++) { x[i][k] = (floatX)((float)x[i][k] + (float)y[i][k]); }
+            store128(residual + start + c, x[i]);
+        }
+        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // zeros beyond the row
+    }
+    float m = warp_sum(sum) / C;
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        for (int k = 0; k < 8 && (lane + 32 * i) * x128::size < C; k++) {
+            float centred = (float)x[i][k] - m;
+            squares += centred * centred;
+        }
+    }
+    float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
+    if (lane == 0 && mean) { mean[row] = m, rstd[row] = r; }
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c >= C) { continue; }
+        x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
+        float normed[8];
+        for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
+        attention_projection_store8(norm + start + c, normed);
+    }
+}
+template <class Norm, int num_vectors = 1>
+static void attention_projection_norm(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias,
+                                      const float* multiplier, int N, int C, cudaStream_t stream) {
+    require(C % 8 == 0 && C <= 8 * 256);
+    if constexpr (num_vectors < 8) {
+        if (C > 256 * num_vectors) {
+            return attention_projection_norm<Norm, num_vectors + 1>(norm, residual, mean, rstd, inp1, inp2, weight,
+                                                                    bias, multiplier, N, C, stream);
+        }
+    }
+    launch_early(attention_projection_norm_kernel5<Norm, num_vectors>, dim3(ceil_div(N, 8)), dim3(256), 0, stream, norm,
+                 residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
+}
+
+// attention (B,T,C) is scratch. form: of gemm_sm90. C <= 2048.
+void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention,
+                                                    cudaStream_t stream, int form = GEMM_TURNS_192_PAIRS) {
+    int N = f.B * f.T;
+    const floatX* nothing = NULL;
+    const float* one = NULL;
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
+    GemmSM90 g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C, true};
+    gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{f.proj_bias}, stream, form);
+    attention_projection_norm(f.normed, NULL, f.mean, f.rstd, f.residual, nothing, f.weight, f.bias, one, N, f.C,
+                              stream);
+}
 #endif
 
-// The number of the kernel for this device, binary and shape.
-inline int attention_projection_choice(int C, int HS) {
+// The number of the kernel for this device, binary and width.
+inline int attention_projection_choice(int C) {
 #if defined(ENABLE_FP32)
-    (void)C, (void)HS;
+    (void)C;
     return 2;
 #else
-    return attention_projection_heads(C, HS) > 0 && has_sm90a() ? 4 : 2;
+    return C % 8 == 0 && C <= 2048 && has_sm90a() ? 5 : 2;
 #endif
 }
 
-// attention, projection (B,T,C) are scratch, not touched where one launch does it all.
+// attention, projection (B,T,C) are scratch.
 void fused_attention_projection_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                            float* lse, floatX* attention, floatX* projection,
                                                            const floatX* qkv, const floatX* inp,
@@ -643,8 +719,8 @@ void fused_attention_projection_residual_layernorm_forward(floatX* residual, flo
     AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
                              proj_bias, weight, bias, B,    T,   C,   NH};
 #if !defined(ENABLE_FP32)
-    if (attention_projection_choice(C, C / NH) == 4) {
-        return fused_attention_projection_residual_layernorm4(f, stream);
+    if (attention_projection_choice(C) == 5) {
+        return fused_attention_projection_residual_layernorm5(f, attention, stream);
     }
 #endif
     fused_attention_projection_residual_layernorm2(f, attention, projection, stream);
@@ -831,15 +907,22 @@ static void declare(Bench& b) {
     if (attention_projection_heads(C, HS) > 0) {
         b.kernel(
             4, "clusters: heads, then columns; wgmma, TMA, one ring for all",
-            [=](int) {
-                fused_attention_projection_residual_layernorm_forward(residual, normed, mean, rstd, lse, attention,
-                                                                      projection, qkv, inp, proj_weight, proj_bias,
-                                                                      weight, bias, B, T, C, NH, stream);
-            },
-            {0}, -90);
+            [=](int) { fused_attention_projection_residual_layernorm4(f, stream); }, {0}, -90);
         b.moves(1, 6 * tensor + rest);
     }
-    b.promoted(b.dry ? 4 : attention_projection_choice(C, HS));
+    if (C % 8 == 0 && C <= 2048) {
+        b.kernel(
+            5, "three launches under each other, the residual in the product's epilogue; forms as block sizes",
+            [=](int form) {
+                form == 0 ? fused_attention_projection_residual_layernorm_forward(
+                                residual, normed, mean, rstd, lse, attention, projection, qkv, inp, proj_weight,
+                                proj_bias, weight, bias, B, T, C, NH, stream)
+                          : fused_attention_projection_residual_layernorm5(f, attention, stream, form);
+            },
+            {0, GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TURNS_128_PAIRS}, -90);
+        b.moves(3, 9 * tensor + rest);
+    }
+    b.promoted(b.dry ? 5 : attention_projection_choice(C));
 #endif
     b.matrix_rate(cublaslt_matrix_rate);
 }

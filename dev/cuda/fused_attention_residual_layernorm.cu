@@ -318,9 +318,9 @@ __global__ void __launch_bounds__(128)
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(s);
-            bool grew = step == 0
-                            ? attention_forward_wgmma_softmax<true, true>(s, x, t - (num_steps - 1) * 128, scale_log2)
-                            : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+            bool grew = step == 0 ? attention_forward_wgmma_lazy_softmax<true, true>(s, x, t - (num_steps - 1) * 128,
+                                                                                     scale_log2)
+                                  : attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
             if (grew) { attention_forward_wgmma_rescale(o, x); }
             attention_forward_wgmma_pack(p, s);
             mbarrier_wait(&smem.v_full[stage], parity);
@@ -573,8 +573,8 @@ __device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], f
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
-    // awaited here, and under a condition that always holds, as in attention_forward_sm90_step: it keeps exponents from
+    bool grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
+    // awaited here, and under a condition that always holds, as in attention_forward_step14: it keeps exponents from
     // being moved behind wgmma_wait
     if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
     wgmma_hold(s);
@@ -598,7 +598,7 @@ __device__ inline void fused_attention_first_step(float (&s)[64], uint32_t (&p)[
     wgmma_wait<0>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % 2]); }
-    attention_forward_wgmma_softmax<true, true>(s, x, diagonal, scale_log2);
+    attention_forward_wgmma_lazy_softmax<true, true>(s, x, diagonal, scale_log2);
     attention_forward_wgmma_pack(p, s);
     if (more) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
 }
@@ -979,18 +979,7 @@ template <int stages> __device__ inline void fused_attention_store6(FusedAttenti
                                                                     const FusedAttentionPending& head, int warp) {
     int lane = threadIdx.x % 32;
     mbarrier_wait(&smem.box_empty[warp][head.h], (head.j + 1) % 2);
-    // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
-    uint32_t address =
-        shared_address(smem.boxes[head.h] + warp * 16 * 64 + attention_forward_at<64>(lane % 16, lane / 16));
-#pragma unroll
-    for (int d = 0; d < 4; d++) {
-        uint32_t r[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
-        }
-        stmatrix_x4(attention_forward_column<64>(address, d), r);
-    }
+    attention_forward_wgmma_to_shared(smem.boxes[head.h] + warp * 16 * 64, o, inverse);
     __syncwarp();
     if (lane == 0) { mbarrier_arrive(&smem.box_full[warp][head.h]); }
 }
@@ -1044,7 +1033,7 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
         s[j] = exp2_approx(fmaf(s[j], scale_log2, -x.m[j / 2 % 2]));
         sum[j / 2 % 2] += s[j];
     }
-    // as in attention_forward_sm90_step: a branch that the exponents stay before
+    // as in attention_forward_step14: a branch that the exponents stay before
     if (more && !(sum[0] + sum[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
@@ -1056,7 +1045,7 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
         x.l[0] += sum[0], x.l[1] += sum[1];
     } else {
         fused_attention_warp_scores(s, q, smem.k[k]);
-        grew = attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+        grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
     if (threadIdx.x % 32 == 0) {
         mbarrier_arrive(&smem.k_empty[k]);

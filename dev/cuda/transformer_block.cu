@@ -157,14 +157,8 @@ void transformer_block_forward3(TransformerBlockGraph& graph, const std::functio
 
 // ---- kernel 4: our own products, with residuals and GELU in their epilogues, started under what runs before them ----
 
-// 8 values to two bytes each
-__device__ inline void transformer_block_store8(floatX* p, const float x[8]) {
-    x128 y;
-    for (int k = 0; k < 8; k++) { y[k] = (floatX)x[k]; }
-    store128(p, y);
-}
-// The same to e4m3, to the nearest; what is too large becomes 448.
-__device__ inline void transformer_block_store8(__nv_fp8_e4m3* p, const float x[8]) {
+// For attention_projection_norm: 8 values to e4m3, to the nearest; what is too large becomes 448.
+__device__ inline void attention_projection_store8(__nv_fp8_e4m3* p, const float x[8]) {
     uint32_t words[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
@@ -173,68 +167,6 @@ __device__ inline void transformer_block_store8(__nv_fp8_e4m3* p, const float x[
         words[k] = low | high << 16;
     }
     *reinterpret_cast<uint2*>(p) = make_uint2(words[0], words[1]);
-}
-
-// norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
-// alone, and no residual, if inp2 is NULL. A warp for each row, which stays in its registers: num_vectors of 8 elements
-// for each lane.
-template <class Norm, int num_vectors> __global__ void __launch_bounds__(64)
-    transformer_block_norm_kernel4(Norm* norm, floatX* residual, const floatX* inp1, const floatX* inp2,
-                                   const floatX* weight, const floatX* bias, const float* multiplier, int N, int C) {
-    grid_launch_dependents();
-    grid_wait_dependency();
-    int row = blockIdx.x * 2 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= N) { return; }
-    size_t start = (size_t)row * C;
-    x128 x[num_vectors] = {}, y[num_vectors];
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c < C) { x[i] = load128(inp1 + start + c); }
-        if (c < C && inp2) { y[i] = load128(inp2 + start + c); }
-    }
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c < C && inp2) {
-            for (int k = 0; k < 8; k++) { x[i][k] = (floatX)((float)x[i][k] + (float)y[i][k]); }
-            store128(residual + start + c, x[i]);
-        }
-        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // zeros beyond the row
-    }
-    float m = warp_sum(sum) / C;
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        for (int k = 0; k < 8 && (lane + 32 * i) * x128::size < C; k++) {
-            float centred = (float)x[i][k] - m;
-            squares += centred * centred;
-        }
-    }
-    float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c >= C) { continue; }
-        x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
-        float normed[8];
-        for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
-        transformer_block_store8(norm + start + c, normed);
-    }
-}
-template <class Norm, int num_vectors = 1>
-static void transformer_block_norm(Norm* norm, floatX* residual, const floatX* inp1, const floatX* inp2,
-                                   const floatX* weight, const floatX* bias, const float* multiplier, int N, int C,
-                                   cudaStream_t stream) {
-    require(C % 8 == 0 && C <= 8 * 256);
-    if constexpr (num_vectors < 8) {
-        if (C > 256 * num_vectors) {
-            return transformer_block_norm<Norm, num_vectors + 1>(norm, residual, inp1, inp2, weight, bias, multiplier,
-                                                                 N, C, stream);
-        }
-    }
-    launch_early(transformer_block_norm_kernel4<Norm, num_vectors>, dim3(ceil_div(N, 2)), dim3(64), 0, stream, norm,
-                 residual, inp1, inp2, weight, bias, multiplier, N, C);
 }
 
 // Who computes each product: a form of gemm_sm90, or 0: the library. Told by four decimal digits, in this order.
@@ -262,7 +194,8 @@ static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStre
     int N = f.B * f.T, C = f.C;
     const float* one = NULL;
     const floatX* nothing = NULL;
-    transformer_block_norm(f.norm, NULL, f.inp, nothing, f.w.ln1_weight, f.w.ln1_bias, one, N, C, stream);
+    attention_projection_norm(f.norm, NULL, NULL, NULL, f.inp, nothing, f.w.ln1_weight, f.w.ln1_bias, one, N, C,
+                              stream);
     transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, nothing, N, 3 * C, C, form, stream);
 }
 // gelu and residual to out; form: of gemm_sm90, 0: the library
@@ -290,11 +223,13 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     if (forms.proj == 0) { // the library takes longer to add a residual than the layernorm does
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, nothing, N, C, C, 0, stream);
-        transformer_block_norm(f.norm, f.residual, f.inp, f.projected, w.ln2_weight, w.ln2_bias, one, N, C, stream);
+        attention_projection_norm(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias, one, N,
+                                  C, stream);
     } else {
         transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                                  forms.proj, stream);
-        transformer_block_norm(f.norm, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, one, N, C, stream);
+        attention_projection_norm(f.norm, NULL, NULL, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, one, N, C,
+                                  stream);
     }
     transformer_block_mlp4(f, forms, stream);
 }
@@ -305,9 +240,9 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
 void transformer_block_forward14(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
     const TransformerBlockWeights& w = f.w;
     transformer_block_qkv4(f, forms.qkv, stream);
-    fused_attention_projection_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, NULL, f.attention,
-                                                          f.projected, f.qkv, f.inp, w.proj_weight, w.proj_bias,
-                                                          w.ln2_weight, w.ln2_bias, f.B, f.T, f.C, f.NH, stream);
+    AttentionProjection attention = {f.residual,  f.norm,       f.mean,     f.rstd, NULL, f.qkv, f.inp, w.proj_weight,
+                                     w.proj_bias, w.ln2_weight, w.ln2_bias, f.B,    f.T,  f.C,   f.NH};
+    fused_attention_projection_residual_layernorm4(attention, stream);
     transformer_block_mlp4(f, forms, stream);
 }
 
@@ -485,8 +420,8 @@ template <int halves> __device__ inline void transformer_block_attention(Transfo
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(s);
-            bool grew = step == tile ? attention_forward_wgmma_softmax<true, true>(s, x, warp * 16, scale_log2)
-                                     : attention_forward_wgmma_softmax<false, false>(s, x, 0, scale_log2);
+            bool grew = step == tile ? attention_forward_wgmma_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
+                                     : attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
             if (grew) { attention_forward_wgmma_rescale(o, x); }
             attention_forward_wgmma_pack(p, s);
             wgmma_hold(o);
@@ -1018,7 +953,7 @@ template <bool gelu> __global__ void transformer_block_quantise_kernel6(__nv_fp8
     float multiplier = scale->multiplier, y[8];
     x128 x = load128(inp + i);
     for (int k = 0; k < 8; k++) { y[k] = multiplier * (gelu ? gelu_forward_value((float)x[k]) : (float)x[k]); }
-    transformer_block_store8(out + i, y);
+    attention_projection_store8(out + i, y);
 }
 template <bool gelu> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
                                                             const TransformerBlockScale* scale, size_t n,
@@ -1099,16 +1034,18 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
     TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
     const float *scale1 = &s->norm1.multiplier, *scale2 = &s->norm2.multiplier;
     const floatX* nothing = NULL;
-    transformer_block_norm(norm, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
+    attention_projection_norm(norm, NULL, NULL, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
     cublasCheck(cublaslt_try_linear(calls.qkv, stream));
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     if (proj_form == 0) {
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, nothing, N, C, C, 0, stream);
-        transformer_block_norm(norm, f.residual, f.inp, f.projected, w.ln2_weight, w.ln2_bias, scale2, N, C, stream);
+        attention_projection_norm(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias, scale2, N,
+                                  C, stream);
     } else {
         transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                                  proj_form, stream);
-        transformer_block_norm(norm, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, scale2, N, C, stream);
+        attention_projection_norm(norm, NULL, NULL, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, scale2, N, C,
+                                  stream);
     }
     cublasCheck(cublaslt_try_linear(calls.fc, stream));
     if (!gelu_epilogue) { transformer_block_quantise<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
@@ -1233,7 +1170,7 @@ static void declare(Bench& b) {
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
 #if !defined(ENABLE_FP32)
     // block sizes of 4 and 10: a digit for each product, see TransformerBlockForms
-    bool has_norm = C <= 2048; // transformer_block_norm takes no more
+    bool has_norm = C <= 2048; // attention_projection_norm takes no more
     if (has_norm) {
         b.kernel(
             4, "all products by gemm_sm90, each started early",
@@ -1270,7 +1207,7 @@ static void declare(Bench& b) {
         },
         {0}, -90);
     b.moves(6, 23 * tensor + weights);
-    if (has_norm && (b.dry || attention_projection_choice(C, C / NH) == 4)) { // else what it fuses is three launches
+    if (has_norm && attention_projection_heads(C, C / NH) > 0) { // else what it fuses is three launches
         b.kernel(
             14, "4, attention to the second layernorm in one launch",
             [=](int digits) { transformer_block_forward14(f, transformer_block_forms(digits), stream); },
