@@ -1067,7 +1067,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 
 // ==== promoted: attention_forward ====
 // softmax(scale * q k^T, causal) v without the T x T matrix: tiles of queries stay, tiles of keys stream past, and what
-// has been summed is rescaled when a row's maximum grows. Kernels 14 and 15 are for Hopper, kernel 8 for other
+// has been summed is rescaled when a row's maximum grows. Kernel 16 is for Hopper, kernel 8 for other
 // tensor cores, kernel 3 for anything.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
