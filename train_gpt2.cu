@@ -1715,7 +1715,7 @@ __device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map,
 }
 
 // The tiles of a block, one after the other: pairs of equal work, then single tiles, the longest first and every other
-// round backwards. Whole pairs to the end would leave blocks idle: at B = 64, T = 1024 they are 17.5 rounds of 132.
+// round backwards. Whole pairs to the end would leave blocks idle: at B = 64, T = 1024 they are 11.6 rounds of 132.
 struct AttentionForwardList {
     int num_heads, num_tiles, num_paired; // num_tiles of queries to a head; pairs are of the first num_paired heads
     int place;                            // 2 * the round, + 1 if the second tile of a pair comes next; 0 at first

@@ -802,7 +802,7 @@ __device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map,
 }
 
 // The tiles of a block, one after the other: pairs of equal work, then single tiles, the longest first and every other
-// round backwards. Whole pairs to the end would leave blocks idle: at B = 64, T = 1024 they are 17.5 rounds of 132.
+// round backwards. Whole pairs to the end would leave blocks idle: at B = 64, T = 1024 they are 11.6 rounds of 132.
 struct AttentionForwardList {
     int num_heads, num_tiles, num_paired; // num_tiles of queries to a head; pairs are of the first num_paired heads
     int place;                            // 2 * the round, + 1 if the second tile of a pair comes next; 0 at first
@@ -1097,7 +1097,7 @@ __device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floa
 
 // Scores of 128 keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future;
 // skip: where none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new
-// maximum: if one grew by more than 2^slack, as in kernel 7.
+// maximum: if one grew by more than 2^8, as in kernel 7.
 template <bool masked, bool skip> __device__ inline bool
 attention_forward_wgmma_lazy_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
