@@ -311,6 +311,17 @@ template <int pending> __device__ inline void tma_store_wait() {
     PTX_SM90A("cp.async.bulk.wait_group.read %0;\n" ::"n"(pending) : "memory");
 }
 
+// ---- what is the same for a warp ---------------------------------------------------------------------------
+
+// x, which is the same in all lanes, in a way that tells the compiler so: what follows from it is in uniform registers.
+__device__ inline int warp_uniform(int x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xFFFFFFFFu, x);
+#else
+    return x;
+#endif
+}
+
 // ---- barriers of some of a block's warps: id 1 to 15 (0 is __syncthreads) ---------------------------------
 
 // `threads` is how many arrive and sync together; an arrival does not wait.

@@ -940,10 +940,8 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90& smem
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
-        // as votes do, from all lanes to a uniform register
-        int b = __reduce_max_sync(0xFFFFFFFFu, smem.tiles[n % 2].b);
-        int h = __reduce_max_sync(0xFFFFFFFFu, smem.tiles[n % 2].h);
-        int first_group = __reduce_max_sync(0xFFFFFFFFu, smem.tiles[n % 2].first_group);
+        AttentionForwardTile tile = smem.tiles[n % 2];
+        int b = warp_uniform(tile.b), h = warp_uniform(tile.h), first_group = warp_uniform(tile.first_group);
         if (b < 0) { break; }
         // later queries have more keys: who had them in this tile has earlier ones in the next
         int place = n % 2 ? groups - 1 - warpgroup : warpgroup, group = first_group + place;
