@@ -1142,6 +1142,23 @@ attention_forward_wgmma_lazy_softmax(float (&s)[64], AttentionForwardRows& x, in
     return grew;
 }
 
+// The end of a step over 128 keys, after its exponents: P, when the product with the values before is done. await() waits
+// for the next step's keys, if there are `more`, here and where sums are not negative, which they never are: else the
+// compiler moves exponents behind wgmma_wait, and they no longer run under the product.
+template <class F> __device__ inline void attention_forward_end_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
+                                                                     const AttentionForwardRows& x, bool grew,
+                                                                     bool more, F await, uint64_t* v_empty) {
+    if (more && !(x.l[0] + x.l[1] < 0)) { await(); }
+    wgmma_hold(s);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(v_empty); }
+    if (grew) { attention_forward_wgmma_rescale(o, x); }
+    attention_forward_wgmma_pack(p, s);
+}
+
 // Calls f(head, tile) for every tile of queries of this block. persistent: a block takes two tiles of a head at a time,
 // whose numbers of keys together are the same for all such pairs, from the whole grid's list.
 template <bool persistent, class F>
@@ -1388,16 +1405,8 @@ __device__ inline void attention_forward_step10(float (&s)[64], uint32_t (&p)[32
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
     bool grew = attention_forward_wgmma_lazy_softmax<masked, false>(s, x, diagonal, scale_log2);
-    // as in attention_forward_step14: a branch that the exponents stay before
-    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
-    wgmma_hold(s);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
+    auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); };
+    attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
 
 template <int groups> __device__ inline void attention_forward_init10(AttentionForwardSMem10<groups>& smem) {
@@ -1631,17 +1640,8 @@ __device__ inline void attention_forward_step14(float (&s)[64], uint32_t (&p)[32
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
     bool grew = attention_forward_wgmma_max(s, x, scale_log2);
     attention_forward_wgmma_exponents(s, x, scale_log2);
-    // The next step's keys are awaited here, where sums are not negative, which they never are: else the compiler moves
-    // exponents behind wgmma_wait, and they no longer run under the product.
-    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
-    wgmma_hold(s);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
+    auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); };
+    attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
 
 // The scores of the first 64 or 128 keys at the diagonal, number i of the ring; under their softmax the last product of

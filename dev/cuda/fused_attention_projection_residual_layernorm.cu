@@ -307,7 +307,7 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     } else {
         grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
-    // as in attention_forward_step14: keeps the exponents under the product
+    // as in attention_forward_end_step: keeps the exponents under the product
     if (more && !(x.l[0] + x.l[1] < 0)) { attention_projection_await(smem, at.i + 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
@@ -688,13 +688,10 @@ static void attention_projection_norm(Norm* norm, floatX* residual, float* mean,
 void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention,
                                                     cudaStream_t stream, int form = GEMM_TURNS_192_PAIRS) {
     int N = f.B * f.T;
-    const floatX* nothing = NULL;
-    const float* one = NULL;
     attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
     GemmSM90 g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C, true};
     gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{f.proj_bias}, stream, form);
-    attention_projection_norm(f.normed, NULL, f.mean, f.rstd, f.residual, nothing, f.weight, f.bias, one, N, f.C,
-                              stream);
+    attention_projection_norm(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C, stream);
 }
 #endif
 

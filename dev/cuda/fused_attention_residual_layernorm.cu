@@ -574,17 +574,8 @@ __device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], f
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
     bool grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
-    // awaited here, and under a condition that always holds, as in attention_forward_step14: it keeps exponents from
-    // being moved behind wgmma_wait
-    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
-    wgmma_hold(s);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
+    auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); };
+    attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
 
 // The same where nothing runs beside: P of block i, which begins a head.
@@ -1033,7 +1024,7 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
         s[j] = exp2_approx(fmaf(s[j], scale_log2, -x.m[j / 2 % 2]));
         sum[j / 2 % 2] += s[j];
     }
-    // as in attention_forward_step14: a branch that the exponents stay before
+    // as in attention_forward_end_step: a branch that the exponents stay before
     if (more && !(sum[0] + sum[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();

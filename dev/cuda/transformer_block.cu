@@ -192,11 +192,8 @@ template <int extras> static void transformer_block_product(floatX* out, const f
 // inp to qkv
 static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
-    const float* one = NULL;
-    const floatX* nothing = NULL;
-    attention_projection_norm(f.norm, NULL, NULL, NULL, f.inp, nothing, f.w.ln1_weight, f.w.ln1_bias, one, N, C,
-                              stream);
-    transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, nothing, N, 3 * C, C, form, stream);
+    attention_projection_norm(f.norm, NULL, NULL, NULL, f.inp, NULL, f.w.ln1_weight, f.w.ln1_bias, NULL, N, C, stream);
+    transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, NULL, N, 3 * C, C, form, stream);
 }
 // gelu and residual to out; form: of gemm_sm90, 0: the library
 static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
@@ -217,18 +214,16 @@ static void transformer_block_mlp4(const TransformerBlock& f, const TransformerB
 void transformer_block_forward4(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
     const TransformerBlockWeights& w = f.w;
-    const float* one = NULL;
-    const floatX* nothing = NULL;
     transformer_block_qkv4(f, forms.qkv, stream);
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     if (forms.proj == 0) { // the library takes longer to add a residual than the layernorm does
-        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, nothing, N, C, C, 0, stream);
-        attention_projection_norm(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias, one, N,
+        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
+        attention_projection_norm(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias, NULL, N,
                                   C, stream);
     } else {
         transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                                  forms.proj, stream);
-        attention_projection_norm(f.norm, NULL, NULL, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, one, N, C,
+        attention_projection_norm(f.norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, NULL, N, C,
                                   stream);
     }
     transformer_block_mlp4(f, forms, stream);
@@ -1033,18 +1028,17 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
     const TransformerBlockScales* s = q.scales;
     TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
     const float *scale1 = &s->norm1.multiplier, *scale2 = &s->norm2.multiplier;
-    const floatX* nothing = NULL;
-    attention_projection_norm(norm, NULL, NULL, NULL, f.inp, nothing, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
+    attention_projection_norm(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
     cublasCheck(cublaslt_try_linear(calls.qkv, stream));
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     if (proj_form == 0) {
-        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, nothing, N, C, C, 0, stream);
+        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
         attention_projection_norm(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias, scale2, N,
                                   C, stream);
     } else {
         transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                                  proj_form, stream);
-        attention_projection_norm(norm, NULL, NULL, NULL, f.residual, nothing, w.ln2_weight, w.ln2_bias, scale2, N, C,
+        attention_projection_norm(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, scale2, N, C,
                                   stream);
     }
     cublasCheck(cublaslt_try_linear(calls.fc, stream));
