@@ -10,6 +10,9 @@ in clusters of two: they share a tile of the weight, each brings half of it to b
 What follows the product is an epilogue: a struct that the kernel calls for each sum, in registers. Results go by way of
 shared memory to TMA stores, which leave out what lies outside of the matrix: any M and N, multiples of a tile or not.
 
+Both operands may be e4m3 instead, with scales in the epilogue: a stage is then 128 columns of K, which take as many
+bytes, and its products as many cycles. So may a result, for a product that comes after it.
+
 gemm_sm90() launches it. A kernel of another shape can be made of gemm_sm90_init, _load, _multiply and _store. On
 anything but sm_90a the kernel is empty: ask has_sm90a() before. FP32 builds have none of this.
 
@@ -28,6 +31,7 @@ enum {
     GEMM_GELU = 1,     // out = gelu(y), tanh form, where y is the epilogue's value
     GEMM_SECOND = 2,   // y itself goes to a second matrix
     GEMM_RESIDUAL = 4, // a matrix of out's shape is added
+    GEMM_E4M3 = 8,     // out is e4m3, its columns as gemm_sm90_store_e4m3 has them; beside it none but GEMM_GELU
 };
 
 // y = sum + bias
@@ -35,15 +39,54 @@ template <int extras_> struct GemmBias {
     static constexpr int extras = extras_;
     const floatX* bias; // (N), or NULL: 0
 
-    struct Row {};        // what a thread keeps of a row,
-    typedef float Column; // and of a column
+    struct Row {};         // what a thread keeps of a row,
+    typedef uint32_t Pair; // of two neighbouring columns as they are in memory, the first one even,
+    typedef float Column;  // and of one of them
+    __device__ void begin() {}
     __device__ Row row(int) const { return {}; }
-    __device__ void columns(Column (&c)[2], int column) const { // of this one and the next; it is even
-        uint32_t bits = bias ? __ldg(reinterpret_cast<const uint32_t*>(bias + column)) : 0;
-        float2 x = unpack_16x2(bits, floatX());
+    __device__ Pair pair(int column) const {
+        return bias ? __ldg(reinterpret_cast<const uint32_t*>(bias + column)) : 0;
+    }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        float2 x = unpack_16x2(pair, floatX());
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
+};
+
+// y = sum * scale + bias, where scale undoes those of two e4m3 operands
+template <int extras_> struct GemmScaledBias {
+    static constexpr int extras = extras_;
+    const float *inp_scale, *weight_scale; // what each was multiplied by, inverted: one float each
+    const floatX* bias;                    // (N), or NULL: 0
+    __nv_fp8_e4m3* out;                    // (M,N), with GEMM_E4M3 alone, as the next
+    const float* out_scale;                // what results are multiplied by: one float
+
+    // From these, by begin(), which a kernel calls once for its own copy. With GEMM_GELU and GEMM_E4M3 values are half of
+    // out_scale times larger, so that x tanh(x (a + b x^2)) + x is the result: it saves two multiplications for each.
+    float scale, out_multiplier, a, b;
+
+    struct Row {};
+    typedef uint32_t Pair;
+    typedef float Column;
+    static constexpr bool is_e4m3 = extras & GEMM_E4M3, is_gelu = extras & GEMM_GELU;
+    __device__ void begin() {
+        scale = __ldg(inp_scale) * __ldg(weight_scale);
+        if (is_e4m3) {
+            out_multiplier = is_gelu ? 0.5f * __ldg(out_scale) : __ldg(out_scale);
+            scale *= out_multiplier;
+            a = 0.7978845608f / out_multiplier;                                     // sqrt(2/pi)
+            b = 0.0356774081f / (out_multiplier * out_multiplier * out_multiplier); // 0.044715 sqrt(2/pi)
+        }
+    }
+    __device__ Row row(int) const { return {}; }
+    __device__ Pair pair(int column) const { return GemmBias<0>{bias}.pair(column); }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        GemmBias<0>().columns(c, pair);
+        if (is_e4m3) { c[0] *= out_multiplier, c[1] *= out_multiplier; }
+    }
+    __device__ float value(float sum, const Row&, const Column& c) const { return fmaf(sum, scale, c); }
+    __device__ float finish(float x) const { return is_gelu ? fmaf(x, tanh_approx(x * fmaf(x * x, b, a)), x) : x; }
 };
 
 // y = rstd_i * (sum - mean_i * u_j) + v_j: layernorm(inp) through a linear layer, for a weight that has the layernorm's
@@ -56,13 +99,15 @@ template <int extras_> struct GemmLayernorm {
     struct Row {
         float mean, rstd;
     };
+    typedef float4 Pair;
     struct Column {
         float u, v;
     };
+    __device__ void begin() {}
     __device__ Row row(int row) const { return {mean[row], rstd[row]}; }
-    __device__ void columns(Column (&c)[2], int column) const {
-        float4 both = *reinterpret_cast<const float4*>(sums + column);
-        c[0].u = both.x, c[0].v = both.y, c[1].u = both.z, c[1].v = both.w;
+    __device__ Pair pair(int column) const { return __ldg(reinterpret_cast<const float4*>(sums + column)); }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        c[0].u = pair.x, c[0].v = pair.y, c[1].u = pair.z, c[1].v = pair.w;
     }
     __device__ float value(float sum, const Row& r, const Column& c) const {
         return r.rstd * (sum - r.mean * c.u) + c.v;
@@ -83,12 +128,17 @@ __device__ inline float gemm_sm90_gelu(float x) {
 // or 2 blocks. ring_: stages of 64 along K. boxes_: how many boxes of 16x64 results a warp may have under way.
 template <int rows_, int columns_, bool in_turns_, int cluster_, int ring_, int boxes_> struct GemmTiles {
     static constexpr int rows = rows_, columns = columns_, cluster = cluster_, ring = ring_, boxes = boxes_;
-    static constexpr bool in_turns = in_turns_;
+    static constexpr bool in_turns = in_turns_, e4m3 = false;
     static constexpr int parts = rows / (in_turns ? 64 : 128); // of 64 rows, for a warpgroup
     static_assert(parts >= 1 && parts * columns <= 2 * 192, "so many sums fit a thread's registers");
 };
 
+template <class G> using GemmTilesSame = G;
+// The same for operands of e4m3. Two of them take the place of one floatX: what follows counts such places along K.
+template <class G> struct GemmTilesE4M3 : G { static constexpr bool e4m3 = true; };
+
 template <class G> struct GemmSM90Shared {
+    static constexpr int ring = G::ring;
     struct Stage { // 64 columns of both operands, as TMA writes them
         floatX inp[G::rows * 64], weight[G::columns * 64];
     } stages[G::ring];
@@ -167,9 +217,15 @@ template <class G> __device__ inline void gemm_sm90_load(GemmSM90Shared<G>& smem
     }
 }
 
-template <int n>
+template <bool e4m3, int n>
 __device__ inline void gemm_sm90_wgmma(float (&sum)[n], uint64_t inp, uint64_t weight, bool accumulate) {
     static_assert(n == 64 || n == 96 || n == 128, "128, 192 or 256 columns");
+    if constexpr (e4m3) {
+        if constexpr (n == 64) { wgmma_64x128x32_e4m3(sum, inp, weight, accumulate); }
+        if constexpr (n == 96) { wgmma_64x192x32_e4m3(sum, inp, weight, accumulate); }
+        if constexpr (n == 128) { wgmma_64x256x32_e4m3(sum, inp, weight, accumulate); }
+        return;
+    }
     if constexpr (n == 64) { wgmma_64x128x16(sum, inp, weight, accumulate, floatX()); }
     if constexpr (n == 96) { wgmma_64x192x16(sum, inp, weight, accumulate, floatX()); }
     if constexpr (n == 128) { wgmma_64x256x16(sum, inp, weight, accumulate, floatX()); }
@@ -201,7 +257,7 @@ template <class G> __device__ inline void gemm_sm90_multiply(float (&sum)[G::par
         for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor; 64 rows are 8192, 512
 #pragma unroll
             for (int m = 0; m < G::parts; m++) {
-                gemm_sm90_wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
+                gemm_sm90_wgmma<G::e4m3>(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
             }
         }
         wgmma_commit();
@@ -215,6 +271,30 @@ template <class G> __device__ inline void gemm_sm90_multiply(float (&sum)[G::par
     gemm_sm90_release(smem, i - 1);
 }
 
+// What a warp's epilogue wants to know of a tile's columns, on its way from memory under the products: 64 are 32 pairs,
+// one for each lane. Who wants one gets it from there; a load for each use would take longer than all the rest.
+template <class G, class Epilogue> struct GemmColumns { typename Epilogue::Pair pairs[G::columns / 64]; };
+template <class G, class Epilogue> __device__ inline void
+gemm_sm90_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
+#pragma unroll
+    for (int q = 0; q < G::columns / 64; q++) {
+        columns.pairs[q] = epilogue.pair(min(column + 64 * q + (int)threadIdx.x % 32 * 2, N - 2));
+    }
+}
+// Both columns of pair i of those. All lanes take part.
+template <class Epilogue> __device__ inline void gemm_sm90_columns(typename Epilogue::Column (&columns)[2],
+                                                                   const Epilogue& epilogue,
+                                                                   const typename Epilogue::Pair& pair, int i) {
+    const int n = sizeof(pair) / sizeof(uint32_t);
+    typename Epilogue::Pair got;
+    uint32_t words[n];
+    memcpy(words, &pair, sizeof(pair));
+#pragma unroll
+    for (int j = 0; j < n; j++) { words[j] = __shfl_sync(0xFFFFFFFFu, words[j], i); }
+    memcpy(&got, words, sizeof(pair));
+    epilogue.columns(columns, got);
+}
+
 // The 16x64 boxes of a warp's part of a tile are numbered 0, 1, 2 ... along rows first, through all tiles, and go round
 // in the warp's room in shared memory. `box` is how many there were before this tile. Shared has boxes and box_full as
 // GemmSM90Shared has them.
@@ -225,14 +305,16 @@ gemm_sm90_load_box(Shared& smem, const CUtensorMap& residual_map, int row, int c
     const int columns = G::columns / 64;
     int warp = threadIdx.x / 32 - 4, place = (box + n) % G::boxes;
     mbarrier_arrive_expect(&smem.box_full[warp][place], sizeof(smem.boxes[0][0]));
-    tma_load_2d(smem.boxes[warp][place], &residual_map, column + n % columns * 64, row + n / columns * 64,
-                &smem.box_full[warp][place]);
+    tma_load_2d_once(smem.boxes[warp][place], &residual_map, column + n % columns * 64, row + n / columns * 64,
+                     &smem.box_full[warp][place]);
 }
 
 // Before gemm_sm90_multiply of a tile, with the arguments of gemm_sm90_store: what that adds comes under the products.
 template <class G, class Epilogue, class Shared>
-__device__ inline void gemm_sm90_prepare(Shared& smem, const CUtensorMap& residual_map, int row, int column, int box) {
+__device__ inline void gemm_sm90_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, Shared& smem,
+                                         const CUtensorMap& residual_map, int row, int column, int N, int box) {
     const int num_boxes = G::parts * (G::columns / 64);
+    gemm_sm90_load_columns(columns, epilogue, column, N);
     if (!(Epilogue::extras & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
     tma_store_wait<0>();
     for (int n = 0; n < min(num_boxes, G::boxes); n++) {
@@ -243,25 +325,23 @@ __device__ inline void gemm_sm90_prepare(Shared& smem, const CUtensorMap& residu
 // Finishes the sums of a warp and gives them to TMA; row: its first one in out. The last stores may still be under way
 // after it; they are the first lane's.
 template <class G, class Epilogue, class Shared>
-__device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], const Epilogue& epilogue, Shared& smem,
+__device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], const Epilogue& epilogue,
+                                       const GemmColumns<G, Epilogue>& columns, Shared& smem,
                                        const CUtensorMap& out_map, const CUtensorMap& second_map,
-                                       const CUtensorMap& residual_map, int row, int column, int M, int N, int& box) {
+                                       const CUtensorMap& residual_map, int row, int column, int M, int& box) {
     constexpr bool has_second = Epilogue::extras & GEMM_SECOND, has_residual = Epilogue::extras & GEMM_RESIDUAL;
     static_assert(!has_second || !has_residual, "they share the boxes");
     constexpr int num_columns = G::columns / 64, num_boxes = G::parts * num_columns, ahead = G::boxes / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     // where this lane's 16 bytes of 16 columns lie in a box, for stmatrix: the swizzle takes the row into the chunk
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+    typename Epilogue::Row rows[2];
 #pragma unroll
     for (int n = 0; n < num_boxes; n++) {
         const int m = n / num_columns, q = n % num_columns;
         int box_row = row + 64 * m, box_column = column + 64 * q;
-        typename Epilogue::Row rows[2];
-        for (int half = 0; half < 2; half++) { rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1)); }
-        int lane_column = lane % 4 * 2;
-        if (sizeof(typename Epilogue::Column) > sizeof(float)) {
-            // a compiler that sees the next part to have the same columns keeps their addresses; there is no room
-            lane_column = __shfl_sync(0xFFFFFFFFu, lane_column, lane);
+        for (int half = 0; q == 0 && half < 2; half++) {
+            rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
         }
         int place = box % G::boxes, second_place = (box + 1) % G::boxes;
         if (has_residual) {
@@ -282,13 +362,13 @@ __device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], c
             if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 of them
-                typename Epilogue::Column columns[2];
-                epilogue.columns(columns, min(box_column + 16 * p + 8 * j + lane_column, N - 2));
+                typename Epilogue::Column two[2];
+                gemm_sm90_columns(two, epilogue, columns.pairs[q], 8 * p + 4 * j + lane % 4);
 #pragma unroll
                 for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;
-                    float x = epilogue.value(sum[m][k], rows[half], columns[0]);
-                    float y = epilogue.value(sum[m][k + 1], rows[half], columns[1]);
+                    float x = epilogue.value(sum[m][k], rows[half], two[0]);
+                    float y = epilogue.value(sum[m][k + 1], rows[half], two[1]);
                     if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
                     if (Epilogue::extras & GEMM_GELU) { x = gemm_sm90_gelu(x), y = gemm_sm90_gelu(y); }
                     if (has_residual) {
@@ -312,6 +392,56 @@ __device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], c
     }
 }
 
+// As gemm_sm90_store, to e4m3 (M,N), N % 64 == 0. So that a thread's results for a row and 64 columns are one store of 16
+// bytes, column 8j + 2t + e of these 64, t < 4 and e < 2, goes to place 16t + 2j + e: gemm_sm90_e4m3_column. A product
+// that takes the result wants its weight's columns in this order.
+template <class G, class Epilogue> __device__ inline void gemm_sm90_store_e4m3(float (&sum)[G::parts][G::columns / 2],
+                                                                               const Epilogue& epilogue,
+                                                                               const GemmColumns<G, Epilogue>& columns,
+                                                                               int row, int column, int M, int N) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < G::parts * (G::columns / 64); n++) {
+        const int m = n % G::parts, q = n / G::parts;
+        typename Epilogue::Row rows[2];
+        uint32_t words[2][4];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            rows[half] = epilogue.row(min(row + 64 * m + 8 * half + lane / 4, M - 1));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // 16 columns
+            typename Epilogue::Column two[2][2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                gemm_sm90_columns(two[j], epilogue, columns.pairs[q], 8 * i + 4 * j + lane % 4);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+                float y[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    float x = sum[m][32 * q + 8 * i + k / 2 * 4 + 2 * half + k % 2];
+                    y[k] = epilogue.finish(epilogue.value(x, rows[half], two[k / 2][k % 2]));
+                }
+                words[half][i] = pack_e4m3x4(y[0], y[1], y[2], y[3]);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int at = row + 64 * m + 8 * half + lane / 4, first = column + 64 * q;
+            if (at < M && first < N) {
+                *reinterpret_cast<uint4*>(epilogue.out + (size_t)at * N + first + lane % 4 * 16) =
+                    make_uint4(words[half][0], words[half][1], words[half][2], words[half][3]);
+            }
+        }
+    }
+}
+// The column of 64 that stands in this place.
+__host__ __device__ inline int gemm_sm90_e4m3_column(int place) {
+    return place % 16 / 2 * 8 + place / 16 * 2 + place % 2;
+}
+
 // Last thing for the warps that multiply: shared memory stays until all is read, and until the cluster is done with it.
 template <class G> __device__ inline void gemm_sm90_end() {
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
@@ -325,8 +455,7 @@ struct GemmSM90Maps { // how TMA sees out and what has its shape, in boxes of 16
 };
 
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
-    gemm_sm90_kernel(const __grid_constant__ GemmSM90Maps maps, const Epilogue epilogue, int M, int N, int K,
-                     int num_tiles) {
+    gemm_sm90_kernel(const __grid_constant__ GemmSM90Maps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_sm90_dynamic[];
     GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(gemm_sm90_dynamic);
@@ -351,15 +480,22 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         stride *= 2;
         i = (warpgroup - 1) * num_steps;
     }
+    epilogue.begin();
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride, number++) {
         float sum[G::parts][G::columns / 2];
         GemmTile tile = gemm_sm90_tile<G>(index, M, N, rank);
         int row = tile.row + first_row + warp % 4 * 16;
-        gemm_sm90_prepare<G, Epilogue>(smem, maps.residual, row, tile.column, box);
+        GemmColumns<G, Epilogue> columns;
+        gemm_sm90_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
         gemm_sm90_multiply<G>(sum, smem, first_row, num_steps, number, i);
         if (G::in_turns) { i += num_steps; }
-        gemm_sm90_store<G>(sum, epilogue, smem, maps.out, maps.second, maps.residual, row, tile.column, M, N, box);
+        if constexpr (Epilogue::extras & GEMM_E4M3) {
+            gemm_sm90_store_e4m3<G>(sum, epilogue, columns, row, tile.column, M, N);
+        } else {
+            gemm_sm90_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M,
+                               box);
+        }
     }
     gemm_sm90_end<G>();
 #endif
@@ -368,7 +504,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 // ---- launchers ----------------------------------------------------------------------------------------------
 
 struct GemmSM90 {
-    floatX *out, *second;   // (M,N), second only with GEMM_SECOND
+    floatX *out, *second;   // (M,N), second only with GEMM_SECOND; out NULL with GEMM_E4M3
     const floatX* inp;      // (M,K)
     const floatX* weight;   // (N,K)
     const floatX* residual; // (M,N), only with GEMM_RESIDUAL; may be out
@@ -411,7 +547,7 @@ void gemm_sm90_tiles(const GemmSM90& g, const Epilogue& epilogue, cudaStream_t s
     GemmSM90Maps maps;
     maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::rows});
     maps.weight = tensor_map(g.weight, {g.K, g.N}, {64, G::columns / G::cluster});
-    maps.out = gemm_sm90_box_map(g.out, g.M, g.N);
+    maps.out = g.out ? gemm_sm90_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = has_second ? gemm_sm90_box_map(g.second, g.M, g.N) : maps.out;
     maps.residual = has_residual ? gemm_sm90_box_map(g.residual, g.M, g.N) : maps.out;
     size_t num_tiles = ceil_div((size_t)g.M, (size_t)G::rows * G::cluster) * ceil_div((size_t)g.N, (size_t)G::columns);
@@ -422,7 +558,14 @@ void gemm_sm90_tiles(const GemmSM90& g, const Epilogue& epilogue, cudaStream_t s
 }
 
 // The forms that are worth a choice. 192 divides 768 and 3072, and the sums of a tile so wide fit a warpgroup.
-enum { GEMM_TURNS_192 = 1, GEMM_TURNS_192_PAIRS, GEMM_TOGETHER_256, GEMM_TOGETHER_256_PAIRS, GEMM_TURNS_128_PAIRS };
+enum {
+    GEMM_TURNS_192 = 1,
+    GEMM_TURNS_192_PAIRS,
+    GEMM_TOGETHER_256,
+    GEMM_TOGETHER_256_PAIRS,
+    GEMM_TURNS_128_PAIRS,
+    GEMM_TURNS_192_DEEP
+};
 typedef GemmTiles<128, 192, true, 1, 4, 4> GemmTurns192;
 typedef GemmTiles<128, 192, true, 2, 4, 4> GemmTurns192Pairs;
 typedef GemmTiles<128, 256, false, 1, 4, 2> GemmTogether256;
@@ -430,23 +573,31 @@ typedef GemmTiles<128, 256, false, 2, 4, 2> GemmTogether256Pairs;
 typedef GemmTiles<128, 128, true, 2, 5, 4> GemmTurns128Pairs;
 
 // out = finish(inp weight^T). Needs has_sm90a(); K % 8 == 0, N % 8 == 0; all pointers aligned to 16 bytes.
-template <class Epilogue>
+template <class Epilogue, template <class> class Tiles = GemmTilesSame>
 void gemm_sm90(const GemmSM90& g, const Epilogue& epilogue, cudaStream_t stream, int form = GEMM_TURNS_192) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(g.M > 0 && g.N > 0 && g.K > 0 && g.N % 8 == 0 && g.K % 8 == 0);
     switch (form) {
     case GEMM_TURNS_192:
-        return gemm_sm90_tiles<GemmTurns192>(g, epilogue, stream);
+        return gemm_sm90_tiles<Tiles<GemmTurns192>>(g, epilogue, stream);
     case GEMM_TURNS_192_PAIRS:
-        return gemm_sm90_tiles<GemmTurns192Pairs>(g, epilogue, stream);
+        return gemm_sm90_tiles<Tiles<GemmTurns192Pairs>>(g, epilogue, stream);
     case GEMM_TOGETHER_256:
-        return gemm_sm90_tiles<GemmTogether256>(g, epilogue, stream);
+        return gemm_sm90_tiles<Tiles<GemmTogether256>>(g, epilogue, stream);
     case GEMM_TOGETHER_256_PAIRS:
-        return gemm_sm90_tiles<GemmTogether256Pairs>(g, epilogue, stream);
+        return gemm_sm90_tiles<Tiles<GemmTogether256Pairs>>(g, epilogue, stream);
     case GEMM_TURNS_128_PAIRS:
-        return gemm_sm90_tiles<GemmTurns128Pairs>(g, epilogue, stream);
+        return gemm_sm90_tiles<Tiles<GemmTurns128Pairs>>(g, epilogue, stream);
     }
     require(!"a form of gemm_sm90");
+}
+
+// The same for operands of e4m3, (M,K) and (N,K), K % 16 == 0: two of them, cast, take the place of one of g's floatX,
+// so that g.K is half of K.
+template <class Epilogue>
+void gemm_sm90_e4m3(const GemmSM90& g, const Epilogue& epilogue, cudaStream_t stream, int form = GEMM_TURNS_192) {
+    require(!(Epilogue::extras & GEMM_E4M3) || g.N % 64 == 0);
+    gemm_sm90<Epilogue, GemmTilesE4M3>(g, epilogue, stream, form);
 }
 
 #endif

@@ -7,6 +7,7 @@ They need compute capability 8.0. In code for older devices they compile to a tr
 #pragma once
 
 #include <cuda.h>
+#include <cuda_fp8.h>
 
 #include "cuda_common.cuh"
 
@@ -255,22 +256,22 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 #define WGMMA_D8(d, i)                                                                                                 \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define WGMMA_64x128x16(type)                                                                                          \
+#define WGMMA_64x128(type, depth, not_transposed)                                                                      \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
+              "wgmma.mma_async.sync.aligned.m64n128" depth ".f32." type "." type " "                                   \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
-              "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              "%64, %65, p, 1, 1" not_transposed ";\n}\n"                                                              \
               : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
               : "l"(a), "l"(b), "r"(accumulate))
 __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x128x16("bf16");
+    WGMMA_64x128("bf16", "k16", ", 0, 0");
 }
 __device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x128x16("f16");
+    WGMMA_64x128("f16", "k16", ", 0, 0");
 }
 #define WGMMA_64x64x16(type)                                                                                           \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
@@ -471,9 +472,9 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
 
 // As wgmma_64x128x16; `b` is (n,k) in shared memory for both. `a` in registers is that of mma_16x8x16 for rows
 // 16 * (warp % 4), and keeps its values until a wgmma_wait.
-#define WGMMA_64x256x16(type)                                                                                          \
+#define WGMMA_64x256(type, depth, not_transposed)                                                                      \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                         \
+              "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." type "." type " "                                   \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
@@ -482,7 +483,7 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
-              "%128, %129, p, 1, 1, 0, 0;\n}\n"                                                                        \
+              "%128, %129, p, 1, 1" not_transposed ";\n}\n"                                                            \
               : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
                 WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
@@ -504,10 +505,10 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
                 WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
 __device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256x16("bf16");
+    WGMMA_64x256("bf16", "k16", ", 0, 0");
 }
 __device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x256x16("f16");
+    WGMMA_64x256("f16", "k16", ", 0, 0");
 }
 __device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
     WGMMA_64x256x16_REGISTERS("bf16");
@@ -596,8 +597,29 @@ __device__ inline void store_cluster_async(const float2* p, float2 x, const uint
 
 // ---- wgmma with 192 columns: 64x192 += 64x16 16x192, both operands as for wgmma_64x128x16 -------------------------------
 
-#define WGMMA_64x192x16(type)                                                                                          \
+#define WGMMA_64x192(type, depth, not_transposed)                                                                      \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
+              "wgmma.mma_async.sync.aligned.m64n192" depth ".f32." type "." type " "                                   \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
+              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
+              "%96, %97, p, 1, 1" not_transposed ";\n}\n"                                                              \
+              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
+                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
+              : "l"(a), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x192("bf16", "k16", ", 0, 0");
+}
+__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x192("f16", "k16", ", 0, 0");
+}
+
+// As wgmma_64x256x16 with `a` in registers.
+#define WGMMA_64x192x16_REGISTERS(type)                                                                                \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                                            \
               "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " "                                         \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
@@ -605,15 +627,42 @@ __device__ inline void store_cluster_async(const float2* p, float2 x, const uint
               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
-              "%96, %97, p, 1, 1, 0, 0;\n}\n"                                                                          \
+              "{%96, %97, %98, %99}, %100, p, 1, 1, 0;\n}\n"                                                           \
               : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192x16("bf16");
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x192x16_REGISTERS("bf16");
 }
-__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192x16("f16");
+__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, half) {
+    WGMMA_64x192x16_REGISTERS("f16");
+}
+
+// ---- wgmma of e4m3, 8 bits wide: 64xN += 64x32 32xN ----------------------------------------------------------------------
+
+// As wgmma_64x128x16 and its like: rows of 128 elements along k are as many bytes as 64 of 16 bits, so descriptors and
+// steps through them are the same. Sums are fp32, but the tensor core aligns what it adds to the largest term and keeps
+// some 14 bits of it (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2).
+__device__ inline void wgmma_64x128x32_e4m3(float d[64], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x128("e4m3", "k32", "");
+}
+__device__ inline void wgmma_64x192x32_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x192("e4m3", "k32", "");
+}
+__device__ inline void wgmma_64x256x32_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
+    WGMMA_64x256("e4m3", "k32", "");
+}
+// Four floats as four neighbouring e4m3, the first in the lowest byte; to the nearest, what is too large becomes 448.
+__device__ inline uint32_t pack_e4m3x4(float a, float b, float c, float d) {
+    uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
+    uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
+    return low | high << 16;
+}
+// tanh(x), one instruction, within 2^-11
+__device__ inline float tanh_approx(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // ---- a description of a tensor fetched ahead, a counter, a reciprocal -----------------------------------------------------
@@ -671,5 +720,24 @@ __device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier
 __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
     PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z),
               "r"(w)
+              : "memory");
+}
+
+// ---- copies by TMA that tell L2 what not to keep ------------------------------------------------------------------------
+
+// The policy that createpolicy.fractional.L2::evict_first makes for all of an access.
+const uint64_t TMA_EVICT_FIRST = 0x12F0000000000000;
+
+// As tma_load_2d and tma_load_4d, of what nobody reads again: it is the first to leave L2.
+__device__ inline void tma_load_2d_once(void* shared, const void* map, int x, int y, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+              "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(TMA_EVICT_FIRST)
+              : "memory");
+}
+__device__ inline void tma_load_4d_once(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
+    PTX_SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+              "[%1, {%2, %3, %4, %5}], [%6], %7;\n" ::"r"(shared_address(shared)),
+              "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "l"(TMA_EVICT_FIRST)
               : "memory");
 }

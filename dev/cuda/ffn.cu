@@ -146,14 +146,21 @@ __global__ void __launch_bounds__(384, 1)
         }
         float sum[FfnTiles::parts][FfnTiles::columns / 2];
         int row = item.tile.row + warp % 4 * 16, column = item.tile.column;
+        GemmColumns<FfnTiles, GemmBias<GEMM_GELU>> columns1;
+        GemmColumns<FfnTiles, GemmBias<0>> columns2;
+        if (item.second) {
+            gemm_sm90_load_columns(columns2, bias2, column, C);
+        } else {
+            gemm_sm90_load_columns(columns1, bias1, column, 4 * C);
+        }
         gemm_sm90_multiply<FfnTiles>(sum, smem, 0, num_steps, number++, i);
         if (item.second) {
-            gemm_sm90_store<FfnTiles>(sum, bias2, smem, maps.out_boxes, maps.out_boxes, maps.out_boxes, row, column, N,
-                                      C, box);
+            gemm_sm90_store<FfnTiles>(sum, bias2, columns2, smem, maps.out_boxes, maps.out_boxes, maps.out_boxes, row,
+                                      column, N, box);
             continue;
         }
-        gemm_sm90_store<FfnTiles>(sum, bias1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes, row,
-                                  column, N, 4 * C, box);
+        gemm_sm90_store<FfnTiles>(sum, bias1, columns1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes,
+                                  row, column, N, box);
         if (threadIdx.x % 32 == 0) {
             tma_store_wait_written();
             async_proxy_fence();

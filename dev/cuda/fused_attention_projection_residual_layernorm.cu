@@ -614,84 +614,15 @@ void fused_attention_projection_residual_layernorm4(const AttentionProjection& f
 
 // ---- kernel 5: three launches, each under the end of the one before; the residual added as the product is stored ----
 
-// 8 values to two bytes each
-__device__ inline void attention_projection_store8(floatX* p, const float x[8]) {
-    x128 y;
-    for (int k = 0; k < 8; k++) { y[k] = (floatX)x[k]; }
-    store128(p, y);
-}
-// norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
-// alone, and no residual, if inp2 is NULL; mean, rstd (N) or NULL. A warp for each row, which stays in its registers:
-// num_vectors of 8 elements for each lane.
-template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
-    attention_projection_norm_kernel5(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias,
-                                      const float* multiplier, int N, int C) {
-    grid_launch_dependents();
-    grid_wait_dependency();
-    int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= N) { return; }
-    size_t start = (size_t)row * C;
-    x128 x[num_vectors] = {}, y[num_vectors];
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c < C) { x[i] = load128(inp1 + start + c); }
-        if (c < C && inp2) { y[i] = load128(inp2 + start + c); }
-    }
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c < C && inp2) {
-            for (int k = 0; k < 8; k++) { x[i][k] = (floatX)((float)x[i][k] + (float)y[i][k]); }
-            store128(residual + start + c, x[i]);
-        }
-        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // zeros beyond the row
-    }
-    float m = warp_sum(sum) / C;
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        for (int k = 0; k < 8 && (lane + 32 * i) * x128::size < C; k++) {
-            float centred = (float)x[i][k] - m;
-            squares += centred * centred;
-        }
-    }
-    float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
-    if (lane == 0 && mean) { mean[row] = m, rstd[row] = r; }
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c >= C) { continue; }
-        x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
-        float normed[8];
-        for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
-        attention_projection_store8(norm + start + c, normed);
-    }
-}
-template <class Norm, int num_vectors = 1>
-static void attention_projection_norm(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
-                                      const floatX* inp2, const floatX* weight, const floatX* bias,
-                                      const float* multiplier, int N, int C, cudaStream_t stream) {
-    require(C % 8 == 0 && C <= 8 * 256);
-    if constexpr (num_vectors < 8) {
-        if (C > 256 * num_vectors) {
-            return attention_projection_norm<Norm, num_vectors + 1>(norm, residual, mean, rstd, inp1, inp2, weight,
-                                                                    bias, multiplier, N, C, stream);
-        }
-    }
-    launch_early(attention_projection_norm_kernel5<Norm, num_vectors>, dim3(ceil_div(N, 8)), dim3(256), 0, stream, norm,
-                 residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
-}
-
 // attention (B,T,C) is scratch. form: of gemm_sm90. C <= 2048.
 void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention,
-                                                    cudaStream_t stream, int form = GEMM_TURNS_192_PAIRS) {
+                                                    cudaStream_t stream, int form = GEMM_TURNS_192) {
     int N = f.B * f.T;
     attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
     GemmSM90 g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C, true};
     gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{f.proj_bias}, stream, form);
-    attention_projection_norm(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C, stream);
+    fused_residual_layernorm_early(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C,
+                                   stream);
 }
 #endif
 

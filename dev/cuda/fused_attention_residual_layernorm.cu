@@ -5,10 +5,10 @@
    Scratch: kernels 1 and 2 att (B,T,C) floatX, the attention's output; the others none.
    The statistics are those of the rounded sum: what is stored is what is normalised.
    Bound: 2*B*NH*T*T*HS FLOPs with the causal half counted once, and 6*B*T*C*sizeof(floatX) bytes; three launches
-   move 9, two move 8.
+   move 9, two move 8, and 7 where the first adds inp.
    At B=32 T=512 C=768 in 16 bits the two bounds meet: 39 us of memory, some 40 of attention.
    Constraint: HS % 8 == 0, HS <= 256; from kernel 4 on 16 bits, HS = 64, sm_90a, and no more heads than fit
-   shared memory: 18 in kernel 4, 56 in 5 and 6.
+   shared memory: 18 in kernel 4, 56 in 5 and 6. Kernel 7: C <= 2048.
    Error: against the fp64 reference. residual: P is rounded to floatX before it meets V, which costs one ulp of 1 (see
    attention_forward), the attention's output half an ulp where it is rounded before the sum, the sum another half. normed:
    what that makes of it, times rstd * weight. mean and rstd: a quarter of an ulp, for the errors of a row cancel.
@@ -18,7 +18,8 @@
 
    nvcc -O3 --use_fast_math fused_attention_residual_layernorm.cu -o fused_attention_residual_layernorm
    (or: make fused_attention_residual_layernorm)
-   ./fused_attention_residual_layernorm 6      check kernel 6 against the CPU; its block sizes are blocks in a cluster
+   ./fused_attention_residual_layernorm 7      check kernel 7 against the CPU
+   ./fused_attention_residual_layernorm 6      the fastest of those in one launch; block sizes are blocks in a cluster
    ./fused_attention_residual_layernorm        every kernel, side by side
    Kernels from 4 on need -gencode arch=compute_90a,code=sm_90a.                                        */
 #include "bench.h"
@@ -1195,36 +1196,117 @@ template <int stages> void fused_attention_launch6(floatX* residual, floatX* nor
                                  num_pairs, 1.44269504f / sqrtf(64.0f)));
     cudaCheck(cudaGetLastError());
 }
+
+// cluster_size: blocks in a cluster, 0 to have it chosen
+void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
+                                                 const floatX* qkv, const floatX* inp, const floatX* weight,
+                                                 const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
+                                                 int cluster_size) {
+    require(C == NH * 64 && NH <= FUSED_ATTENTION_MAX_HEADS * FUSED_ATTENTION_MAX_BLOCKS && has_sm90a());
+    require((size_t)B * T * NH <= INT_MAX);
+    if (cluster_size == 0) { cluster_size = fused_attention_blocks(B, T, NH); }
+    int heads = ceil_div(NH, cluster_size);
+    require(cluster_size <= min(FUSED_ATTENTION_MAX_BLOCKS, NH) && heads <= FUSED_ATTENTION_MAX_HEADS);
+    auto launch = heads <= FUSED_ATTENTION_RING_HEADS ? fused_attention_launch6<4> : fused_attention_launch6<2>;
+    launch(residual, normed, mean, rstd, lse, qkv, inp, weight, bias, B, T, NH, stream, cluster_size);
+}
+
+// ---- kernel 7: two launches: attention adds inp to what it stores, the layernorm under its end ----------------
+// The sum is read back from L2. Attention itself waits for nothing but its softmax: inp comes under a tile's steps.
+
+template <int groups> struct FusedAttentionSMem7 : AttentionForwardSM90<groups> {
+    uint64_t inp_full[4 * groups]; // of each warp that computes
+};
+
+// For attention_forward_sm90_block: residual = inp + attention
+struct FusedAttentionStore7 {
+    const CUtensorMap &inp_map, &residual_map; // boxes of 16 tokens of a head
+    uint64_t* full;                            // this warp's barrier
+    int parity;                                // of its phase for this tile
+
+    __device__ void prepare(floatX* place, int t, int h, int b) {
+        if (threadIdx.x % 32 == 0) {
+            tma_store_wait<0>(); // the tile before has left its place
+            mbarrier_arrive_expect(full, 16 * ATTENTION_FORWARD_ROW * sizeof(floatX));
+            tma_load_4d_once(place, &inp_map, 0, h, t, b, full);
+        }
+    }
+    __device__ void store(floatX* place, const float (&o)[32], const float (&l)[2], int t, int h, int b) {
+        int lane = threadIdx.x % 32;
+        uint32_t address = shared_address(place + attention_forward_at<64>(lane % 16, lane / 16));
+        float inverse[2] = {1.0f / l[0], 1.0f / l[1]};
+        mbarrier_wait(full, parity);
+        parity ^= 1;
+#pragma unroll
+        for (int d = 0; d < 4; d++) { // 16 columns, as in attention_forward_wgmma_to_shared
+            uint32_t r[4];
+            ldmatrix_x4(r, attention_forward_column<64>(address, d));
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float2 add = unpack_16x2(r[e], floatX());
+                r[e] = pack_16x2(fmaf(o[8 * d + 2 * e], inverse[e % 2], add.x),
+                                 fmaf(o[8 * d + 2 * e + 1], inverse[e % 2], add.y), floatX());
+            }
+            stmatrix_x4(attention_forward_column<64>(address, d), r);
+        }
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0 && t >= 0) {
+            tma_store_4d(&residual_map, place, 0, h, t, b);
+            tma_store_commit();
+        }
+    }
+};
+
+template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+    fused_attention_sm90_kernel7(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
+                                 AttentionForwardList list, float scale_log2,
+                                 const __grid_constant__ CUtensorMap inp_map,
+                                 const __grid_constant__ CUtensorMap residual_map) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem7<groups>>(attention_forward_shared);
+    if (threadIdx.x == 0) {
+        tma_prefetch_map(&qkv_map), tma_prefetch_map(&inp_map), tma_prefetch_map(&residual_map);
+        for (int warp = 0; warp < 4 * groups; warp++) { mbarrier_init(&smem.inp_full[warp], 1); }
+    }
+    FusedAttentionStore7 store = {inp_map, residual_map, &smem.inp_full[threadIdx.x / 32 % (4 * groups)], 0};
+    attention_forward_sm90_block<groups>(smem, lse, qkv_map, T, NH, list, scale_log2, store);
+}
+
+template <int groups> void fused_attention_launch7(floatX* residual, float* lse, const floatX* qkv, const floatX* inp,
+                                                   int B, int T, int NH, cudaStream_t stream) {
+    CUtensorMap inp_map = attention_forward_tensor_map(inp, B, T, NH, 16);
+    CUtensorMap residual_map = attention_forward_tensor_map(residual, B, T, NH, 16);
+    attention_forward_sm90_launch<groups, FusedAttentionSMem7<groups>>(fused_attention_sm90_kernel7<groups>, lse, qkv,
+                                                                       B, T, NH, stream, inp_map, residual_map);
+}
 #endif
 
-// Whether kernel 6 takes this shape on this device.
+// Whether kernel 7 takes this shape on this device.
 inline bool fused_attention_has_sm90(int C, int NH) {
 #if defined(ENABLE_FP32)
     (void)C, (void)NH;
     return false;
 #else
-    return C == NH * 64 && NH <= FUSED_ATTENTION_MAX_HEADS * FUSED_ATTENTION_MAX_BLOCKS && has_sm90a();
+    return C == NH * 64 && C <= 2048 && has_sm90a();
 #endif
 }
 
 // residual, normed (B,T,C), mean, rstd (B,T), lse (B,NH,T) or NULL | att (B,T,C) scratch: may be NULL where
 // fused_attention_has_sm90(), else this is kernel 2 | qkv (B,T,3,NH,HS), inp (B,T,C), weight, bias (C). C = NH * HS.
-// All pointers are aligned to 16 bytes. cluster_size: blocks in a cluster, 0 to have it chosen.
+// All pointers are aligned to 16 bytes.
 void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                                 floatX* att, const floatX* qkv, const floatX* inp, const floatX* weight,
-                                                const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
-                                                int cluster_size = 0) {
+                                                const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream) {
 #if !defined(ENABLE_FP32)
     if (fused_attention_has_sm90(C, NH)) {
         require((size_t)B * T * NH <= INT_MAX);
-        if (cluster_size == 0) { cluster_size = fused_attention_blocks(B, T, NH); }
-        int heads = ceil_div(NH, cluster_size);
-        require(cluster_size <= min(FUSED_ATTENTION_MAX_BLOCKS, NH) && heads <= FUSED_ATTENTION_MAX_HEADS);
-        auto launch = heads <= FUSED_ATTENTION_RING_HEADS ? fused_attention_launch6<4> : fused_attention_launch6<2>;
-        return launch(residual, normed, mean, rstd, lse, qkv, inp, weight, bias, B, T, NH, stream, cluster_size);
+        bool few = attention_forward_sm90_groups(B, T, NH) == 2;
+        (few ? fused_attention_launch7<2> : fused_attention_launch7<4>)(residual, lse, qkv, inp, B, T, NH, stream);
+        return fused_residual_layernorm_early(normed, NULL, mean, rstd, residual, NULL, weight, bias, NULL, B * T, C,
+                                              stream);
     }
 #endif
-    (void)cluster_size;
     require(att != NULL);
     fused_attention_residual_layernorm_forward2(residual, normed, mean, rstd, lse, att, qkv, inp, weight, bias, B, T, C,
                                                 NH, stream);
@@ -1346,14 +1428,24 @@ static void declare(Bench& b) {
         b.kernel(
             6, "persistent; eight warps add, sum and normalise for those who compute",
             [=](int cs) {
-                fused_attention_residual_layernorm_forward(residual, normed, mean, rstd, lse, NULL, qkv, inp, weight,
-                                                           bias, B, T, C, NH, stream, cs);
+                fused_attention_residual_layernorm_forward6(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
+                                                            B, T, C, NH, stream, cs);
             },
             cluster_sizes, -90);
         b.moves(1, fused);
     }
+    if (has_tiles && C <= 2048) {
+        b.kernel(
+            7, "attention adds inp to what it stores; layernorm launched early",
+            [=](int) {
+                fused_attention_residual_layernorm_forward(residual, normed, mean, rstd, lse, NULL, qkv, inp, weight,
+                                                           bias, B, T, C, NH, stream);
+            },
+            {0}, -90);
+        b.moves(2, 7 * tensor + rest);
+    }
 #endif
-    b.promoted(fast ? 6 : 2);
+    b.promoted(fast ? 7 : 2);
 }
 
 // the last number is the kind of input

@@ -69,9 +69,8 @@ void gelu_linear2(floatX* out, const floatX* inp, const floatX* weight, const fl
 
 // x / 2 (1 + tanh(u)), tanh by one instruction, within 2^-11. Where x^3 overflows tanh is 1 or -1, so x or 0 comes out.
 __device__ inline float gelu_linear_value(float x) {
-    float u = x * (0.7978845608f + 0.0356774081f * x * x), h = 0.5f * x, t; // sqrt(2/pi), 0.044715 sqrt(2/pi)
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(u));
-    return h * t + h;
+    float u = x * (0.7978845608f + 0.0356774081f * x * x), h = 0.5f * x; // sqrt(2/pi), 0.044715 sqrt(2/pi)
+    return h * tanh_approx(u) + h;
 }
 
 struct GeluLinear {
@@ -271,9 +270,11 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
     for (int index = first; index < num_tiles; index += stride) {
         float sum[1][128];
         GemmTile tile = gemm_sm90_tile<G>(index, N, OC, rank);
+        GemmColumns<G, GemmBias<0>> columns;
+        gemm_sm90_load_columns(columns, bias, tile.column, OC);
         gelu_linear_multiply(sum, smem, first_row, num_steps, i);
-        gemm_sm90_store<G>(sum, bias, smem, out_map, out_map, out_map, tile.row + first_row + warp % 4 * 16,
-                           tile.column, N, OC, box);
+        gemm_sm90_store<G>(sum, bias, columns, smem, out_map, out_map, out_map, tile.row + first_row + warp % 4 * 16,
+                           tile.column, N, box);
     }
     gemm_sm90_end<G>();
 #endif
@@ -367,9 +368,172 @@ struct GeluLinear6 : GeluLinear {
 };
 
 // out (N,OC) | inp (N,K), weight (OC,K), bias (OC)
+void gelu_linear6(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream) {
+    linear_launch(GeluLinear6{{bias, OC}}, out, inp, weight, N, K, OC, false, stream);
+}
+
+// ---- kernel 7: 6 in clusters of two, which share the weight's tiles: a third less comes from L2 ----
+
+// For linear_multiply_changed: a warp has read stage i, inp by its lanes.
+template <class G> __device__ inline void linear_release(GemmSM90Shared<G>& shared, int i) {
+    __syncwarp();
+    gemm_sm90_release(shared, i);
+}
+
+// As gemm_sm90_kernel
+template <class G> __global__ void __launch_bounds__(384, 1)
+    gelu_linear_sm90_kernel7(const __grid_constant__ GemmSM90Maps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
+                             int N, int K, int OC, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    static_assert(!G::in_turns && G::rows == 128 && G::columns == 256, "as in linear_multiply_changed");
+    extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
+    GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(gelu_linear_dynamic);
+    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
+    gemm_sm90_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, rank = G::cluster > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::cluster, stride = gridDim.x / G::cluster;
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<24>();
+        if (threadIdx.x != 0) { return; }
+#pragma unroll 1
+        for (int index = first; index < num_tiles; index += stride) {
+            gemm_sm90_load(smem, maps.inp, maps.weight, gemm_sm90_tile<G>(index, N, OC, rank), num_steps, rank, i);
+        }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, group = warpgroup - 1;
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride) {
+        float sum[1][128];
+        GemmTile tile = gemm_sm90_tile<G>(index, N, OC, rank);
+        GemmColumns<G, GemmBias<0>> columns;
+        gemm_sm90_load_columns(columns, bias, tile.column, OC);
+        linear_multiply_changed(gelu, smem, sum[0], group, index == first, num_steps, i);
+        gemm_sm90_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out,
+                           tile.row + group * 64 + warp % 4 * 16, tile.column, N, box);
+    }
+    gemm_sm90_end<G>();
+#endif
+}
+
+template <class G, class Kernel> void gelu_linear_launch7(Kernel kernel, floatX* out, const floatX* inp,
+                                                          const floatX* weight, const floatX* bias, int N, int K,
+                                                          int OC, cudaStream_t stream) {
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require(N > 0 && K > 0 && OC > 0 && K % 8 == 0 && OC % 8 == 0);
+    GemmSM90Maps maps;
+    maps.inp = tensor_map(inp, {K, N}, {64, G::rows});
+    maps.weight = tensor_map(weight, {K, OC}, {64, G::columns / G::cluster});
+    maps.out = maps.second = maps.residual = gemm_sm90_box_map(out, N, OC);
+    size_t num_tiles = ceil_div((size_t)N, (size_t)G::rows * G::cluster) * ceil_div(OC, (int)G::columns);
+    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
+    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::cluster);
+    gemm_sm90_start(kernel, num_clusters * G::cluster, G::cluster, GemmSM90Shared<G>::bytes(), false, stream, maps,
+                    GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
+}
+
+void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
+                  cudaStream_t stream) {
+    typedef GemmTogether256Pairs G;
+    gelu_linear_launch7<G>(gelu_linear_sm90_kernel7<G>, out, inp, weight, bias, N, K, OC, stream);
+}
+
+// ---- kernel 8: 384 columns a tile: gelu is done twice for each element instead of three times ----
+// By ncu kernel 7 waits for gelu's instructions, not for the tensor cores. With the sums of 64 x 384 a warpgroup has room
+// for 32 columns of inp at a time, and for the next 32, on which it works under the product of these.
+
+typedef GemmTiles<128, 384, false, 2, 3, 2> GeluLinearTiles8;
+
+// As linear_multiply_changed; inp_row: which one of the tile this lane reads, for ldmatrix.
+template <class G, class Gelu> __device__ inline void gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192],
+                                                                            GemmSM90Shared<G>& smem, int inp_row,
+                                                                            int num_steps, int& i) {
+    int lane = threadIdx.x % 32;
+    uint32_t a[8], b[8];
+    auto change = [&](uint32_t(&a)[8], int i, int half) {
+        uint32_t inp = shared_address(smem.stages[i % G::ring].inp);
+        if (half == 0) { mbarrier_wait(&smem.full[i % G::ring], i / G::ring % 2); }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            ldmatrix_x4(a + 4 * k, inp + linear_swizzle(inp_row, 4 * half + 2 * k + lane / 16));
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) { gelu.change(a + 4 * k, 0); }
+    };
+    auto multiply = [&](uint32_t(&a)[8], uint32_t(&next)[8], int step, int half) {
+        uint64_t weight = wgmma_descriptor(smem.stages[i % G::ring].weight) + 4 * half; // 32 columns are 64 bytes
+        wgmma_hold(a);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+#pragma unroll
+            for (int n = 0; n < 2; n++) { // 192 rows of weight are 24 KB
+                wgmma_64x192x16(sum[0] + 96 * n, a + 4 * k, weight + 1536 * n + 2 * k, step > 0 || half > 0 || k > 0,
+                                floatX());
+            }
+        }
+        wgmma_commit();
+        if (half == 0 || step + 1 < num_steps) {
+            change(next, i + half, 1 - half);
+            wgmma_hold(next); // before the wait, not after it
+        }
+        wgmma_wait<0>();
+        if (half == 1) { linear_release(smem, i); }
+    };
+    change(a, i, 0);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        multiply(a, b, step, 0);
+        multiply(b, a, step, 1);
+    }
+    wgmma_hold(sum[0]);
+}
+
+// As kernel 7
+__global__ void __launch_bounds__(384, 1)
+    gelu_linear_sm90_kernel8(const __grid_constant__ GemmSM90Maps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
+                             int N, int K, int OC, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef GeluLinearTiles8 G;
+    extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
+    GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(gelu_linear_dynamic);
+    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
+    gemm_sm90_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warpgroup = warp / 4, rank = cluster_rank(), num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::cluster, stride = gridDim.x / G::cluster;
+    if (warpgroup == 0) {
+        warpgroup_fewer_registers<24>();
+        if (threadIdx.x != 0) { return; }
+#pragma unroll 1
+        for (int index = first; index < num_tiles; index += stride) {
+            gemm_sm90_load(smem, maps.inp, maps.weight, gemm_sm90_tile<G>(index, N, OC, rank), num_steps, rank, i);
+        }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, warp_row = (warp - 4) * 16;
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride) {
+        float sum[1][192];
+        GemmTile tile = gemm_sm90_tile<G>(index, N, OC, rank);
+        GemmColumns<G, GemmBias<0>> columns;
+        gemm_sm90_load_columns(columns, bias, tile.column, OC);
+        gelu_linear_multiply8(gelu, sum, smem, warp_row + (int)threadIdx.x % 16, num_steps, i);
+        gemm_sm90_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + warp_row, tile.column, N,
+                           box);
+    }
+    gemm_sm90_end<G>();
+#endif
+}
+
+// out (N,OC) | inp (N,K), weight (OC,K), bias (OC)
 void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
                  cudaStream_t stream) {
-    linear_launch(GeluLinear6{{bias, OC}}, out, inp, weight, N, K, OC, false, stream);
+    gelu_linear_launch7<GeluLinearTiles8>(gelu_linear_sm90_kernel8, out, inp, weight, bias, N, K, OC, stream);
 }
 
 #endif
@@ -433,9 +597,17 @@ static void declare(Bench& b) {
         forms, -90);
     b.moves(1, rows + weights + results);
     b.kernel(
-        6, "3 with gelu in 16 bits", [=](int) { gelu_linear(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
+        6, "3 with gelu in 16 bits", [=](int) { gelu_linear6(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
     b.moves(1, rows + weights + results);
-    b.promoted(6);
+    b.kernel(
+        7, "6 in clusters of two that share the weight",
+        [=](int) { gelu_linear7(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
+    b.moves(1, rows + weights + results);
+    b.kernel(
+        8, "7 with 384 columns a tile: gelu twice, not three times",
+        [=](int) { gelu_linear(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
+    b.moves(1, rows + weights + results);
+    b.promoted(8);
 #endif
     b.matrix_rate(cublaslt_matrix_rate);
 }

@@ -39,6 +39,7 @@ struct LinearStage {                       // 64 columns of both operands, as TM
     floatX inp[128 * 64], weight[256 * 64];
 };
 struct LinearShared {
+    static constexpr int ring = linear_ring;
     LinearStage stages[linear_ring];
     floatX out[8][2][16 * 64]; // each multiplying warp's own: two boxes of 16 rows and 64 columns
     uint64_t full[linear_ring], empty[linear_ring];
@@ -177,19 +178,19 @@ template <class Op> __device__ inline void linear_multiply_plain(Op& op, LinearS
 
 // The same with inp changed on the way: it comes to registers as wgmma takes it, op.change(a, column) makes of 16
 // columns what is multiplied. That of the next step is done under the product of this one.
-template <class Op> __device__ inline void linear_multiply_changed(Op& op, LinearShared& shared, float (&sum)[128],
-                                                                   int group, bool first_tile, int num_steps, int& i) {
+template <class Op, class Shared> __device__ inline void
+linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bool first_tile, int num_steps, int& i) {
     int lane = threadIdx.x % 32, row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane % 16;
     auto change = [&](uint32_t(&a)[16], int i, int step) {
-        uint32_t inp = shared_address(shared.stages[i % linear_ring].inp);
-        mbarrier_wait(&shared.full[i % linear_ring], i / linear_ring % 2);
+        uint32_t inp = shared_address(shared.stages[i % Shared::ring].inp);
+        mbarrier_wait(&shared.full[i % Shared::ring], i / Shared::ring % 2);
 #pragma unroll
         for (int k = 0; k < 4; k++) { ldmatrix_x4(a + 4 * k, inp + linear_swizzle(row, 2 * k + lane / 16)); }
 #pragma unroll
         for (int k = 0; k < 4; k++) { op.change(a + 4 * k, step * 64 + 16 * k + lane % 4 * 2); }
     };
     auto multiply = [&](uint32_t(&a)[16], uint32_t(&next)[16], int step) {
-        uint64_t b = wgmma_descriptor(shared.stages[i % linear_ring].weight);
+        uint64_t b = wgmma_descriptor(shared.stages[i % Shared::ring].weight);
         wgmma_hold(a);
         wgmma_fence();
 #pragma unroll
@@ -654,10 +655,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         }
         float sum[G::parts][G::columns / 2] = {}; // overwritten anyhow; but their registers are free before it
         int number = (index - begin) / 2, i = (index - begin) * num_steps;
+        GemmColumns<G, LayernormLinearOwn> columns;
+        gemm_sm90_load_columns(columns, epilogue, tile.column, OC);
         gemm_sm90_multiply<G>(sum, smem, 0, num_steps, number, i);
         if (index == begin) { mbarrier_wait(&shared.first, 0); }
         int box = (index - begin) / 2 * (G::parts * G::columns / 64);
-        gemm_sm90_store<G>(sum, epilogue, smem, out_map, out_map, out_map, tile.row + warp_row, tile.column, N, OC,
+        gemm_sm90_store<G>(sum, epilogue, columns, smem, out_map, out_map, out_map, tile.row + warp_row, tile.column, N,
                            box);
     }
     gemm_sm90_end<G>();

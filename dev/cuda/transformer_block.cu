@@ -21,7 +21,7 @@
    ./transformer_block              every kernel, side by side
    ./transformer_block -V 1         here -V is what inp holds: 1 rows of equal values, 2 one row 1000 times the others,
                                     3 random numbers
-   Kernels 4, 5 and 10 to 14 need -gencode arch=compute_90a,code=sm_90a.                                            */
+   Kernels 4, 5 and 11 to 16 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
@@ -157,19 +157,7 @@ void transformer_block_forward3(TransformerBlockGraph& graph, const std::functio
 
 // ---- kernel 4: our own products, with residuals and GELU in their epilogues, started under what runs before them ----
 
-// For attention_projection_norm: 8 values to e4m3, to the nearest; what is too large becomes 448.
-__device__ inline void attention_projection_store8(__nv_fp8_e4m3* p, const float x[8]) {
-    uint32_t words[2];
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[4 * k], x[4 * k + 1]), __NV_SATFINITE, __NV_E4M3);
-        uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(x[4 * k + 2], x[4 * k + 3]), __NV_SATFINITE, __NV_E4M3);
-        words[k] = low | high << 16;
-    }
-    *reinterpret_cast<uint2*>(p) = make_uint2(words[0], words[1]);
-}
-
-// Who computes each product: a form of gemm_sm90, or 0: the library. Told by four decimal digits, in this order.
+// Who computes each product: a form of gemm_sm90, or 0: matmul_forward. Told by four decimal digits, in this order.
 struct TransformerBlockForms {
     int qkv, proj, fc, fcproj;
 };
@@ -192,10 +180,11 @@ template <int extras> static void transformer_block_product(floatX* out, const f
 // inp to qkv
 static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
-    attention_projection_norm(f.norm, NULL, NULL, NULL, f.inp, NULL, f.w.ln1_weight, f.w.ln1_bias, NULL, N, C, stream);
+    fused_residual_layernorm_early(f.norm, NULL, NULL, NULL, f.inp, NULL, f.w.ln1_weight, f.w.ln1_bias, NULL, N, C,
+                                   stream);
     transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, NULL, N, 3 * C, C, form, stream);
 }
-// gelu and residual to out; form: of gemm_sm90, 0: the library
+// gelu and residual to out; form: of gemm_sm90, 0: matmul_forward
 static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
     transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
                                              f.C, 4 * f.C, form, stream);
@@ -216,15 +205,15 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
     const TransformerBlockWeights& w = f.w;
     transformer_block_qkv4(f, forms.qkv, stream);
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
-    if (forms.proj == 0) { // the library takes longer to add a residual than the layernorm does
+    if (forms.proj == 0) { // the layernorm adds the residual
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
-        attention_projection_norm(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias, NULL, N,
-                                  C, stream);
+        fused_residual_layernorm_early(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
+                                       NULL, N, C, stream);
     } else {
         transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                                  forms.proj, stream);
-        attention_projection_norm(f.norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, NULL, N, C,
-                                  stream);
+        fused_residual_layernorm_early(f.norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, NULL, N, C,
+                                       stream);
     }
     transformer_block_mlp4(f, forms, stream);
 }
@@ -710,11 +699,11 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
 };
 
 // As gemm_sm90_store for bias and residual. Then the parts of this warp's rows, of the values as they are stored.
-template <class G> __device__ inline void transformer_block_store12(float (&sum)[G::parts][G::columns / 2],
-                                                                    const GemmBias<GEMM_RESIDUAL>& epilogue,
-                                                                    GemmSM90Shared<G>& smem, const GemmSM90Maps& maps,
-                                                                    float2* parts, int row, int column, int M, int N,
-                                                                    int& box) {
+template <class G>
+__device__ inline void transformer_block_store12(float (&sum)[G::parts][G::columns / 2],
+                                                 const GemmColumns<G, GemmBias<GEMM_RESIDUAL>>& columns,
+                                                 GemmSM90Shared<G>& smem, const GemmSM90Maps& maps, float2* parts,
+                                                 int row, int column, int M, int N, int& box) {
     constexpr int num_columns = G::columns / 64, num_boxes = G::parts * num_columns, ahead = G::boxes / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -734,7 +723,7 @@ template <class G> __device__ inline void transformer_block_store12(float (&sum)
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 of them
                 float bias[2];
-                epilogue.columns(bias, min(column + 64 * q + 16 * p + 8 * j + lane % 4 * 2, N - 2));
+                gemm_sm90_columns(bias, GemmBias<GEMM_RESIDUAL>(), columns.pairs[q], 8 * p + 4 * j + lane % 4);
 #pragma unroll
                 for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;
@@ -810,10 +799,11 @@ __global__ void __launch_bounds__(384, 1)
         float sum[G::parts][G::columns / 2];
         GemmTile tile = gemm_sm90_tile<G>(index, M, N, 0);
         int row = tile.row + warp % 4 * 16;
-        gemm_sm90_prepare<G, GemmBias<GEMM_RESIDUAL>>(smem, maps.residual, row, tile.column, box);
+        GemmColumns<G, GemmBias<GEMM_RESIDUAL>> columns;
+        gemm_sm90_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
         gemm_sm90_multiply<G>(sum, smem, 0, num_steps, number, i);
         i += num_steps;
-        transformer_block_store12(sum, epilogue, smem, maps, parts, row, tile.column, M, N, box);
+        transformer_block_store12(sum, columns, smem, maps, parts, row, tile.column, M, N, box);
     }
     gemm_sm90_end<G>();
 #endif
@@ -883,24 +873,29 @@ struct TransformerBlockScale {
     alignas(16) float inverse;
 };
 struct TransformerBlockScales {
-    TransformerBlockScale norm1, norm2, gelu, qkv_weight, fc_weight, fcproj_weight;
+    TransformerBlockScale norm1, attention, norm2, gelu, qkv_weight, proj_weight, fc_weight, fcproj_weight;
 };
 
 // The block's weights in e4m3, in device memory; written by transformer_block_prepare_fp8 when weights change.
 struct TransformerBlockFp8 {
     __nv_fp8_e4m3 *qkv_weight, *fc_weight, *fcproj_weight; // (3C,C), (4C,C), (C,4C)
-    TransformerBlockScales* scales;                        // one
-    unsigned* maxima; // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
+    // For kernel 15, (C,C), (C,4C): each 64 columns in the order of gemm_sm90_e4m3_column
+    __nv_fp8_e4m3 *ordered_proj_weight, *ordered_fcproj_weight;
+    TransformerBlockScales* scales; // one
+    unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
 };
 enum TransformerBlockMaximum { // largest magnitudes, and of rows the largest sum of squares
     MAX_QKV_WEIGHT,
+    MAX_PROJ_WEIGHT,
     MAX_FC_WEIGHT,
     MAX_FCPROJ_WEIGHT,
     MAX_LN1_WEIGHT,
     MAX_LN1_BIAS,
     MAX_LN2_WEIGHT,
     MAX_LN2_BIAS,
+    MAX_QKV_BIAS,
     MAX_FC_BIAS,
+    MAX_QKV_SQUARES,
     MAX_FC_SQUARES,
     TRANSFORMER_BLOCK_NUM_MAXIMA
 };
@@ -931,50 +926,65 @@ __device__ inline TransformerBlockScale transformer_block_scale(float bound) {
 }
 __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales, const unsigned* maxima, int C) {
     auto largest = [=](int i) { return __uint_as_float(maxima[i]); };
-    float length = sqrtf((float)C), norm2 = largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS);
+    float length = sqrtf((float)C);
+    float norm1 = largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS);
+    float norm2 = largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS);
+    float value = length * norm1 * sqrtf(largest(MAX_QKV_SQUARES)) + largest(MAX_QKV_BIAS); // their means are no larger
     scales->norm1 = transformer_block_scale(length * largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS));
+    scales->attention = transformer_block_scale(value);
     scales->norm2 = transformer_block_scale(length * largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS));
     scales->gelu = transformer_block_scale(length * norm2 * sqrtf(largest(MAX_FC_SQUARES)) + largest(MAX_FC_BIAS));
     scales->qkv_weight = transformer_block_scale(largest(MAX_QKV_WEIGHT));
+    scales->proj_weight = transformer_block_scale(largest(MAX_PROJ_WEIGHT));
     scales->fc_weight = transformer_block_scale(largest(MAX_FC_WEIGHT));
     scales->fcproj_weight = transformer_block_scale(largest(MAX_FCPROJ_WEIGHT));
 }
 
-// out = inp, after GELU if `gelu`; n is a multiple of 8.
-template <bool gelu> __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
-                                                                        const TransformerBlockScale* scale, size_t n) {
+// out = inp; gelu: after GELU; ordered: each 64 in the order of gemm_sm90_e4m3_column. n is a multiple of 8, or 64.
+template <bool gelu, bool ordered>
+__global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
+                                                   const TransformerBlockScale* scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= n) { return; }
     float multiplier = scale->multiplier, y[8];
-    x128 x = load128(inp + i);
+    x128 x;
+    if (ordered) {
+        for (int k = 0; k < 8; k++) { x[k] = inp[i / 64 * 64 + gemm_sm90_e4m3_column(i % 64 + k)]; }
+    } else {
+        x = load128(inp + i);
+    }
     for (int k = 0; k < 8; k++) { y[k] = multiplier * (gelu ? gelu_forward_value((float)x[k]) : (float)x[k]); }
-    attention_projection_store8(out + i, y);
+    fused_residual_layernorm_store8(out + i, y);
 }
-template <bool gelu> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
-                                                            const TransformerBlockScale* scale, size_t n,
-                                                            cudaStream_t stream) {
-    transformer_block_quantise_kernel6<gelu>
+template <bool gelu, bool ordered = false> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
+                                                                                  const TransformerBlockScale* scale,
+                                                                                  size_t n, cudaStream_t stream) {
+    transformer_block_quantise_kernel6<gelu, ordered>
         <<<(unsigned)ceil_div(n, (size_t)256 * x128::size), 256, 0, stream>>>(out, inp, scale, n);
     cudaCheck(cudaGetLastError());
 }
 
-// What kernels 6, 8 and 9 know of weights. Once for each change of them: not part of those kernels' time.
+// What the kernels of e4m3 products know of weights. Once for each change of them: not part of those kernels' time.
 void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const TransformerBlockWeights& w, int C,
                                    cudaStream_t stream) {
     cudaCheck(cudaMemsetAsync(q.maxima, 0, TRANSFORMER_BLOCK_NUM_MAXIMA * sizeof(unsigned), stream));
     auto maximum = [&](int value, const floatX* matrix, int rows, int columns) {
-        unsigned* squares = value == MAX_FC_WEIGHT ? q.maxima + MAX_FC_SQUARES : NULL;
+        unsigned* squares = value == MAX_QKV_WEIGHT  ? q.maxima + MAX_QKV_SQUARES
+                            : value == MAX_FC_WEIGHT ? q.maxima + MAX_FC_SQUARES
+                                                     : NULL;
         transformer_block_maxima_kernel6<<<ceil_div(rows, 8), 256, 0, stream>>>(q.maxima + value, squares, matrix, rows,
                                                                                 columns);
         cudaCheck(cudaGetLastError());
     };
     maximum(MAX_QKV_WEIGHT, w.qkv_weight, 3 * C, C);
+    maximum(MAX_PROJ_WEIGHT, w.proj_weight, C, C);
     maximum(MAX_FC_WEIGHT, w.fc_weight, 4 * C, C);
     maximum(MAX_FCPROJ_WEIGHT, w.fcproj_weight, C, 4 * C);
     maximum(MAX_LN1_WEIGHT, w.ln1_weight, 1, C);
     maximum(MAX_LN1_BIAS, w.ln1_bias, 1, C);
     maximum(MAX_LN2_WEIGHT, w.ln2_weight, 1, C);
     maximum(MAX_LN2_BIAS, w.ln2_bias, 1, C);
+    maximum(MAX_QKV_BIAS, w.qkv_bias, 1, 3 * C);
     maximum(MAX_FC_BIAS, w.fc_bias, 1, 4 * C);
     transformer_block_scales_kernel6<<<1, 1, 0, stream>>>(q.scales, q.maxima, C);
     cudaCheck(cudaGetLastError());
@@ -982,6 +992,10 @@ void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const Transform
     transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
     transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
     transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
+    if (C % 64 != 0) { return; } // nor does kernel 15 take it
+    transformer_block_quantise<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
+    transformer_block_quantise<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
+                                            stream);
 }
 
 // Products of e4m3 operands. Activations in e4m3 take half of the room of f.norm and f.gelu.
@@ -1019,7 +1033,7 @@ static bool transformer_block_has_fp8(const TransformerBlock& f, const Transform
     return cublaslt_has_linear(calls.qkv) && cublaslt_has_linear(calls.fc) && cublaslt_has_linear(calls.fcproj);
 }
 
-// gelu_epilogue: kernel 8. proj_form: of gemm_sm90, which adds the residual; 0: the library, and the layernorm adds it.
+// gelu_epilogue: kernel 8. proj_form: of gemm_sm90, which adds the residual; 0: matmul_forward, and the layernorm adds it.
 void transformer_block_forward6(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue,
                                 int proj_form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -1028,22 +1042,108 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
     const TransformerBlockScales* s = q.scales;
     TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
     const float *scale1 = &s->norm1.multiplier, *scale2 = &s->norm2.multiplier;
-    attention_projection_norm(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
+    fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
     cublasCheck(cublaslt_try_linear(calls.qkv, stream));
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
     if (proj_form == 0) {
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
-        attention_projection_norm(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias, scale2, N,
-                                  C, stream);
+        fused_residual_layernorm_early(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
+                                       scale2, N, C, stream);
     } else {
         transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
                                                  proj_form, stream);
-        attention_projection_norm(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, scale2, N, C,
-                                  stream);
+        fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, scale2, N, C,
+                                       stream);
     }
     cublasCheck(cublaslt_try_linear(calls.fc, stream));
     if (!gelu_epilogue) { transformer_block_quantise<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
     cublasCheck(cublaslt_try_linear(calls.fcproj, stream));
+}
+
+// ---- kernel 15: all four products of e4m3 by gemm_sm90, attention and GELU to e4m3 in registers ----
+
+// Attention's result times *scale to e4m3 (B,T,NH,64), each 64 in the order of gemm_sm90_e4m3_column.
+struct TransformerBlockStore15 {
+    __nv_fp8_e4m3* out;
+    const float* scale;
+    int T, NH;
+    __device__ void prepare(floatX*, int, int, int) {}
+    __device__ void store(floatX*, const float (&o)[32], const float (&l)[2], int t, int h, int b) {
+        int lane = threadIdx.x % 32;
+        float multiplier = __ldg(scale);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = t + 8 * half + lane / 4;
+            float x = multiplier / l[half];
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { // 16 columns
+                const float* y = o + 8 * i + 2 * half;
+                words[i] = pack_e4m3x4(y[0] * x, y[1] * x, y[4] * x, y[5] * x);
+            }
+            if (row >= 0 && row < T) {
+                *reinterpret_cast<uint4*>(out + (((size_t)b * T + row) * NH + h) * 64 + lane % 4 * 16) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+            }
+        }
+    }
+};
+// attention_forward's kernel 16 but for that
+template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+    transformer_block_attention_kernel15(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
+                                         AttentionForwardList list, float scale_log2, __nv_fp8_e4m3* out,
+                                         const float* scale) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map); }
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
+    attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2,
+                                 TransformerBlockStore15{out, scale, T, NH});
+}
+template <int groups> static void transformer_block_attention15(const TransformerBlock& f, __nv_fp8_e4m3* out,
+                                                                const float* scale, cudaStream_t stream) {
+    float* no_lse = NULL;
+    attention_forward_sm90_launch<groups>(transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH,
+                                          stream, out, scale);
+}
+
+// out (M,N) = inp (M,K) weight (N,K)^T + bias and what `extras` says, inp and weight e4m3
+template <int extras> static void transformer_block_product15(const GemmScaledBias<extras>& epilogue, floatX* out,
+                                                              const __nv_fp8_e4m3* inp, const __nv_fp8_e4m3* weight,
+                                                              const floatX* residual, int M, int N, int K, int form,
+                                                              cudaStream_t stream) {
+    GemmSM90 g = {out, NULL, (const floatX*)inp, (const floatX*)weight, residual, M, N, K / 2, true};
+    gemm_sm90_e4m3(g, epilogue, stream, form);
+}
+
+// C = 64 * NH. digits: see TransformerBlockForms. Activations in e4m3 take half of the room of f.norm, f.attention and f.gelu.
+void transformer_block_forward15(const TransformerBlock& f, const TransformerBlockFp8& q, cudaStream_t stream,
+                                 int digits = 2222) {
+    require(f.C == 64 * f.NH);
+    TransformerBlockForms forms = transformer_block_forms(digits);
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    const TransformerBlockScales* s = q.scales;
+    __nv_fp8_e4m3 *norm = (__nv_fp8_e4m3*)f.norm, *attention = (__nv_fp8_e4m3*)f.attention;
+    __nv_fp8_e4m3* gelu = (__nv_fp8_e4m3*)f.gelu;
+    fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, &s->norm1.multiplier,
+                                   N, C, stream);
+    GemmScaledBias<0> to_qkv = {&s->norm1.inverse, &s->qkv_weight.inverse, w.qkv_bias, NULL, NULL};
+    transformer_block_product15(to_qkv, f.qkv, norm, q.qkv_weight, NULL, N, 3 * C, C, forms.qkv, stream);
+    bool few = attention_forward_sm90_groups(f.B, f.T, f.NH) == 2;
+    (few ? transformer_block_attention15<2> : transformer_block_attention15<4>)(f, attention, &s->attention.multiplier,
+                                                                                stream);
+    GemmScaledBias<GEMM_RESIDUAL> to_residual = {&s->attention.inverse, &s->proj_weight.inverse, w.proj_bias, NULL,
+                                                 NULL};
+    transformer_block_product15(to_residual, f.residual, attention, q.ordered_proj_weight, f.inp, N, C, C, forms.proj,
+                                stream);
+    fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias,
+                                   &s->norm2.multiplier, N, C, stream);
+    GemmScaledBias<GEMM_GELU | GEMM_E4M3> to_gelu = {&s->norm2.inverse, &s->fc_weight.inverse, w.fc_bias, gelu,
+                                                     &s->gelu.multiplier};
+    transformer_block_product15(to_gelu, NULL, norm, q.fc_weight, NULL, N, 4 * C, C, forms.fc, stream);
+    GemmScaledBias<GEMM_RESIDUAL> to_out = {&s->gelu.inverse, &s->fcproj_weight.inverse, w.fcproj_bias, NULL, NULL};
+    transformer_block_product15(to_out, f.out, gelu, q.ordered_fcproj_weight, f.residual, N, C, 4 * C, forms.fcproj,
+                                stream);
 }
 
 // The weights of one block in e4m3, prepared at the first use.
@@ -1055,13 +1155,15 @@ struct TransformerBlockCache {
         cudaCheck(cudaMalloc(&q.qkv_weight, 3 * CC));
         cudaCheck(cudaMalloc(&q.fc_weight, 4 * CC));
         cudaCheck(cudaMalloc(&q.fcproj_weight, 4 * CC));
+        cudaCheck(cudaMalloc(&q.ordered_proj_weight, CC));
+        cudaCheck(cudaMalloc(&q.ordered_fcproj_weight, 4 * CC));
         cudaCheck(cudaMalloc(&q.scales, sizeof(TransformerBlockScales)));
         cudaCheck(cudaMalloc(&q.maxima, TRANSFORMER_BLOCK_NUM_MAXIMA * sizeof(unsigned)));
     }
     TransformerBlockCache(const TransformerBlockCache&) = delete;
     ~TransformerBlockCache() {
-        for (void* p :
-             {(void*)q.qkv_weight, (void*)q.fc_weight, (void*)q.fcproj_weight, (void*)q.scales, (void*)q.maxima}) {
+        for (void* p : {(void*)q.qkv_weight, (void*)q.fc_weight, (void*)q.fcproj_weight, (void*)q.ordered_proj_weight,
+                        (void*)q.ordered_fcproj_weight, (void*)q.scales, (void*)q.maxima}) {
             cudaFree(p);
         }
     }
@@ -1163,20 +1265,15 @@ static void declare(Bench& b) {
              {0});
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
 #if !defined(ENABLE_FP32)
-    // block sizes of 4 and 10: a digit for each product, see TransformerBlockForms
-    bool has_norm = C <= 2048; // attention_projection_norm takes no more
+    // block sizes of 4: a digit for each product, see TransformerBlockForms
+    bool has_norm = C <= 2048; // fused_residual_layernorm_early takes no more
     if (has_norm) {
         b.kernel(
             4, "all products by gemm_sm90, each started early",
             [=](int digits) {
                 digits ? transformer_block_forward(f, stream, digits) : transformer_block_forward(f, stream);
             },
-            {0, 2222, 2121, 2521, 2124, 2122, 1111, 3333, 4444, 5555}, -90);
-        b.moves(7, 26 * tensor + weights);
-        b.kernel(
-            10, "4, but the library where it is faster",
-            [=](int digits) { transformer_block_forward4(f, transformer_block_forms(digits), stream); },
-            {120, 121, 2120, 20, 100}, -90);
+            {0, 2222, 2220, 2121, 2122, 2111, 1111, 3333, 4444, 5555}, -90);
         b.moves(7, 26 * tensor + weights);
     }
     // block sizes of 11 and 12: the last product's form
@@ -1217,10 +1314,13 @@ static void declare(Bench& b) {
 #if defined(ENABLE_BF16)
     if (C % 16 == 0 && has_norm) {
         auto cache = b.dry ? NULL : std::make_shared<TransformerBlockCache>(C);
-        auto launch_fp8 = [=](bool gelu_epilogue, int proj_form, cudaStream_t s) {
+        auto prepared = [=](cudaStream_t s) -> const TransformerBlockFp8& {
             if (!cache->prepared) { transformer_block_prepare_fp8(cache->q, f.w, C, s); }
             cache->prepared = true;
-            transformer_block_forward6(f, cache->q, gelu_epilogue, proj_form, s);
+            return cache->q;
+        };
+        auto launch_fp8 = [=](bool gelu_epilogue, int proj_form, cudaStream_t s) {
+            transformer_block_forward6(f, prepared(s), gelu_epilogue, proj_form, s);
         };
         std::vector<int> proj_forms = {0}; // block sizes of 6 and 8
         if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_TURNS_192); }
@@ -1250,6 +1350,27 @@ static void declare(Bench& b) {
                 },
                 {0}, 89);
             b.moves(7, 21 * tensor + weights_fp8);
+            b.coarser(14);
+        }
+        if (C == 64 * NH) {
+            b.kernel(
+                15, "all products of e4m3, by gemm_sm90",
+                [=](int digits) {
+                    digits ? transformer_block_forward15(f, prepared(stream), stream, digits)
+                           : transformer_block_forward15(f, prepared(stream), stream);
+                },
+                {0, 2222, 2111, 2211, 2122, 1111, 3333, 4444, 5555}, -90);
+            b.moves(7, 19 * tensor + 12.0 * CC);
+            b.coarser(14);
+            auto graph15 = std::make_shared<TransformerBlockGraph>();
+            b.kernel(
+                16, "15 in a CUDA graph",
+                [=](int) {
+                    transformer_block_forward3(
+                        *graph15, [=](cudaStream_t s) { transformer_block_forward15(f, prepared(s), s); }, stream);
+                },
+                {0}, -90);
+            b.moves(7, 19 * tensor + 12.0 * CC);
             b.coarser(14);
         }
     }
