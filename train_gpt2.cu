@@ -24,6 +24,7 @@ follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
 #include "llmc/eval_loader.h"
+#include "llmc/gemm_sm90.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/mfu.h"
 #include "llmc/ptx.cuh"
@@ -887,12 +888,9 @@ __global__ void matmul_forward_gelu_kernel6(floatX* out, const floatX* inp, size
     store128(out + i, x);
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
-// be NULL: no gelu, no bias, no residual. residual may be out.
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    require(C % 8 == 0 && OC % 8 == 0);
-    require(!pre_gelu || (bias && !residual));
+// With the arguments of matmul_forward.
+void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     MatmulCall call;
     call.out = out;
     call.a = inp, call.b = weight, call.b_transposed = true;
@@ -915,6 +913,43 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
         matmul_forward_gelu_kernel6<<<num_blocks, 256, 0, stream>>>(out, pre_gelu, n);
         cudaCheck(cudaGetLastError());
     }
+}
+
+#if !defined(ENABLE_FP32)
+// Kernel 9: our own product, llmc/gemm_sm90.cuh; form: one of its own.
+void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
+    GemmSM90 g = {out, pre_gelu, inp, weight, residual, N, OC, C, false};
+    if (pre_gelu) { return gemm_sm90(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream, form); }
+    if (residual) { return gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{bias}, stream, form); }
+    gemm_sm90(g, GemmBias<0>{bias}, stream, form);
+}
+#endif
+
+// The number of the kernel for this device, binary and shape. Kernel 9 does what follows a product under the products of
+// the next tile: this pays where sums are short, or much follows them, and where each block has two tiles or more.
+inline int matmul_forward_choice(bool has_gelu, int N, int C, int OC) {
+#if defined(ENABLE_FP32)
+    (void)has_gelu, (void)N, (void)C, (void)OC;
+    return 6;
+#else
+    bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
+    return C <= (has_gelu ? 2048 : 1024) && many && has_sm90a() ? 9 : 6;
+#endif
+}
+
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
+// be NULL: no gelu, no bias, no residual. residual may be out.
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    require(!pre_gelu || (bias && !residual));
+#if !defined(ENABLE_FP32)
+    if (matmul_forward_choice(pre_gelu, N, C, OC) == 9) {
+        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, GEMM_TURNS_192_PAIRS);
+    }
+#endif
+    matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -1489,15 +1524,14 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 }
 
 // ---- kernel 16: Hopper: wgmma on what TMA brings ----
-// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of 256 queries. One thread loads;
-// each of four warpgroups has 64 queries and goes over their keys by 64, the diagonal first, at its own pace: as far as
+// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of 256 queries, or 128 where there are
+// few of them. One thread loads; each of four (two) warpgroups has 64 queries and goes over their keys by 64, the diagonal first, at its own pace: as far as
 // the ring of keys reaches none waits for another, so that the softmax of some is under the products of others. Loops
 // over registers are unrolled by name: else arrays with an index would lie in memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
 const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
 const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
-const int ATTENTION_FORWARD_GROUPS = 4;                       // of 64 queries, in a tile
 const int ATTENTION_FORWARD_STAGES = 8;                       // of 64 keys and their values, in the ring
 
 // How TMA sees (B,T,num_vectors,64): boxes of box_rows tokens of one vector. T is a dimension of its own, so past a
@@ -1750,17 +1784,18 @@ struct AttentionForwardTile {
     int b, h, first_group;
 };
 
-struct AttentionForwardSM90 {                                      // 225 KB
-    floatX q[2][ATTENTION_FORWARD_GROUPS * ATTENTION_FORWARD_BOX]; // of this tile and the next
+// groups: of 64 queries, in a tile. 225 KB for four of them.
+template <int groups> struct AttentionForwardSM90 {
+    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // of this tile and the next
     floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
-    floatX out[ATTENTION_FORWARD_GROUPS * ATTENTION_FORWARD_BOX];
+    floatX out[groups * ATTENTION_FORWARD_BOX];
     AttentionForwardTile tiles[2];
     uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
 };
 
 // By the whole block.
-__device__ inline void attention_forward_sm90_init(AttentionForwardSM90& smem) {
-    const int warps = 4 * ATTENTION_FORWARD_GROUPS; // that compute
+template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSM90<groups>& smem) {
+    const int warps = 4 * groups; // that compute
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
             mbarrier_init(&smem.q_full[j], 1);
@@ -1784,23 +1819,24 @@ __device__ inline uint64_t attention_forward_sm90_values(uint64_t kv, unsigned i
 }
 
 // The part of the one thread that loads. It and those who compute count the same: n tiles, i steps over 64 keys.
-__device__ inline void attention_forward_sm90_load(AttentionForwardSM90& smem, const CUtensorMap& qkv_map, int T,
-                                                   int NH, AttentionForwardList list) {
+template <int groups> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
+                                                                         const CUtensorMap& qkv_map, int T, int NH,
+                                                                         AttentionForwardList list) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
     unsigned i = 0, n = 0;
 #pragma unroll 1
     for (; attention_forward_next(list); n++) {
         int b = list.head / NH, h = list.head % NH;
-        int first_group = ceil_div(T, 64) - ATTENTION_FORWARD_GROUPS * (list.num_tiles - list.tile);
+        int first_group = ceil_div(T, 64) - groups * (list.num_tiles - list.tile);
         mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
         smem.tiles[n % 2] = {b, h, first_group};
         mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-        for (int j = 0; j < ATTENTION_FORWARD_GROUPS; j++) {
+        for (int j = 0; j < groups; j++) {
             tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
                         &smem.q_full[n % 2]);
         }
 #pragma unroll 1
-        for (int block = first_group + ATTENTION_FORWARD_GROUPS - 1; block >= 0; block--, i++) {
+        for (int block = first_group + groups - 1; block >= 0; block--, i++) {
             unsigned stage = i % stages;
             mbarrier_wait(&smem.empty[stage], (i / stages + 1) % 2);
             mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
@@ -1816,9 +1852,10 @@ __device__ inline void attention_forward_sm90_load(AttentionForwardSM90& smem, c
 // The scores of 64 more keys, number i of the ring, and the product with the values before them, which runs while the
 // maximum of the new scores is found; then it is waited for, so that nothing stands in the way of what can be done
 // between exponents, which take the longest: sums, packing, rescaling.
-__device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16], float (&o)[32],
-                                                   AttentionForwardRows& x, AttentionForwardSM90& smem, uint64_t q,
-                                                   uint64_t kv, unsigned i, float scale_log2) {
+template <class SMem> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
+                                                                         float (&o)[32], AttentionForwardRows& x,
+                                                                         SMem& smem, uint64_t q, uint64_t kv,
+                                                                         unsigned i, float scale_log2) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
     mbarrier_wait(&smem.full[i % stages], i / stages % 2);
     wgmma_fence();
@@ -1839,11 +1876,21 @@ __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)
     attention_forward_wgmma_pack(p, s);
 }
 
+// Where a warp's 16 rows of a head go, from token t on, which is negative if they lie before the first; place: 2 KB of
+// the warp's own in shared memory. prepare() is called under a tile's first steps, store() at its end.
+struct AttentionForwardStore {
+    const CUtensorMap& out_map;
+    __device__ void prepare(floatX*, int, int, int) {}
+    __device__ void store(floatX* place, const float (&o)[32], const float (&l)[2], int t, int h, int b) {
+        attention_forward_wgmma_store(out_map, place, o, l, t, h, b);
+    }
+};
+
 // The part of the warps that compute.
-__device__ inline void attention_forward_sm90_compute(AttentionForwardSM90& smem, const CUtensorMap& out_map,
-                                                      float* lse, int T, int NH, float scale_log2) {
+template <int groups, class Store>
+__device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<groups>& smem, float* lse, int T, int NH,
+                                                      float scale_log2, Store& store) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
-    const int groups = ATTENTION_FORWARD_GROUPS;
     // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
     int warpgroup =
         (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
@@ -1877,6 +1924,9 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90& smem
         attention_forward_wgmma_diagonal<0>(s, x, warp, scale_log2);
         attention_forward_wgmma_pack(p, s);
         attention_forward_wgmma_rounding(x, p, warp);
+        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
+        int t = group * 64 + warp * 16;
+        store.prepare(out, t, h, b);
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
         i++;
@@ -1889,7 +1939,6 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90& smem
         wgmma_fence();
         attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
         wgmma_commit();
-        int t = group * 64 + warp * 16;
         attention_forward_wgmma_row_sums(x.l);
         attention_forward_wgmma_row_sums(x.rounding);
         attention_forward_wgmma_lse(lse ? lse + ((size_t)b * NH + h) * T : nullptr, x.l, x.m, t, T);
@@ -1902,44 +1951,65 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90& smem
         wgmma_wait<0>();
         wgmma_hold(o);
         if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % stages]); }
-        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
-        attention_forward_wgmma_store(out_map, out, o, x.l, t, h, b);
+        store.store(out, o, x.l, t, h, b);
     }
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-__global__ void __launch_bounds__(128 * (ATTENTION_FORWARD_GROUPS + 1), 1)
-    attention_forward_sm90_kernel16(float* lse, const __grid_constant__ CUtensorMap qkv_map,
-                                    const __grid_constant__ CUtensorMap out_map, int T, int NH,
-                                    AttentionForwardList list, float scale_log2) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90>(attention_forward_shared);
-    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
+// All of it, for a kernel of groups + 1 warpgroups.
+template <int groups, class Store>
+__device__ inline void attention_forward_sm90_block(AttentionForwardSM90<groups>& smem, float* lse,
+                                                    const CUtensorMap& qkv_map, int T, int NH,
+                                                    const AttentionForwardList& list, float scale_log2, Store store) {
     attention_forward_sm90_init(smem);
     grid_launch_dependents(); // they find room when this grid's blocks end
     grid_wait_dependency();
-    if (threadIdx.x < 128 * ATTENTION_FORWARD_GROUPS) {
-        warpgroup_more_registers<112>(); // 4 * 112 + 32 of a thread of each are 5 * 96
-        attention_forward_sm90_compute(smem, out_map, lse, T, NH, scale_log2);
+    if (threadIdx.x < 128 * groups) {
+        warpgroup_more_registers<groups == 4 ? 112 : 208>(); // 4 * 112 + 32 of a thread of each are 5 * 96
+        attention_forward_sm90_compute(smem, lse, T, NH, scale_log2, store);
     } else {
         warpgroup_fewer_registers<32>();
-        if (threadIdx.x == 128 * ATTENTION_FORWARD_GROUPS) { attention_forward_sm90_load(smem, qkv_map, T, NH, list); }
+        if (threadIdx.x == 128 * groups) { attention_forward_sm90_load(smem, qkv_map, T, NH, list); }
     }
 }
 
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    auto kernel = attention_forward_sm90_kernel16;
+template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+    attention_forward_sm90_kernel16(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
+                                    AttentionForwardList list, float scale_log2,
+                                    const __grid_constant__ CUtensorMap out_map) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
+    attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2, AttentionForwardStore{out_map});
+}
+
+// Launches kernel 16, or another of attention_forward_sm90_block, whose shared memory is SMem and which takes `out` last.
+template <int groups, class SMem = AttentionForwardSM90<groups>, class Kernel, class... Out>
+void attention_forward_sm90_launch(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
+                                   cudaStream_t stream, const Out&... out) {
     CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
-    const int bytes = sizeof(AttentionForwardSM90) + 1024;
+    const int bytes = sizeof(SMem) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_heads = B * NH, num_tiles = ceil_div(T, 64 * ATTENTION_FORWARD_GROUPS);
+    int num_heads = B * NH, num_tiles = ceil_div(T, 64 * groups);
     int num_blocks = min(num_heads * num_tiles, num_multiprocessors());
     int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
     AttentionForwardList list = {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (ATTENTION_FORWARD_GROUPS + 1)), bytes, stream, lse, qkv_map,
-                 out_map, T, NH, list, 1.44269504f / sqrtf(64.0f));
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), bytes, stream, lse, qkv_map, T, NH, list,
+                 1.44269504f / sqrtf(64.0f), out...);
+}
+// Groups of 64 queries in a tile: two where there are few tiles, which is a shorter way to the longest one's end.
+inline int attention_forward_sm90_groups(int B, int T, int NH) {
+    return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
+}
+
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    if (attention_forward_sm90_groups(B, T, NH) == 2) {
+        attention_forward_sm90_launch<2>(attention_forward_sm90_kernel16<2>, lse, qkv, B, T, NH, stream, out_map);
+    } else {
+        attention_forward_sm90_launch<4>(attention_forward_sm90_kernel16<4>, lse, qkv, B, T, NH, stream, out_map);
+    }
 }
 
 // The number of the kernel for this device, binary and head size.

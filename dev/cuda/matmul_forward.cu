@@ -16,7 +16,7 @@
 #include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
 
-// ---- kernel 6: cuBLASLt, everything in the epilogue, the algorithm timed once for each shape ----
+// ---- kernel 6: cuBLASLt, everything in the epilogue, the algorithm timed once for each shape; or our own, kernel 9 ----
 
 // ==== promoted: matmul_forward ====
 // x * sigmoid(2u), which is the tanh form without its cancellation
@@ -33,12 +33,9 @@ __global__ void matmul_forward_gelu_kernel6(floatX* out, const floatX* inp, size
     store128(out + i, x);
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
-// be NULL: no gelu, no bias, no residual. residual may be out.
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    require(C % 8 == 0 && OC % 8 == 0);
-    require(!pre_gelu || (bias && !residual));
+// With the arguments of matmul_forward.
+void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     MatmulCall call;
     call.out = out;
     call.a = inp, call.b = weight, call.b_transposed = true;
@@ -61,6 +58,43 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
         matmul_forward_gelu_kernel6<<<num_blocks, 256, 0, stream>>>(out, pre_gelu, n);
         cudaCheck(cudaGetLastError());
     }
+}
+
+#if !defined(ENABLE_FP32)
+// Kernel 9: our own product, llmc/gemm_sm90.cuh; form: one of its own.
+void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
+    GemmSM90 g = {out, pre_gelu, inp, weight, residual, N, OC, C, false};
+    if (pre_gelu) { return gemm_sm90(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream, form); }
+    if (residual) { return gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{bias}, stream, form); }
+    gemm_sm90(g, GemmBias<0>{bias}, stream, form);
+}
+#endif
+
+// The number of the kernel for this device, binary and shape. Kernel 9 does what follows a product under the products of
+// the next tile: this pays where sums are short, or much follows them, and where each block has two tiles or more.
+inline int matmul_forward_choice(bool has_gelu, int N, int C, int OC) {
+#if defined(ENABLE_FP32)
+    (void)has_gelu, (void)N, (void)C, (void)OC;
+    return 6;
+#else
+    bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
+    return C <= (has_gelu ? 2048 : 1024) && many && has_sm90a() ? 9 : 6;
+#endif
+}
+
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
+// be NULL: no gelu, no bias, no residual. residual may be out.
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0);
+    require(!pre_gelu || (bias && !residual));
+#if !defined(ENABLE_FP32)
+    if (matmul_forward_choice(pre_gelu, N, C, OC) == 9) {
+        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, GEMM_TURNS_192_PAIRS);
+    }
+#endif
+    matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -481,14 +515,7 @@ void matmul_forward8(const MatmulForward& f, cudaStream_t stream) {
 }
 
 // ---- kernel 9: 8 with tiles of 128x192, stored by TMA; or both on a tile of 128x256; weights shared by two blocks ----
-// Its text is llmc/gemm_sm90.cuh, whose forms are the "block sizes" here.
-
-void matmul_forward9(const MatmulForward& f, cudaStream_t stream, int form) {
-    GemmSM90 g = {f.out, f.pre_gelu, f.inp, f.weight, f.residual, f.N, f.OC, f.C, false};
-    if (f.pre_gelu) { return gemm_sm90(g, GemmBias<GEMM_GELU | GEMM_SECOND>{f.bias}, stream, form); }
-    if (f.residual) { return gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{f.bias}, stream, form); }
-    gemm_sm90(g, GemmBias<0>{f.bias}, stream, form);
-}
+// Its text is llmc/gemm_sm90.cuh, whose forms are the "block sizes" here; 0 is matmul_forward(), where it chooses this one.
 
 #endif
 
@@ -519,6 +546,7 @@ static void declare(Bench& b) {
     Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 5
     MatmulForward f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
+    int choice = b.dry ? 6 : matmul_forward_choice(has_gelu, N, C, OC);
     b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
     b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_forward2(f, stream); }, {0});
@@ -530,17 +558,24 @@ static void declare(Bench& b) {
     b.kernel(5, "cuBLASLt for the product, the rest apart", [=](int bs) { matmul_forward5(f, in_float, stream, bs); },
              {256, 512});
     b.kernel(6, "cuBLASLt, all fused, algorithms timed",
-             [=](int) { matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
+             [=](int) { matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
         7, "wgmma and TMA", [=](int) { matmul_forward7(f, stream); }, {0}, -90);
     b.kernel(
         8, "persistent, loader and two in turns", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
+    std::vector<int> forms = {GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TOGETHER_256, GEMM_TOGETHER_256_PAIRS,
+                              GEMM_TURNS_128_PAIRS};
+    if (choice == 9) { forms.insert(forms.begin(), 0); }
     b.kernel(
-        9, "gemm_sm90, its forms as block sizes", [=](int form) { matmul_forward9(f, stream, form); },
-        {GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TOGETHER_256, GEMM_TOGETHER_256_PAIRS, GEMM_TURNS_128_PAIRS}, -90);
+        9, "gemm_sm90, its forms as block sizes",
+        [=](int form) {
+            form ? matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
+                 : matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+        },
+        forms, -90);
 #endif
-    b.promoted(6);
+    b.promoted(choice);
     b.matrix_rate(cublaslt_matrix_rate);
 }
 
