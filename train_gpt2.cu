@@ -927,14 +927,14 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 #endif
 
 // The number of the kernel for this device, binary and shape. Kernel 9 does what follows a product under the products of
-// the next tile: this pays where sums are short, or much follows them, and where each block has two tiles or more.
-inline int matmul_forward_choice(bool has_gelu, int N, int C, int OC) {
+// the next tile: this pays where sums are not long, and where each block has two tiles or more.
+inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
-    (void)has_gelu, (void)N, (void)C, (void)OC;
+    (void)N, (void)C, (void)OC;
     return 6;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= (has_gelu ? 2048 : 1024) && many && has_sm90a() ? 9 : 6;
+    return C <= 2048 && many && has_sm90a() ? 9 : 6;
 #endif
 }
 
@@ -945,7 +945,7 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
     require(C % 8 == 0 && OC % 8 == 0);
     require(!pre_gelu || (bias && !residual));
 #if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(pre_gelu, N, C, OC) == 9) {
+    if (matmul_forward_choice(N, C, OC) == 9) {
         return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, GEMM_TURNS_192_PAIRS);
     }
 #endif

@@ -285,7 +285,7 @@ struct LayernormLinear {
     int N, C, OC;
 };
 
-// ---- kernel 1: two launches: layernorm, then cuBLASLt ----
+// ---- kernel 1: two launches: layernorm, then matmul_forward ----
 
 // normed (N,C), mean, rstd (N) are scratch
 void layernorm_linear1(const LayernormLinear& l, floatX* normed, float* mean, float* rstd, cudaStream_t stream) {
@@ -747,7 +747,7 @@ static void declare(Bench& b) {
     Buffer<floatX> normed = b.scratch<floatX>("normed", (size_t)N * C);
     Buffer<float> mean = b.scratch<float>("mean", N), rstd = b.scratch<float>("rstd", N);
     LayernormLinear l = {out, inp, weight, bias, linear_weight, linear_bias, N, C, OC};
-    b.kernel(1, "layernorm, then cuBLASLt", [=](int) { layernorm_linear1(l, normed, mean, rstd, stream); }, {0});
+    b.kernel(1, "layernorm, then matmul_forward", [=](int) { layernorm_linear1(l, normed, mean, rstd, stream); }, {0});
     b.moves(2, 3 * rows + weights + results);
     b.kernel(2, "one launch: 32x32 tiles, statistics by each block", [=](int) { layernorm_linear2(l, stream); }, {0});
     b.moves(1, rows + weights + results);

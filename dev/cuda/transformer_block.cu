@@ -3,13 +3,14 @@
    out (B,T,C) floatX out | inp (B,T,C) floatX in | 12 tensors of weights floatX in, see TransformerBlockWeights
    Bound: compute, 24*B*T*C*C FLOPs for four products and 2*B*NH*T*T*HS for attention, its causal half counted once.
    Constraint: C % NH == 0 and C / NH % 8 == 0; C <= 2048 from kernel 4 on, in kernel 5 HS = 64 and C <= 1792; kernels
-   of e4m3 products C % 16 == 0.
+   of e4m3 products C % 16 == 0, and in 15 and 16 HS = 64.
    Error: against the fp64 reference, which rounds nothing on the way: three ulps of floatX of the result and of 1. What
    lies between two products is rounded to floatX; in bf16 these roundings come to 0.004 as a root mean square, and the
    largest of 10^7 errors to 5.4 times that. fp32: 64 ulps, 512 for rows of equal values. The e4m3 kernels:
    14 times that of bf16. e4m3 keeps 3 bits after the first, so both factors of each product are off by 0.025 as a root
    mean square, and a sum of any number of products by 0.036 of its size; three such layers in turn are off by 0.041 to
-   0.056, depending on T.
+   0.056, depending on T. Kernels 15 and 16 have a fourth such product, and sums of which the tensor cores keep some 14
+   bits: their largest errors are 0.47 to 0.70 of the tolerance, those of 6 and 8 0.29 to 0.58.
    Kernels 11 to 13 subtract a row's mean after a product: where it is q times the standard deviation, roundings of fp32
    count q times. They round layernorm's weight times the linear layer's instead of the normalised rows.
    Scores of +-1e4 would make of one rounding in bf16 another winner of the softmax: attention_forward checks those.
@@ -84,7 +85,7 @@ void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) 
     residual_forward(f.out, f.residual, f.projected, n, stream);
 }
 
-// ---- kernel 2: as in training: GELU and one residual in the library's epilogues, the other with its layernorm ----
+// ---- kernel 2: as in training: GELU and one residual in the products' epilogues, the other with its layernorm ----
 
 void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;

@@ -71,6 +71,9 @@ shapes() {
     ffn | gelu_linear | layernorm_linear | linear_gelu) echo "-B 1 -T 130 -C 136" ;; # two tiles of rows
     fused_attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 130 -C 384 -NH 6" ;;
     transformer_block) echo "-B 1 -T 130 -C 384 -NH 6 -V 3" ;;
+    attention_forward) # the last one goes round the rings of kernels with one
+        printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 1 -T 600 -C 64 -NH 1"
+        ;;
     attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_attention) echo "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200" ;; # with layernorm, with residual
