@@ -576,10 +576,10 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 }
 
 // ---- kernel 16: Hopper: wgmma on what TMA brings ----
-// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of 256 queries, or 128 where there are
-// few of them. One thread loads; each of four (two) warpgroups has 64 queries and goes over their keys by 64, the diagonal first, at its own pace: as far as
-// the ring of keys reaches none waits for another, so that the softmax of some is under the products of others. Loops
-// over registers are unrolled by name: else arrays with an index would lie in memory.
+// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of 256 queries, or of 128 where there
+// are few. One thread loads; each of four warpgroups (or two) has 64 queries and goes over their keys by 64, the diagonal
+// first, at its own pace: as far as the ring of keys reaches none waits for another, so that the softmax of some is under
+// the products of others. Loops over registers are unrolled by name: else arrays with an index would lie in memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
 const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
@@ -1035,7 +1035,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2, AttentionForwardStore{out_map});
 }
 
-// Launches kernel 16, or another of attention_forward_sm90_block, whose shared memory is SMem and which takes `out` last.
+// Launches kernel 16, or another of attention_forward_sm90_block, with SMem in shared memory, which takes `out` last.
 template <int groups, class SMem = AttentionForwardSM90<groups>, class Kernel, class... Out>
 void attention_forward_sm90_launch(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
                                    cudaStream_t stream, const Out&... out) {

@@ -12,14 +12,17 @@
    gelu costs a block of 128 rows and 256 columns, for each 64 of K, 8192 values on the way. The tensor cores take 1024
    cycles for them; with the work on all four parts of an SM, one tanh each takes its special function units 512, in
    fp32 as in 16 bits, and its instruction issue 480 in fp32, 260 in 16 bits. On three parts (kernel 4, whose fourth
-   warp loads) it is a third more. So it fits under the products even though each of the OC / 256 tiles of a row does
-   it again. Doing it once, and sharing the results in a cluster over the columns, would save what nobody needs, and
-   give up what a cluster is needed for: with two blocks below each other that share the weight's tile, 32 KB come from
-   L2 for each such step; with three beside each other that share inp's it is 37 KB, and with no cluster 48 KB, which
-   at 115 us is 7.7 TB/s. One block with all 768 columns of 64 rows would read each weight for 64 rows alone: 1.2 GB.
+   warp loads) it is a third more. By that count it fits under the products even though each of the OC / 256 tiles of a
+   row does it again. Measured it does not quite, for a warp waits between instructions that depend on each other: kernel
+   7 keeps the tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that it is done twice instead of three times.
+   Doing it once, and sharing the results in a cluster over the columns, would give up what a cluster is needed for. For
+   each 1024 cycles of products two blocks below each other that share the weight's tile take 32 KB from L2, 27 with 384
+   columns; three beside each other that share inp's 37 KB, and without a cluster it is 48 KB, which at 115 us is 7.7
+   TB/s. One block with all 768 columns of 64 rows would read each weight for 64 rows alone: 1.2 GB.
 
    nvcc -O3 --use_fast_math gelu_linear.cu -lcublasLt -o gelu_linear      (or: make gelu_linear)
-   ./gelu_linear 4      check kernel 4 against the CPU and time its forms, which stand in for block sizes
+   ./gelu_linear 8      check kernel 8 against the CPU and time it
+   ./gelu_linear 4      the same for kernel 4, whose forms stand in for block sizes
    ./gelu_linear        every kernel, side by side                                         */
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"

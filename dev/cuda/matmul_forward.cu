@@ -515,7 +515,7 @@ void matmul_forward8(const MatmulForward& f, cudaStream_t stream) {
 }
 
 // ---- kernel 9: 8 with tiles of 128x192, stored by TMA; or both on a tile of 128x256; weights shared by two blocks ----
-// Its text is llmc/gemm_sm90.cuh, whose forms are the "block sizes" here; 0 is matmul_forward(), where it chooses this one.
+// Its text is llmc/gemm_sm90.cuh, whose forms are the "block sizes" here; 0: matmul_forward(), where it chooses this one.
 
 #endif
 

@@ -1116,7 +1116,8 @@ template <int extras> static void transformer_block_product15(const GemmScaledBi
     gemm_sm90_e4m3(g, epilogue, stream, form);
 }
 
-// C = 64 * NH. digits: see TransformerBlockForms. Activations in e4m3 take half of the room of f.norm, f.attention and f.gelu.
+// C = 64 * NH. digits: see TransformerBlockForms. Activations in e4m3 take half of the room of f.norm, f.attention and
+// f.gelu.
 void transformer_block_forward15(const TransformerBlock& f, const TransformerBlockFp8& q, cudaStream_t stream,
                                  int digits = 2222) {
     require(f.C == 64 * f.NH);
