@@ -871,10 +871,12 @@ __device__ inline uint64_t attention_forward_sm90_values(uint64_t kv, unsigned i
 }
 
 // The part of the one thread that loads. It and those who compute count the same: n tiles, i steps over 64 keys.
-template <int groups> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
-                                                                         const CUtensorMap& qkv_map, int T, int NH,
-                                                                         AttentionForwardList list) {
+// once: L2 need not keep what is loaded.
+template <int groups, bool once> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
+                                                                                    const CUtensorMap& qkv_map, int T,
+                                                                                    int NH, AttentionForwardList list) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
+    auto load = once ? tma_load_4d_once : tma_load_4d;
     unsigned i = 0, n = 0;
 #pragma unroll 1
     for (; attention_forward_next(list); n++) {
@@ -884,16 +886,16 @@ template <int groups> __device__ inline void attention_forward_sm90_load(Attenti
         smem.tiles[n % 2] = {b, h, first_group};
         mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
         for (int j = 0; j < groups; j++) {
-            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
-                        &smem.q_full[n % 2]);
+            load(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
+                 &smem.q_full[n % 2]);
         }
 #pragma unroll 1
         for (int block = first_group + groups - 1; block >= 0; block--, i++) {
             unsigned stage = i % stages;
             mbarrier_wait(&smem.empty[stage], (i / stages + 1) % 2);
             mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
-            tma_load_4d(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
-            tma_load_4d(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
+            load(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
+            load(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
@@ -929,8 +931,10 @@ template <class SMem> __device__ inline void attention_forward_sm90_step(float (
 }
 
 // Where a warp's 16 rows of a head go, from token t on, which is negative if they lie before the first; place: 2 KB of
-// the warp's own in shared memory. prepare() is called under a tile's first steps, store() at its end.
+// the warp's own in shared memory. prepare() is called under a tile's first steps, store() at its end. once: of
+// attention_forward_sm90_load.
 struct AttentionForwardStore {
+    static const bool once = false;
     const CUtensorMap& out_map;
     __device__ void prepare(floatX*, int, int, int) {}
     __device__ void store(floatX* place, const float (&o)[32], const float (&l)[2], int t, int h, int b) {
@@ -1021,7 +1025,9 @@ __device__ inline void attention_forward_sm90_block(AttentionForwardSM90<groups>
         attention_forward_sm90_compute(smem, lse, T, NH, scale_log2, store);
     } else {
         warpgroup_fewer_registers<32>();
-        if (threadIdx.x == 128 * groups) { attention_forward_sm90_load(smem, qkv_map, T, NH, list); }
+        if (threadIdx.x == 128 * groups) {
+            attention_forward_sm90_load<groups, Store::once>(smem, qkv_map, T, NH, list);
+        }
     }
 }
 

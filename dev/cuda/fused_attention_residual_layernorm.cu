@@ -1212,7 +1212,8 @@ void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* norme
 }
 
 // ---- kernel 7: two launches: attention adds inp to what it stores, the layernorm under its end ----------------
-// The sum is read back from L2. Attention itself waits for nothing but its softmax: inp comes under a tile's steps.
+// The sum is read back from L2, which is asked to keep nothing else. Attention itself waits for nothing but its softmax:
+// inp comes under a tile's steps.
 
 template <int groups> struct FusedAttentionSMem7 : AttentionForwardSM90<groups> {
     uint64_t inp_full[4 * groups]; // of each warp that computes
@@ -1220,6 +1221,7 @@ template <int groups> struct FusedAttentionSMem7 : AttentionForwardSM90<groups> 
 
 // For attention_forward_sm90_block: residual = inp + attention
 struct FusedAttentionStore7 {
+    static const bool once = true;             // L2 is kept for residual
     const CUtensorMap &inp_map, &residual_map; // boxes of 16 tokens of a head
     uint64_t* full;                            // this warp's barrier
     int parity;                                // of its phase for this tile
@@ -1303,8 +1305,8 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
         require((size_t)B * T * NH <= INT_MAX);
         bool few = attention_forward_sm90_groups(B, T, NH) == 2;
         (few ? fused_attention_launch7<2> : fused_attention_launch7<4>)(residual, lse, qkv, inp, B, T, NH, stream);
-        return fused_residual_layernorm_early(normed, NULL, mean, rstd, residual, NULL, weight, bias, NULL, B * T, C,
-                                              stream);
+        return fused_residual_layernorm_forward9(NULL, normed, mean, rstd, residual, NULL, weight, bias, B * T, C,
+                                                 stream);
     }
 #endif
     require(att != NULL);

@@ -218,6 +218,131 @@ void fused_residual_layernorm_early(Norm* norm, floatX* residual, float* mean, f
                  residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
 }
 
+// ---- kernel 9: a block for each SM; a warp's rows come by bulk copies, up to eight of them on the way at once ----
+
+const int FUSED_RESIDUAL_LAYERNORM_WARPS = 16, FUSED_RESIDUAL_LAYERNORM_STAGES = 8;
+
+// p: 8 elements, aligned to 16 bytes
+__device__ inline void fused_residual_layernorm_load8(float (&x)[8], const floatX* p) {
+    uint4 pairs = *reinterpret_cast<const uint4*>(p);
+    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+    for (int k = 0; k < 4; k++) {
+        float2 pair = unpack_16x2(words[k], floatX()); // half the instructions of two conversions
+        x[2 * k] = pair.x, x[2 * k + 1] = pair.y;
+    }
+}
+
+// As kernel 8. Each warp has a ring of `stages` rows, or of pairs of rows if inp2 is not NULL, in shared memory. A lane
+// has num_vectors times 8 neighbours of a row; whole: C is 256 * num_vectors, and all lanes have as many.
+template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FUSED_RESIDUAL_LAYERNORM_WARPS, 1)
+    fused_residual_layernorm_kernel9(floatX* normed, floatX* residual, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                     int stages) {
+    extern __shared__ int4 fused_residual_layernorm_rows[]; // (warps, stages, 1 or 2, C) floatX
+    __shared__ uint64_t barriers[FUSED_RESIDUAL_LAYERNORM_WARPS][FUSED_RESIDUAL_LAYERNORM_STAGES];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = (inp2 ? 2 : 1) * C;
+    floatX* ring = (floatX*)fused_residual_layernorm_rows + (size_t)warp * stages * slot;
+    uint64_t* full = barriers[warp];
+    if (lane == 0) {
+        for (int i = 0; i < stages; i++) { mbarrier_init(&full[i], 1); }
+        mbarrier_init_fence();
+    }
+    __syncwarp();
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int row = blockIdx.x + gridDim.x * warp, step = gridDim.x * FUSED_RESIDUAL_LAYERNORM_WARPS;
+    auto load = [&](int row, int stage) {
+        int bytes = C * sizeof(floatX);
+        mbarrier_arrive_expect(&full[stage], inp2 ? 2 * bytes : bytes);
+        bulk_load(ring + stage * slot, inp1 + (size_t)row * C, bytes, &full[stage]);
+        if (inp2) { bulk_load(ring + stage * slot + C, inp2 + (size_t)row * C, bytes, &full[stage]); }
+    };
+    if (lane == 0) {
+        for (int i = 0; i < stages && row + i * step < N; i++) { load(row + i * step, i); }
+    }
+    auto column = [&](int i) { return (lane + 32 * i) * 8; };
+    auto has = [&](int i) { return whole || column(i) < C; };
+    const bool held = num_vectors <= 3; // weight and bias, in registers; else they come from L1 for each row
+    float w[held ? num_vectors : 1][8], b[held ? num_vectors : 1][8];
+    for (int i = 0; i < num_vectors && held; i++) {
+        if (!has(i)) { continue; }
+        fused_residual_layernorm_load8(w[i], weight + column(i));
+        fused_residual_layernorm_load8(b[i], bias + column(i));
+    }
+    int stage = 0, parity = 0;
+#pragma unroll 1
+    for (; row < N; row += step) {
+        size_t start = (size_t)row * C;
+        float x[num_vectors][8], sums[num_vectors] = {}, squares[num_vectors] = {}, sum = 0.0f, square = 0.0f;
+        mbarrier_wait(&full[stage], parity);
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            if (!has(i)) { continue; }
+            const floatX* place = ring + stage * slot + column(i);
+            fused_residual_layernorm_load8(x[i], place);
+            if (inp2) {
+                float add[8];
+                fused_residual_layernorm_load8(add, place + C);
+                for (int k = 0; k < 8; k++) { x[i][k] = (float)(floatX)(x[i][k] + add[k]); }
+                fused_residual_layernorm_store8(residual + start + column(i), x[i]);
+            }
+        }
+        __syncwarp();
+        if (lane == 0 && row + stages * step < N) { load(row + stages * step, stage); }
+        if (++stage == stages) { stage = 0, parity ^= 1; }
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            for (int k = 0; k < 8 && has(i); k++) { sums[i] += x[i][k]; }
+            sum += sums[i];
+        }
+        float m = warp_sum(sum) / C;
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            for (int k = 0; k < 8 && has(i); k++) {
+                x[i][k] -= m;
+                squares[i] += x[i][k] * x[i][k];
+            }
+            square += squares[i];
+        }
+        float r = rsqrtf(warp_sum(square) / C + 1e-5f);
+        if (lane == 0) { mean[row] = m, rstd[row] = r; }
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            if (!has(i)) { continue; }
+            const int j = held ? i : 0;
+            if (!held) {
+                fused_residual_layernorm_load8(w[j], weight + column(i));
+                fused_residual_layernorm_load8(b[j], bias + column(i));
+            }
+            for (int k = 0; k < 8; k++) { x[i][k] = x[i][k] * r * w[j][k] + b[j][k]; }
+            fused_residual_layernorm_store8(normed + start + column(i), x[i]);
+        }
+    }
+}
+
+// residual, normed (N,C), mean, rstd (N) | inp1, inp2 (N,C), weight, bias (C), C <= 2048. inp2 NULL: of inp1 alone, and
+// residual is not written. Needs sm_90a.
+template <int num_vectors = 1>
+void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream) {
+    require(N >= 1 && C % 8 == 0 && C <= 8 * 256);
+    if constexpr (num_vectors < 8) {
+        if (C > 256 * num_vectors) {
+            return fused_residual_layernorm_forward9<num_vectors + 1>(residual, normed, mean, rstd, inp1, inp2, weight,
+                                                                      bias, N, C, stream);
+        }
+    }
+    auto kernel = C == 256 * num_vectors ? fused_residual_layernorm_kernel9<num_vectors, true>
+                                         : fused_residual_layernorm_kernel9<num_vectors, false>;
+    int stage_bytes = FUSED_RESIDUAL_LAYERNORM_WARPS * C * sizeof(floatX) * (inp2 ? 2 : 1);
+    int stages = min(FUSED_RESIDUAL_LAYERNORM_STAGES, (220 << 10) / stage_bytes), bytes = stages * stage_bytes;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int blocks = min(num_multiprocessors(), ceil_div(N, FUSED_RESIDUAL_LAYERNORM_WARPS));
+    launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, stream, normed, residual, mean,
+                 rstd, inp1, inp2, weight, bias, N, C, stages);
+}
+
 #endif
 
 #ifndef PROMOTED_ONLY
@@ -627,6 +752,12 @@ static void declare(Bench& b) {
                                                             NULL, N, C, stream);
                  },
                  {0});
+        b.kernel(
+            9, "a block for each SM, rows on their way by bulk copies",
+            [=](int) {
+                fused_residual_layernorm_forward9(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream);
+            },
+            {0}, -90);
     }
 #endif
 }

@@ -1065,6 +1065,7 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
 
 // Attention's result times *scale to e4m3 (B,T,NH,64), each 64 in the order of gemm_sm90_e4m3_column.
 struct TransformerBlockStore15 {
+    static const bool once = false;
     __nv_fp8_e4m3* out;
     const float* scale;
     int T, NH;
