@@ -1212,16 +1212,16 @@ void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* norme
 }
 
 // ---- kernel 7: two launches: attention adds inp to what it stores, the layernorm under its end ----------------
-// The sum is read back from L2, which is asked to keep nothing else. Attention itself waits for nothing but its softmax:
-// inp comes under a tile's steps.
+// The sum is read back from L2, which is asked to keep nothing else where it holds all of it. Attention itself waits for
+// nothing but its softmax: inp comes under a tile's steps.
 
 template <int groups> struct FusedAttentionSMem7 : AttentionForwardSM90<groups> {
     uint64_t inp_full[4 * groups]; // of each warp that computes
 };
 
 // For attention_forward_sm90_block: residual = inp + attention
-struct FusedAttentionStore7 {
-    static const bool once = true;             // L2 is kept for residual
+template <bool load_once> struct FusedAttentionStore7 {
+    static const bool once = load_once;        // L2 is kept for residual
     const CUtensorMap &inp_map, &residual_map; // boxes of 16 tokens of a head
     uint64_t* full;                            // this warp's barrier
     int parity;                                // of its phase for this tile
@@ -1260,7 +1260,7 @@ struct FusedAttentionStore7 {
     }
 };
 
-template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+template <int groups, bool once> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     fused_attention_sm90_kernel7(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
                                  AttentionForwardList list, float scale_log2,
                                  const __grid_constant__ CUtensorMap inp_map,
@@ -1271,16 +1271,17 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         tma_prefetch_map(&qkv_map), tma_prefetch_map(&inp_map), tma_prefetch_map(&residual_map);
         for (int warp = 0; warp < 4 * groups; warp++) { mbarrier_init(&smem.inp_full[warp], 1); }
     }
-    FusedAttentionStore7 store = {inp_map, residual_map, &smem.inp_full[threadIdx.x / 32 % (4 * groups)], 0};
+    FusedAttentionStore7<once> store = {inp_map, residual_map, &smem.inp_full[threadIdx.x / 32 % (4 * groups)], 0};
     attention_forward_sm90_block<groups>(smem, lse, qkv_map, T, NH, list, scale_log2, store);
 }
 
-template <int groups> void fused_attention_launch7(floatX* residual, float* lse, const floatX* qkv, const floatX* inp,
-                                                   int B, int T, int NH, cudaStream_t stream) {
+template <int groups, bool once> void fused_attention_launch7(floatX* residual, float* lse, const floatX* qkv,
+                                                              const floatX* inp, int B, int T, int NH,
+                                                              cudaStream_t stream) {
     CUtensorMap inp_map = attention_forward_tensor_map(inp, B, T, NH, 16);
     CUtensorMap residual_map = attention_forward_tensor_map(residual, B, T, NH, 16);
-    attention_forward_sm90_launch<groups, FusedAttentionSMem7<groups>>(fused_attention_sm90_kernel7<groups>, lse, qkv,
-                                                                       B, T, NH, stream, inp_map, residual_map);
+    attention_forward_sm90_launch<groups, FusedAttentionSMem7<groups>>(fused_attention_sm90_kernel7<groups, once>, lse,
+                                                                       qkv, B, T, NH, stream, inp_map, residual_map);
 }
 #endif
 
@@ -1303,8 +1304,12 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
 #if !defined(ENABLE_FP32)
     if (fused_attention_has_sm90(C, NH)) {
         require((size_t)B * T * NH <= INT_MAX);
-        bool few = attention_forward_sm90_groups(B, T, NH) == 2;
-        (few ? fused_attention_launch7<2> : fused_attention_launch7<4>)(residual, lse, qkv, inp, B, T, NH, stream);
+        bool few = attention_forward_sm90_groups(B, T, NH) == 2; // then L2 holds all there is
+        bool fits = (size_t)B * T * C * sizeof(floatX) <= (size_t)device_attribute(cudaDevAttrL2CacheSize);
+        auto attention = few    ? fused_attention_launch7<2, true>
+                         : fits ? fused_attention_launch7<4, true>
+                                : fused_attention_launch7<4, false>;
+        attention(residual, lse, qkv, inp, B, T, NH, stream);
         return fused_residual_layernorm_forward9(NULL, normed, mean, rstd, residual, NULL, weight, bias, B * T, C,
                                                  stream);
     }
@@ -1466,6 +1471,7 @@ int main(int argc, char** argv) {
                        {1, 300, 256, 4, LARGE + 1},
                        {2, 150, 768, 12, ALIKE + 1},
                        {1, 260, 448, 7, HOT + 1},
+                       {430, 100, 768, 12}, // more than L2 holds
                        {1, 90, 416, 2},
                        {2, 70, 80, 2}});
 }

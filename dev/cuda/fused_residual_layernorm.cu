@@ -2,7 +2,8 @@
 
    residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in | weight, bias (C) floatX in
    N = B*T. The statistics are those of the rounded sum: what is stored is what is normalised.
-   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
+   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits. Kernels 8 and 9:
+   16 bits, C <= 2048; 9: sm_90a.
    Error: residual none; normed against the fp64 reference half an ulp of floatX for the rounding, and for the fp32
    arithmetic 8 ulps of fp32 of the result and 32 of 1 for terms that cancel; mean and rstd some ulps of fp32.
    Source: Ba et al. 2016, arXiv:1607.06450.
