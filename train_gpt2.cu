@@ -27,13 +27,13 @@ follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev
 #include "llmc/gemm_sm90.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/mfu.h"
+#include "llmc/profile.cuh"
 #include "llmc/ptx.cuh"
 #include "llmc/sampler.h"
 #include "llmc/training.h"
 #include "llmc/utils.h"
 #include <algorithm>
 #include <math.h>
-#include <nvtx3/nvToolsExt.h>
 #include <string>
 #include <vector>
 
@@ -69,7 +69,9 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 
 // out (B,T,C) | inp (B,T), ids of rows of wte | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     cudaStream_t stream, int block_size = 256) {
+                     cudaStream_t stream, int block_size) {
+    // rows of wte are read too: how many depends on the tokens
+    Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
     int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
@@ -77,6 +79,10 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
     encoder_forward_kernel4<<<grid, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
     cudaCheck(cudaGetLastError());
+}
+void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     cudaStream_t stream) {
+    encoder_forward(out, inp, wte, wpe, B, T, C, stream, 256);
 }
 // ==== end promoted: encoder_forward ====
 
@@ -362,7 +368,10 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // dwte (Vp,C), dwpe (maxT,C) += | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C)
 // inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, cudaStream_t stream, int block_size = 256) {
+                      int V, cudaStream_t stream, int block_size) {
+    // rows of dwte are read and written too: how many depends on the tokens
+    Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
+          "encoder_backward");
     require(C % x128::size == 0);
     require((size_t)scratch % 16 == 0);
     require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
@@ -380,6 +389,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
                                                                                        c0);
         cudaCheck(cudaGetLastError());
     }
+}
+void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                      int V, cudaStream_t stream) {
+    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, 256);
 }
 // ==== end promoted: encoder_backward ====
 
@@ -447,7 +460,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 64) {
+                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
@@ -459,6 +473,10 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
                                   : layernorm_forward_kernel6<3>;
     kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
     cudaCheck(cudaGetLastError());
+}
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, int N, int C, cudaStream_t stream) {
+    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, 64);
 }
 // ==== end promoted: layernorm_forward ====
 
@@ -501,13 +519,19 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream, int block_size = 128) {
+                                      cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // what a block has without asking
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
     cudaCheck(cudaGetLastError());
+}
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream) {
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, 128);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -805,9 +829,15 @@ inline void layernorm_backward_by(bool ahead, bool early, floatX* dinp, float* d
 // | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream, int block_size = 512) {
+                        const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     layernorm_backward_by(true, true, dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C,
                           stream, block_size);
+}
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                        const float* rstd, int N, int C, cudaStream_t stream) {
+    layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, 512);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -831,11 +861,15 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
 }
 
 // out, inp (n). In place is allowed.
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size = 128) {
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+    Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
+}
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream) {
+    gelu_forward(out, inp, n, stream, 128);
 }
 // ==== end promoted: gelu_forward ====
 
@@ -864,12 +898,15 @@ __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const fl
 }
 
 // dinp, dout, inp (n). dinp may be the same memory as dout.
-void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream,
-                   int block_size = 256) {
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+    Op op(stream, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_backward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(dinp, dout, inp, n);
     cudaCheck(cudaGetLastError());
+}
+void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream) {
+    gelu_backward(dinp, dout, inp, n, stream, 256);
 }
 // ==== end promoted: gelu_backward ====
 
@@ -942,6 +979,9 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 // be NULL: no gelu, no bias, no residual. residual may be out.
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
+    Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_forward %d -> %d%s", C, OC, pre_gelu ? ", gelu" : "");
     require(C % 8 == 0 && OC % 8 == 0);
     require(!pre_gelu || (bias && !residual));
 #if !defined(ENABLE_FP32)
@@ -974,6 +1014,9 @@ __global__ void matmul_backward_dgelu_kernel6(floatX* dinp, const floatX* pre_ge
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream) {
+    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+          pre_gelu ? ", gelu" : "");
     require(C % 8 == 0 && OC % 8 == 0);
     MatmulCall call;
     call.out = dinp;
@@ -999,6 +1042,8 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weigh
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
 void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
                             bool accumulate, cudaStream_t stream) {
+    double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
+    Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
     require(C % 8 == 0 && OC % 8 == 0);
     MatmulCall call;
     call.out = dweight, call.out_is_float = true;
@@ -1085,7 +1130,8 @@ size_t matmul_backward_bias_scratch(int N, int OC) {
 // dbias (OC) += | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // One wave: as many blocks as run at once, with equal shares of the rows, so that there is little to join.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
-                          int block_size = 512) {
+                          int block_size) {
+    Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
@@ -1097,6 +1143,9 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     cudaCheck(cudaGetLastError());
     matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
     cudaCheck(cudaGetLastError());
+}
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
+    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, 512);
 }
 // ==== end promoted: matmul_backward_bias ====
 
@@ -2028,6 +2077,8 @@ inline int attention_forward_choice(int HS) {
 
 // out (B,T,NH,HS), lse (B,NH,T) or NULL, qkv (B,T,3,NH,HS), C = NH * HS. All pointers are aligned to 16 bytes.
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+    double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(stream, bytes, 2.0 * B * T * T * C, "attention_forward");
     require(NH > 0 && C % NH == 0);
     int HS = C / NH;
     require(HS % 8 == 0 && HS <= 256);
@@ -3094,6 +3145,8 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
 // 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
 #if !defined(ENABLE_FP32)
     if (C / NH == 64 && has_sm90a()) {
@@ -3239,7 +3292,8 @@ __global__ void __launch_bounds__(1024)
 // Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2
 // in 16 bits share an SM of an H200: one is read while the other is written. In 32 bits one block has the SM alone.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      cudaStream_t stream, int block_size = sizeof(floatX) == 4 ? 1024 : 512) {
+                      cudaStream_t stream, int block_size) {
+    Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
@@ -3252,6 +3306,10 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
+}
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream) {
+    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, sizeof(floatX) == 4 ? 1024 : 512);
 }
 // ==== end promoted: fused_classifier ====
 
@@ -3268,6 +3326,7 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
 
 // mean one float, += | losses (N) | scale: 1 / (N * micro steps)
 void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
+    Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
     mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
     cudaCheck(cudaGetLastError());
 }
@@ -3314,7 +3373,8 @@ __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums,
 // Floats of scratch: one for each block.
 size_t global_norm_scratch() { return 4096; }
 
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size = 512) {
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // as many as run at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
@@ -3322,6 +3382,9 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
     global_norm_finish_kernel4<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
+}
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {
+    global_norm(norm, scratch, grads, n, stream, 512);
 }
 // ==== end promoted: global_norm ====
 
@@ -3435,13 +3498,21 @@ __global__ void __launch_bounds__(128)
 // master: NULL when params are all there is. seed: 0 rounds params to nearest; else by chance, other in each update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream, int block_size = 128) {
+           cudaStream_t stream, int block_size) {
+    // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
+    double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
+    Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
     adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
     cudaCheck(cudaGetLastError());
+}
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+           cudaStream_t stream) {
+    adamw(params, master, m, v, grads, step, n, learning_rate, beta1, beta2, eps, weight_decay, seed, stream, 128);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -3475,11 +3546,16 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 // The first kernel of a step. It is launched without overlap: all of the step before has ended when it starts, which
 // the other kernels of a step rely on. x (B,C) out; tokens (B); positions (B); wte (Vp,C); wpe (T,C).
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream, int block_size = 128) {
+                  int C, cudaStream_t stream, int block_size) {
+    Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
     decode_embed_kernel1<<<grid, block_size, 0, stream>>>(x, tokens, positions, wte, wpe, C);
     cudaCheck(cudaGetLastError());
+}
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream) {
+    decode_embed(x, tokens, positions, wte, wpe, B, C, stream, 128);
 }
 // ==== end promoted: decode_embed ====
 
@@ -3706,15 +3782,28 @@ template <class Out> void decode_matvec_any(Out* out, const floatX* x, const flo
 // it reads weight, bias, norm_weight and norm_bias: no kernel of the step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream, int block_size = 256) {
+                   cudaStream_t stream, int block_size) {
+    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
+    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
     decode_matvec_any(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, true);
+}
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream) {
+    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, 256);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T: x (B,C); norm_weight, norm_bias (C); wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
-                 int B, int C, int Vp, cudaStream_t stream, int block_size = 256) {
+                 int B, int C, int Vp, cudaStream_t stream, int block_size) {
+    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     decode_matvec_any<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size,
                              true);
+}
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
+                 int B, int C, int Vp, cudaStream_t stream) {
+    decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, stream, 256);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -3961,6 +4050,8 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
 // before decode_embed.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    // the cache is read too: how much depends on the positions
+    Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
                             decode_attention_part_keys(B, NH, capacity), stream);
 }
@@ -3981,13 +4072,18 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
 
 // The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       cudaStream_t stream, int block_size = 256) {
+                       cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
     size_t n = (size_t)B * T * num_vec;
     decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(
         keys, values, qkv, T, num_vec, capacity, n);
     cudaCheck(cudaGetLastError());
+}
+void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
+                       cudaStream_t stream) {
+    decode_cache_fill(keys, values, qkv, B, T, C, capacity, stream, 256);
 }
 // ==== end promoted: decode_cache_fill ====
 
@@ -4234,7 +4330,8 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // be read before this kernel has ended: decode_embed is launched without overlap.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
-                   int block_size = 256) {
+                   int block_size) {
+    Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
     if (temperature == 0.0f) {
@@ -4246,68 +4343,11 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
     launch_early(decode_sample_kernel4, dim3(B), decode_sample_chunks, 0, stream, tokens, positions, logits, rng_state,
                  temperature, top_k, top_p, V, Vp);
 }
-// ==== end promoted: decode_sample ====
-
-// ================================================================================================
-// 2. profiling
-// ================================================================================================
-
-// The times of one step's operations, for --profile.
-typedef struct {
-    const char* name;
-    double bytes, flops; // the least that one call must move and compute
-    cudaEvent_t begin, end;
-} ProfileEntry;
-
-enum { MAX_PROFILE_ENTRIES = 1 << 14 };
-
-typedef struct {
-    bool on;
-    int num_entries;
-    ProfileEntry* entries; // (MAX_PROFILE_ENTRIES)
-} Profile;
-
-static Profile profile;
-
-static nvtxDomainHandle_t nvtx_domain() {
-    static nvtxDomainHandle_t domain = nvtxDomainCreateA("train_gpt2cu");
-    return domain;
+void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
+                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream) {
+    decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream, 256);
 }
-
-// A range in NVTX's timeline from here to the end of the scope: a step, a micro-step, a layer.
-struct Range {
-    Range(const char* name, int64_t number = -1) {
-        char text[64];
-        snprintf(text, sizeof(text), number >= 0 ? "%s %lld" : "%s", name, (long long)number);
-        nvtxEventAttributes_t attributes = {};
-        attributes.version = NVTX_VERSION;
-        attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
-        attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
-        attributes.message.ascii = text;
-        nvtxDomainRangePushEx(nvtx_domain(), &attributes);
-    }
-    ~Range() { nvtxDomainRangePop(nvtx_domain()); }
-};
-
-// An operation from here to the end of the scope: a range, and with --profile its time on the stream.
-struct Op {
-    Range range;
-    ProfileEntry* entry;
-    cudaStream_t stream;
-    Op(cudaStream_t stream, const char* name, double bytes, double flops = 0)
-        : range(name), entry(nullptr), stream(stream) {
-        if (!profile.on) { return; }
-        require(profile.num_entries < MAX_PROFILE_ENTRIES);
-        entry = &profile.entries[profile.num_entries++];
-        entry->name = name, entry->bytes = bytes, entry->flops = flops;
-        cudaCheck(cudaEventCreate(&entry->begin));
-        cudaCheck(cudaEventCreate(&entry->end));
-        cudaCheck(cudaEventRecord(entry->begin, stream));
-    }
-    ~Op() {
-        if (entry) { cudaCheck(cudaEventRecord(entry->end, stream)); }
-    }
-};
+// ==== end promoted: decode_sample ====
 
 // ================================================================================================
 // 3. the model
@@ -4589,17 +4629,11 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
     double tensor = (double)BTC * sizeof(floatX),
            row = 2.0 * BTC; // bytes of a (B,T,C), FLOPs of a matmul by one column
 
-    {
-        Op op(stream, "encoder_forward", 2 * tensor);
-        encoder_forward(acts->encoded, acts->inputs, p->wte, p->wpe, B, T, C, stream);
-    }
-    {
-        Op op(stream, "layernorm_forward", 2 * tensor);
-        layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, p->ln1w, p->ln1b, BT, C, stream);
-    }
+    encoder_forward(acts->encoded, acts->inputs, p->wte, p->wpe, B, T, C, stream);
+    layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, p->ln1w, p->ln1b, BT, C, stream);
     const floatX* residual = acts->encoded; // (B,T,C)
     for (size_t l = 0; l < (size_t)L; l++) {
-        Range range("layer", (int64_t)l);
+        Range range("layer %d", (int)l);
         size_t k = l * acts->keep, next = k + acts->keep;    // where this layer's tensors stand, and the next one's
         floatX* ln1 = acts->ln1 + l * acts->keep_norm * BTC; // (B,T,C)
         floatX* qkv = acts->qkv + k * BTC * 3;               // (B,T,3*C)
@@ -4609,47 +4643,23 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
         floatX* fch = acts->fch + k * BTC * 4;               // (B,T,4*C)
         floatX* gelu = acts->fch_gelu + l * acts->keep_gelu * BTC * 4; // (B,T,4*C)
         floatX* residual3 = acts->residual3 + k * BTC;                 // (B,T,C)
-        {
-            Op op(stream, "matmul_forward qkv", 4 * tensor, row * 3 * C);
-            matmul_forward(qkv, NULL, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, NULL, BT, C, 3 * C, stream);
-        }
+        matmul_forward(qkv, NULL, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, NULL, BT, C, 3 * C, stream);
         if (cache) {
             size_t offset = l * cache->B * cache->capacity * C;
             decode_cache_fill(cache->keys + offset, cache->values + offset, qkv, B, T, C, cache->capacity, stream);
         }
-        {
-            Op op(stream, "attention_forward", 4 * tensor, 2.0 * BTC * T);
-            attention_forward(atty, acts->lse + k * BT * NH, qkv, B, T, C, NH, stream);
-        }
-        {
-            Op op(stream, "matmul_forward attproj", 2 * tensor, row * C);
-            matmul_forward(acts->projected, NULL, atty, p->attprojw + l * CC, p->attprojb + l * C, NULL, BT, C, C,
-                           stream);
-        }
-        {
-            Op op(stream, "fused_residual_layernorm", 4 * tensor);
-            fused_residual_layernorm_forward(residual2, ln2, acts->ln2_mean + k * BT, acts->ln2_rstd + k * BT, residual,
-                                             acts->projected, p->ln2w + l * C, p->ln2b + l * C, BT, C, stream);
-        }
-        {
-            Op op(stream, model->gelu_fusion ? "matmul_forward fc + gelu" : "matmul_forward fc",
-                  (model->gelu_fusion ? 9 : 5) * tensor, row * 4 * C);
-            floatX* out = model->gelu_fusion ? gelu : fch;
-            matmul_forward(out, model->gelu_fusion ? fch : NULL, ln2, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, NULL, BT,
-                           C, 4 * C, stream);
-        }
-        if (!model->gelu_fusion) {
-            Op op(stream, "gelu_forward", 8 * tensor);
-            gelu_forward(gelu, fch, BTC * 4, stream);
-        }
-        {
-            Op op(stream, "matmul_forward fcproj", 5 * tensor, row * 4 * C);
-            matmul_forward(acts->projected, NULL, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, NULL, BT, 4 * C, C,
-                           stream);
-        }
+        attention_forward(atty, acts->lse + k * BT * NH, qkv, B, T, C, NH, stream);
+        matmul_forward(acts->projected, NULL, atty, p->attprojw + l * CC, p->attprojb + l * C, NULL, BT, C, C, stream);
+        fused_residual_layernorm_forward(residual2, ln2, acts->ln2_mean + k * BT, acts->ln2_rstd + k * BT, residual,
+                                         acts->projected, p->ln2w + l * C, p->ln2b + l * C, BT, C, stream);
+        floatX* out = model->gelu_fusion ? gelu : fch;
+        matmul_forward(out, model->gelu_fusion ? fch : NULL, ln2, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, NULL, BT, C,
+                       4 * C, stream);
+        if (!model->gelu_fusion) { gelu_forward(gelu, fch, BTC * 4, stream); }
+        matmul_forward(acts->projected, NULL, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, NULL, BT, 4 * C, C,
+                       stream);
         // the layernorm that comes next: the first one of the next layer, or the last of all
         bool last = l + 1 == (size_t)L;
-        Op op(stream, "fused_residual_layernorm", 4 * tensor);
         fused_residual_layernorm_forward(residual3, last ? acts->lnf : acts->ln1 + (l + 1) * acts->keep_norm * BTC,
                                          last ? acts->lnf_mean : acts->ln1_mean + next * BT,
                                          last ? acts->lnf_rstd : acts->ln1_rstd + next * BT, residual2, acts->projected,
@@ -4665,11 +4675,7 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool trainin
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     cudaStream_t stream = model->stream;
     double logit_bytes = (double)BT * Vp * sizeof(floatX);
-    {
-        Op op(stream, "matmul_forward head", logit_bytes + (double)BT * C * sizeof(floatX), 2.0 * BT * C * Vp);
-        matmul_forward(acts->logits, NULL, acts->lnf, model->params.wte, NULL, NULL, BT, C, Vp, stream);
-    }
-    Op op(stream, "fused_classifier", (training ? 2 : 1) * logit_bytes);
+    matmul_forward(acts->logits, NULL, acts->lnf, model->params.wte, NULL, NULL, BT, C, Vp, stream);
     fused_classifier(acts->logits, acts->losses, acts->targets, training ? &model->scalars->dloss : NULL, BT, V, Vp,
                      stream);
     mean_loss(&model->scalars->loss, acts->losses, BT, scale, stream);
@@ -4684,23 +4690,11 @@ static void matmul_backward(GPT2* model, const char* name_weight, const char* na
                             const floatX* pre_gelu, int N, int C, int OC, bool accumulate) {
     cudaStream_t stream = model->stream;
     double inp_bytes = (double)N * C * sizeof(floatX), out_bytes = (double)N * OC * sizeof(floatX);
-    if (dbias) {
-        Op op(stream, "matmul_backward_bias", out_bytes);
-        matmul_backward_bias(dbias, model->acts.scratch, dout, N, OC, stream);
-    }
-    {
-        Op op(stream, name_weight, inp_bytes + out_bytes + 4.0 * C * OC, 2.0 * N * C * OC);
-        matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
-    }
+    if (dbias) { matmul_backward_bias(dbias, model->acts.scratch, dout, N, OC, stream); }
+    matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
     bool fused = pre_gelu && model->gelu_fusion == 2;
-    {
-        Op op(stream, name_input, inp_bytes + out_bytes, 2.0 * N * C * OC);
-        matmul_backward_input(dinp, dout, weight, fused ? pre_gelu : NULL, N, C, OC, stream);
-    }
-    if (pre_gelu && !fused) {
-        Op op(stream, "gelu_backward", 3 * inp_bytes);
-        gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream);
-    }
+    matmul_backward_input(dinp, dout, weight, fused ? pre_gelu : NULL, N, C, OC, stream);
+    if (pre_gelu && !fused) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream); }
 }
 
 // Gradients of all parameters, after gpt2_loss in training: written for the first micro-batch of a step, added to for the
@@ -4727,13 +4721,10 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     matmul_backward(model, "matmul_backward_weight head", "matmul_backward_input head", dbtc, g->wte, NULL,
                     acts->logits, acts->lnf, p->wte, NULL, BT, C, Vp, add);
     const floatX* residual = acts->residual3 + (L - 1) * acts->keep * BTC;
-    {
-        Op op(stream, "layernorm_backward", 3 * tensor);
-        layernorm_backward(dresidual, g->lnfw, g->lnfb, scratch, dbtc, NULL, residual, p->lnfw, acts->lnf_mean,
-                           acts->lnf_rstd, BT, C, stream);
-    }
+    layernorm_backward(dresidual, g->lnfw, g->lnfb, scratch, dbtc, NULL, residual, p->lnfw, acts->lnf_mean,
+                       acts->lnf_rstd, BT, C, stream);
     for (size_t l = (size_t)L; l-- > 0;) {
-        Range range("layer", (int64_t)l);
+        Range range("layer %d", (int)l);
         residual = l == 0 ? acts->encoded : acts->residual3 + (l - 1) * BTC;
         floatX *ln1 = acts->ln1 + l * acts->keep_norm * BTC, *ln2 = acts->ln2 + l * acts->keep_norm * BTC;
         const floatX *residual2 = acts->residual2 + l * BTC, *qkv = acts->qkv + l * BTC * 3;
@@ -4741,12 +4732,8 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
         floatX* gelu = acts->fch_gelu + l * acts->keep_gelu * BTC * 4;
         float *ln1_mean = acts->ln1_mean + l * BT, *ln1_rstd = acts->ln1_rstd + l * BT;
         float *ln2_mean = acts->ln2_mean + l * BT, *ln2_rstd = acts->ln2_rstd + l * BT;
-        if (!acts->keep_gelu) {
-            Op op(stream, "gelu_forward", 8 * tensor);
-            gelu_forward(gelu, fch, BTC * 4, stream);
-        }
+        if (!acts->keep_gelu) { gelu_forward(gelu, fch, BTC * 4, stream); }
         if (!acts->keep_norm) {
-            Op op(stream, "layernorm_forward", 4 * tensor);
             layernorm_forward(ln1, ln1_mean, ln1_rstd, residual, p->ln1w + l * C, p->ln1b + l * C, BT, C, stream);
             layernorm_forward(ln2, ln2_mean, ln2_rstd, residual2, p->ln2w + l * C, p->ln2b + l * C, BT, C, stream);
         }
@@ -4756,27 +4743,17 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
                         4 * C, C, add);
         matmul_backward(model, "matmul_backward_weight fc", "matmul_backward_input fc", dbtc, g->fcw + l * 4 * CC,
                         g->fcb + l * 4 * C, acts->dfch, ln2, p->fcw + l * 4 * CC, NULL, BT, C, 4 * C, add);
-        {
-            Op op(stream, "layernorm_backward", 4 * tensor);
-            layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, scratch, dbtc, dresidual, residual2,
-                               p->ln2w + l * C, ln2_mean, ln2_rstd, BT, C, stream);
-        }
+        layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, scratch, dbtc, dresidual, residual2,
+                           p->ln2w + l * C, ln2_mean, ln2_rstd, BT, C, stream);
         matmul_backward(model, "matmul_backward_weight attproj", "matmul_backward_input attproj", dbtc,
                         g->attprojw + l * CC, g->attprojb + l * C, dresidual, atty, p->attprojw + l * CC, NULL, BT, C,
                         C, add);
-        {
-            Op op(stream, "attention_backward", 8 * tensor, 5.0 * BTC * T);
-            attention_backward(acts->dqkv, scratch, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH, stream);
-        }
+        attention_backward(acts->dqkv, scratch, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH, stream);
         matmul_backward(model, "matmul_backward_weight qkv", "matmul_backward_input qkv", dbtc, g->qkvw + l * 3 * CC,
                         g->qkvb + l * 3 * C, acts->dqkv, ln1, p->qkvw + l * 3 * CC, NULL, BT, C, 3 * C, add);
-        {
-            Op op(stream, "layernorm_backward", 4 * tensor);
-            layernorm_backward(dresidual, g->ln1w + l * C, g->ln1b + l * C, scratch, dbtc, dresidual, residual,
-                               p->ln1w + l * C, ln1_mean, ln1_rstd, BT, C, stream);
-        }
+        layernorm_backward(dresidual, g->ln1w + l * C, g->ln1b + l * C, scratch, dbtc, dresidual, residual,
+                           p->ln1w + l * C, ln1_mean, ln1_rstd, BT, C, stream);
     }
-    Op op(stream, "encoder_backward", tensor);
     encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, V, stream);
 }
 
@@ -4785,7 +4762,6 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
 // The norm of all gradients into scalars->norm; they are loss_scale times too large, and so is the norm.
 static void gpt2_gradient_norm(GPT2* model) {
     size_t n = num_parameters(&model->config);
-    Op op(model->stream, "global_norm", 4.0 * n);
     global_norm(&model->scalars->norm, model->acts.scratch, model->grads_memory, n, model->stream);
 }
 
@@ -4801,7 +4777,6 @@ static void gpt2_update(GPT2* model, const AdamW* o) {
     StepScalars* s = model->scalars;
     size_t n = num_parameters(&model->config);
     double per_parameter = 20.0 + 2 * sizeof(floatX) + (model->master_memory ? 8.0 - sizeof(floatX) : 0.0);
-    Op op(model->stream, "adamw", per_parameter * n);
     adamw_prepare(&s->adamw_step, &s->num_updates, &s->loss, &s->norm, o->inverse_loss_scale, o->clip, o->beta1,
                   o->beta2, model->stream);
     for (int i = 0; i < NUM_PARAMS; i++) {
@@ -5185,7 +5160,7 @@ static void launch_micro_step(GPT2* model, bool first) {
 static void micro_step(Trainer* t, bool first) {
     Range range("micro_step");
     GPT2* model = &t->model;
-    if (!args.use_graph || profile.on || t->graphs[first].num_runs++ == 0) {
+    if (!args.use_graph || profile().listing || t->graphs[first].num_runs++ == 0) {
         launch_micro_step(model, first);
         return;
     }
@@ -5218,7 +5193,7 @@ static bool judge_before_update(Trainer* t, Report* r) {
 
 // Puts one step on the stream. Its report is due when the GPU has done it.
 static void launch_step(Trainer* t) {
-    Range range("step", t->job.run.step + 1);
+    Range range("step %lld", (long long)t->job.run.step + 1);
     GPT2* model = &t->model;
     Report* r = &t->reports[t->job.run.step % 2];
     r->step = t->job.run.step + 1;
@@ -5469,14 +5444,13 @@ static int print_profile(Trainer* t) {
     for (int i = 0; i < 3; i++) { train_step(t); } // matmuls are timed in the first one
     finish_report(t);
     double bandwidth = measure_copy_bandwidth(t->model.stream), rate = 1e12 * cublaslt_matrix_rate();
-    profile.entries = (ProfileEntry*)malloc_check(MAX_PROFILE_ENTRIES * sizeof(ProfileEntry));
-    profile.on = true;
+    profile().listing = profile().timing = true;
     train_step(t);
     finish_report(t);
-    profile.on = false;
+    profile().listing = profile().timing = false;
     double sum = 0.0;
-    for (int i = 0; i < profile.num_entries; i++) {
-        ProfileEntry* e = &profile.entries[i];
+    for (ProfileEntry& entry : profile().entries) {
+        ProfileEntry* e = &entry;
         float ms;
         cudaCheck(cudaEventElapsedTime(&ms, e->begin, e->end));
         auto same = [&](const Row& row) { return strcmp(row.name, e->name) == 0; };
@@ -5497,9 +5471,7 @@ static int print_profile(Trainer* t) {
         printf("%-32s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name, row.calls, row.ms, 100.0 * row.ms / sum,
                row.bytes / row.ms * 1e-9, row.flops / row.ms * 1e-9, 100.0 * row.least_ms / row.ms);
     }
-    printf("%-32s %6d %9.3f\n", "sum", profile.num_entries, sum);
-    free(profile.entries);
-    profile.entries = nullptr, profile.num_entries = 0;
+    printf("%-32s %6d %9.3f\n", "sum", (int)profile().entries.size(), sum);
     return EXIT_SUCCESS;
 }
 

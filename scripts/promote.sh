@@ -8,7 +8,8 @@
 #     // ==== promoted: layernorm_forward ====
 #     // ==== end promoted: layernorm_forward ====
 # train_gpt2.cu says which ones it wants, by marks with anything or nothing between them; each name must stand there once
-# and in exactly one dev/cuda/*.cu.
+# and in exactly one file of dev/cuda (.cu, .cuh). There it may stand several times: the pieces between the marks follow
+# each other in the copy, so that what only the ladder needs can stand between them.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C # bytes, not characters
@@ -28,9 +29,9 @@ trap 'rm -rf "$tmp"' EXIT
 mkdir "$tmp/want" "$tmp/have"
 
 # blocks FILE DIRECTORY: what stands between the marks to DIRECTORY/NAME, FILE:LINE of the mark to DIRECTORY.where.
-# The marks are checked too: well formed, in pairs, not nested, no name twice.
+# The marks are checked too: well formed, in pairs, not nested; in train_gpt2.cu no name twice.
 blocks() {
-    awk -v dir="$2" '
+    awk -v dir="$2" -v pieces="$([ "$1" = $target ] || echo yes)" '
         function bad(text) { print "error: " FILENAME ":" FNR ": " text >"/dev/stderr"; failed = 1; exit 1 }
         /==== *(end )?promoted:/ {
             if ($0 !~ /^\/\/ ==== (end )?promoted: [A-Za-z0-9_]+ ====$/) { bad("not a mark: " $0) }
@@ -38,19 +39,23 @@ blocks() {
             name = end ? $5 : $4
             if (!end && open != "") { bad("promoted: " name " begins inside " open) }
             if (end && open != name) { bad("end promoted: " name " without its begin") }
-            if (!end && name in seen) { bad("promoted: " name " stands here twice") }
+            if (!end && name in seen && !pieces) { bad("promoted: " name " stands here twice") }
             if (!end) {
-                seen[name] = 1
                 open = name
-                printf "" >(dir "/" name)
-                print name " " FILENAME ":" FNR >>(dir ".where")
+                if (name in seen) {
+                    print "" >>(dir "/" name) # an empty line between two pieces
+                } else {
+                    printf "" >(dir "/" name)
+                    print name " " FILENAME ":" FNR >>(dir ".where")
+                }
+                seen[name] = 1
             } else {
                 close(dir "/" name)
                 open = ""
             }
             next
         }
-        open != "" { print >(dir "/" open) }
+        open != "" { print >>(dir "/" open) }
         END { if (!failed && open != "") { bad("promoted: " open " has no end") } exit failed }' "$1"
 }
 where() { sed -n "s/^$1 //p" "$tmp/$2.where"; } # NAME want|have
@@ -58,17 +63,18 @@ where() { sed -n "s/^$1 //p" "$tmp/$2.where"; } # NAME want|have
 : >"$tmp/want.where"
 : >"$tmp/have.where"
 blocks $target "$tmp/have" || exit 1
-for file in dev/cuda/*.cu; do
-    [ -e "$file" ] || die "no dev/cuda/*.cu here"
+for file in dev/cuda/*.cu dev/cuda/*.cuh; do
+    [ -e "$file" ] || continue
     blocks "$file" "$tmp/want" || exit 1
 done
+[ -s "$tmp/want.where" ] || die "no promoted blocks in dev/cuda"
 twice=$(cut -d ' ' -f 1 "$tmp/want.where" | sort | uniq -d | head -n 1)
 [ -z "$twice" ] || die "promoted: $twice stands in more than one file: $(where "$twice" want | tr '\n' ' ')"
 [ -s "$tmp/have.where" ] || die "$target has no marks '// ==== promoted: NAME ===='"
 
 different=()
 while read -r name place; do
-    [ -e "$tmp/want/$name" ] || die "$place: promoted: $name stands in no dev/cuda/*.cu"
+    [ -e "$tmp/want/$name" ] || die "$place: promoted: $name stands in no file of dev/cuda"
     cmp -s "$tmp/have/$name" "$tmp/want/$name" || different+=("$name")
 done <"$tmp/have.where"
 total=$(wc -l <"$tmp/have.where")

@@ -126,13 +126,21 @@ __global__ void __launch_bounds__(128)
 // master: NULL when params are all there is. seed: 0 rounds params to nearest; else by chance, other in each update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream, int block_size = 128) {
+           cudaStream_t stream, int block_size) {
+    // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
+    double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
+    Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
     AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
     adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
     cudaCheck(cudaGetLastError());
+}
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+           cudaStream_t stream) {
+    adamw(params, master, m, v, grads, step, n, learning_rate, beta1, beta2, eps, weight_decay, seed, stream, 128);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {

@@ -1369,6 +1369,8 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
 // 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
 #if !defined(ENABLE_FP32)
     if (C / NH == 64 && has_sm90a()) {

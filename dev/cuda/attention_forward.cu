@@ -1080,6 +1080,8 @@ inline int attention_forward_choice(int HS) {
 
 // out (B,T,NH,HS), lse (B,NH,T) or NULL, qkv (B,T,3,NH,HS), C = NH * HS. All pointers are aligned to 16 bytes.
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+    double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(stream, bytes, 2.0 * B * T * T * C, "attention_forward");
     require(NH > 0 && C % NH == 0);
     int HS = C / NH;
     require(HS % 8 == 0 && HS <= 256);

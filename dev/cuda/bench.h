@@ -25,8 +25,8 @@ Buffer<T> converts to T*. Its `host` (floats) holds what the device sees, for in
 declare also runs without a GPU, for --list: b.dry is then true, buffers are NULL, and nothing may touch the device.
 
 What is checked after a launch: outputs against the reference, inputs unchanged, 256 bytes before and after each buffer
-untouched; for the promoted kernel also that a second launch gives the same bits. The bytes around a buffer are NaN in
-every floating-point type, so what is read there shows up too.
+untouched; for the promoted kernel also that a second launch gives the same bits, and that its launcher's Op says the cost
+that b.cost() says. The bytes around a buffer are NaN in every floating-point type, so what is read there shows up too.
 
 What is timed: one pair of events around each launch, after the L2 cache was overwritten and in-place buffers restored;
 for ops with FLOPs after a rest of 0.2 s. The copy and the library's matrix rate are measured before, without one.
@@ -44,6 +44,7 @@ for ops with FLOPs after a rest of 0.2 s. The copy and the library's matrix rate
 
 #include "../../llmc/cli.h"
 #include "../../llmc/cuda_common.cuh"
+#include "../../llmc/profile.cuh"
 #include "reference.h"
 
 // |out - ref| <= atol + rtol * |ref|, written so that NaN fails
@@ -203,7 +204,9 @@ struct BenchKernel {
 
 // What declare said, for one shape.
 struct BenchState {
-    double bytes = 0, flops = 0;
+    const char* op = "";                         // its name
+    double bytes = 0, flops = 0;                 // the least that a launch must move and compute
+    double bytes_by_data = 0, flops_by_data = 0; // of these, what depends on the inputs' values
     int promoted = -1;
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
@@ -265,8 +268,12 @@ struct Bench {
     }
     // Computes what is right, from inputs' .host into outputs' .host; called once for each shape, not under --list.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
-    // What a launch must move and compute at least.
-    void cost(double least_bytes, double least_flops) { state.bytes = least_bytes, state.flops = least_flops; }
+    // What a launch must move and compute at least; by_data: the part of it that depends on the inputs' values, which the
+    // launcher cannot know. The rest must be what the promoted launcher says of itself by its Op.
+    void cost(double least_bytes, double least_flops, double bytes_by_data = 0, double flops_by_data = 0) {
+        state.bytes = least_bytes, state.flops = least_flops;
+        state.bytes_by_data = bytes_by_data, state.flops_by_data = flops_by_data;
+    }
     // A variant; number 0 is the vendor's library. Its block sizes are swept; {0} where it has none to choose; 0 among
     // others is for the launcher's default argument, and the run says when another is faster by more than 2%.
     // min_arch: 80 for what needs compute capability 8.0 or more in the device and in the binary, -90 for what needs
@@ -585,6 +592,25 @@ inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_si
     k.launch(block_size);
 }
 
+// Of the operations listed since the launch, those whose names begin with the op's: each must be told once, and together
+// they must cost what b.cost() says. What is wrong, or "".
+inline std::string bench_check_cost(const BenchState& s, const char* op) {
+    double bytes = s.bytes_by_data, flops = s.flops_by_data;
+    std::vector<std::string> seen;
+    for (const ProfileEntry& e : profile().entries) {
+        bool ours = strncmp(e.name, op, strlen(op)) == 0;
+        if (!ours || std::find(seen.begin(), seen.end(), e.name) != seen.end()) { continue; }
+        seen.push_back(e.name);
+        bytes += e.bytes, flops += e.flops;
+    }
+    auto near = [](double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); };
+    if (seen.empty() || (near(bytes, s.bytes) && near(flops, s.flops))) { return ""; }
+    char text[256];
+    snprintf(text, sizeof(text), "the launcher's Op says %.0f bytes, %.0f FLOPs, b.cost() %.0f, %.0f", bytes, flops,
+             s.bytes, s.flops);
+    return text;
+}
+
 inline bool bench_is_output(const BenchBuffer& x) { return x.kind == BenchKind::output || x.kind == BenchKind::inout; }
 
 // Launches once; what is wrong, or "". *worst: the largest error in units of the tolerance.
@@ -595,7 +621,10 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
         wrong += (wrong.empty() ? "" : "; ") + std::string(x.name) + ": " + what;
     };
     *worst = 0;
+    profile().entries.clear();
+    profile().listing = k.number == s.promoted;
     bench_launch_fresh(s, k, block_size);
+    profile().listing = false;
     cudaError_t e = cudaDeviceSynchronize();
     if (e != cudaSuccess) { // the context is lost: nothing after it could run
         printf("FAIL kernel %d block_size %4d: %s\n", k.number, block_size, cudaGetErrorString(e));
@@ -613,6 +642,8 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
         }
         if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance, &wrong)); }
     }
+    std::string cost = bench_check_cost(s, s.op);
+    if (!cost.empty()) { wrong += (wrong.empty() ? "" : "; ") + cost; }
     if (k.number != s.promoted || !wrong.empty()) { return wrong; }
     std::vector<uint64_t> first;
     for (BenchBuffer& x : s.buffers) {
@@ -668,7 +699,7 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
     }
 }
 
-inline int bench_run_check(const BenchDevice& d, void (*declare)(Bench&), const Shape& shape,
+inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
                            const std::vector<Shape>& check_shapes) {
     std::vector<Shape> shapes = check_shapes;
     if (bench_flags().shape_given || bench_flags().full || shapes.empty()) { shapes = {shape}; }
@@ -677,6 +708,7 @@ inline int bench_run_check(const BenchDevice& d, void (*declare)(Bench&), const 
         s = {s.B ? s.B : shape.B, s.T ? s.T : shape.T, s.C ? s.C : shape.C, s.NH ? s.NH : shape.NH,
              s.V ? s.V : shape.V};
         BenchState state;
+        state.op = op;
         bench_declare(state, d, declare, s);
         bench_check_shape(d, state, s, false, &counts, NULL);
         bench_free(state);
@@ -963,6 +995,7 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
 inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape) {
     const BenchFlags& f = bench_flags();
     BenchState s;
+    s.op = op;
     bench_print_header(d, op, shape);
     bench_declare(s, d, declare, shape);
     std::stable_sort(s.kernels.begin(), s.kernels.end(),
@@ -1043,5 +1076,6 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
-    return f.check ? bench_run_check(device, declare, shape, check_shapes) : bench_run(device, name, declare, shape);
+    return f.check ? bench_run_check(device, name, declare, shape, check_shapes)
+                   : bench_run(device, name, declare, shape);
 }

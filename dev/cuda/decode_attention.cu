@@ -306,6 +306,8 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
 // before decode_embed.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    // the cache is read too: how much depends on the positions
+    Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
                             decode_attention_part_keys(B, NH, capacity), stream);
 }
@@ -375,13 +377,18 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
 
 // The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
-                       cudaStream_t stream, int block_size = 256) {
+                       cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
     require(B > 0 && T > 0 && T <= capacity && C % x128::size == 0);
     int num_vec = C / x128::size;
     size_t n = (size_t)B * T * num_vec;
     decode_cache_fill_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(
         keys, values, qkv, T, num_vec, capacity, n);
     cudaCheck(cudaGetLastError());
+}
+void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
+                       cudaStream_t stream) {
+    decode_cache_fill(keys, values, qkv, B, T, C, capacity, stream, 256);
 }
 // ==== end promoted: decode_cache_fill ====
 
@@ -428,7 +435,8 @@ static void declare(Bench& b) {
         std::fill(scratch.host, scratch.host + num_scratch, 0.0f);
         decode_attention_cpu(out.host, keys.host, values.host, qkv.host, positions.host, B, C, NH, capacity);
     });
-    b.cost(2.0 * B * T * C * sizeof(floatX) + 4.0 * B * C * sizeof(floatX), 4.0 * B * T * C);
+    b.cost(2.0 * B * T * C * sizeof(floatX) + 4.0 * B * C * sizeof(floatX), 4.0 * B * T * C,
+           2.0 * B * T * C * sizeof(floatX), 4.0 * B * T * C);
 
     bool twice = T <= 100 || C != 768; // small shapes: the second launch needs the counters that the first one leaves
     auto launch = [=](void (*op)(floatX*, floatX*, floatX*, float*, const floatX*, const int*, int, int, int, int,

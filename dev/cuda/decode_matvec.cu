@@ -127,11 +127,16 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 // The first kernel of a step. It is launched without overlap: all of the step before has ended when it starts, which
 // the other kernels of a step rely on. x (B,C) out; tokens (B); positions (B); wte (Vp,C); wpe (T,C).
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream, int block_size = 128) {
+                  int C, cudaStream_t stream, int block_size) {
+    Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
     require(B > 0 && B <= 65535 && C % x128::size == 0);
     dim3 grid(ceil_div(C / x128::size, block_size), B);
     decode_embed_kernel1<<<grid, block_size, 0, stream>>>(x, tokens, positions, wte, wpe, C);
     cudaCheck(cudaGetLastError());
+}
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream) {
+    decode_embed(x, tokens, positions, wte, wpe, B, C, stream, 128);
 }
 // ==== end promoted: decode_embed ====
 
@@ -361,15 +366,28 @@ template <class Out> void decode_matvec_any(Out* out, const floatX* x, const flo
 // it reads weight, bias, norm_weight and norm_bias: no kernel of the step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
-                   cudaStream_t stream, int block_size = 256) {
+                   cudaStream_t stream, int block_size) {
+    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
+    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
     decode_matvec_any(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, true);
+}
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream) {
+    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, 256);
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T: x (B,C); norm_weight, norm_bias (C); wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
-                 int B, int C, int Vp, cudaStream_t stream, int block_size = 256) {
+                 int B, int C, int Vp, cudaStream_t stream, int block_size) {
+    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
     decode_matvec_any<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size,
                              true);
+}
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
+                 int B, int C, int Vp, cudaStream_t stream) {
+    decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, stream, 256);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -401,7 +419,8 @@ static void declare(Bench& b) {
     }
     if (!head) { bias = b.input<floatX>("bias", OC); }
     if (!first && !head) { residual = b.input<floatX>("residual", (size_t)B * OC); }
-    b.cost(((double)OC * K + (double)B * (K + OC)) * sizeof(floatX), 2.0 * B * OC * K);
+    double outputs = (double)B * OC * (head ? sizeof(float) : (first ? 1 : 2) * sizeof(floatX)); // with the residual
+    b.cost(((double)OC * K + (double)B * K) * sizeof(floatX) + outputs, 2.0 * B * OC * K);
 
     float ulp = ulp_of<floatX>(), of_terms = (first ? 2.0f * ulp : 0.0f) + 1e-5f;
     if (head) {

@@ -294,7 +294,8 @@ inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 // be read before this kernel has ended: decode_embed is launched without overlap.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
-                   int block_size = 256) {
+                   int block_size) {
+    Op op(stream, (double)B * V * sizeof(float), 0, "decode_sample");
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
     if (temperature == 0.0f) {
@@ -305,6 +306,10 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
     require(rng_state != NULL);
     launch_early(decode_sample_kernel4, dim3(B), decode_sample_chunks, 0, stream, tokens, positions, logits, rng_state,
                  temperature, top_k, top_p, V, Vp);
+}
+void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
+                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream) {
+    decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream, 256);
 }
 // ==== end promoted: decode_sample ====
 

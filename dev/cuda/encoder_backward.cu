@@ -417,7 +417,10 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // dwte (Vp,C), dwpe (maxT,C) += | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C)
 // inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
-                      int V, cudaStream_t stream, int block_size = 256) {
+                      int V, cudaStream_t stream, int block_size) {
+    // rows of dwte are read and written too: how many depends on the tokens
+    Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
+          "encoder_backward");
     require(C % x128::size == 0);
     require((size_t)scratch % 16 == 0);
     require(block_size % 32 == 0 && block_size <= ENCODER_MAX_BLOCK);
@@ -435,6 +438,10 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
                                                                                        c0);
         cudaCheck(cudaGetLastError());
     }
+}
+void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                      int V, cudaStream_t stream) {
+    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, 256);
 }
 // ==== end promoted: encoder_backward ====
 
@@ -469,7 +476,8 @@ static void declare(Bench& b) {
         memcpy(dwpe.host, dwpe0.host, (size_t)T * C * sizeof(float));
         encoder_backward_cpu(dwte.host, dwpe.host, dout.host, inp.host, B, T, C, V);
     });
-    b.cost((double)N * (C * sizeof(floatX) + sizeof(int)) + (double)(num_tokens + T) * C * 2 * sizeof(float), 0);
+    b.cost((double)N * (C * sizeof(floatX) + sizeof(int)) + (double)(num_tokens + T) * C * 2 * sizeof(float), 0,
+           (double)num_tokens * C * 2 * sizeof(float));
     cudaStream_t s = b.stream;
     b.kernel(1, "one thread per element, atomics",
              [=](int bs) { encoder_backward1(dwte, dwpe, dout, inp, B, T, C, s, bs); });

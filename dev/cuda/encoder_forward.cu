@@ -101,7 +101,9 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 
 // out (B,T,C) | inp (B,T), ids of rows of wte | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
-                     cudaStream_t stream, int block_size = 256) {
+                     cudaStream_t stream, int block_size) {
+    // rows of wte are read too: how many depends on the tokens
+    Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
     int groups = ceil_div(B, ENCODER_FORWARD_SEQUENCES);
@@ -109,6 +111,10 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
     dim3 grid(ceil_div(T * (C / x128::size), block_size), groups);
     encoder_forward_kernel4<<<grid, block_size, 0, stream>>>(out, inp, wte, wpe, B, T, C);
     cudaCheck(cudaGetLastError());
+}
+void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     cudaStream_t stream) {
+    encoder_forward(out, inp, wte, wpe, B, T, C, stream, 256);
 }
 // ==== end promoted: encoder_forward ====
 
@@ -126,7 +132,8 @@ static void declare(Bench& b) {
         for (size_t i = 0; i < N; i++) { seen[(size_t)inp.host[i]] = 1; }
         num_tokens = std::count(seen.begin(), seen.end(), 1);
     }
-    b.cost((double)(N + num_tokens + T) * C * sizeof(floatX) + N * sizeof(int), 0);
+    b.cost((double)(N + num_tokens + T) * C * sizeof(floatX) + N * sizeof(int), 0,
+           (double)num_tokens * C * sizeof(floatX));
     cudaStream_t stream = b.stream;
     b.kernel(1, "one thread per element", [=](int bs) { encoder_forward1(out, inp, wte, wpe, B, T, C, stream, bs); });
     b.kernel(2, "128-bit vectors", [=](int bs) { encoder_forward2(out, inp, wte, wpe, B, T, C, stream, bs); });

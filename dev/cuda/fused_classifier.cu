@@ -204,7 +204,8 @@ __global__ void __launch_bounds__(1024)
 // Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2
 // in 16 bits share an SM of an H200: one is read while the other is written. In 32 bits one block has the SM alone.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      cudaStream_t stream, int block_size = sizeof(floatX) == 4 ? 1024 : 512) {
+                      cudaStream_t stream, int block_size) {
+    Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
@@ -217,6 +218,10 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     }
     cudaCheck(cudaGetLastError());
+}
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream) {
+    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, sizeof(floatX) == 4 ? 1024 : 512);
 }
 // ==== end promoted: fused_classifier ====
 
@@ -233,6 +238,7 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
 
 // mean one float, += | losses (N) | scale: 1 / (N * micro steps)
 void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
+    Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
     mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
     cudaCheck(cudaGetLastError());
 }

@@ -131,13 +131,19 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                      cudaStream_t stream, int block_size = 128) {
+                                      cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
     require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // what a block has without asking
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
     cudaCheck(cudaGetLastError());
+}
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream) {
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, 128);
 }
 // ==== end promoted: fused_residual_layernorm ====
 

@@ -56,11 +56,15 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
 }
 
 // out, inp (n). In place is allowed.
-void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size = 128) {
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+    Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
     gelu_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
+}
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream) {
+    gelu_forward(out, inp, n, stream, 128);
 }
 // ==== end promoted: gelu_forward ====
 

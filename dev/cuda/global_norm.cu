@@ -124,7 +124,8 @@ __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums,
 // Floats of scratch: one for each block.
 size_t global_norm_scratch() { return 4096; }
 
-void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size = 512) {
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
+    Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
     int num_blocks; // as many as run at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
@@ -132,6 +133,9 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
     global_norm_finish_kernel4<<<1, 32, 0, stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
+}
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {
+    global_norm(norm, scratch, grads, n, stream, 512);
 }
 // ==== end promoted: global_norm ====
 

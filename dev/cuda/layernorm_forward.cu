@@ -259,7 +259,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size = 64) {
+                       const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
+    Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
@@ -271,6 +272,10 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
                                   : layernorm_forward_kernel6<3>;
     kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
     cudaCheck(cudaGetLastError());
+}
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, int N, int C, cudaStream_t stream) {
+    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, 64);
 }
 // ==== end promoted: layernorm_forward ====
 

@@ -40,6 +40,9 @@ __global__ void matmul_backward_dgelu_kernel6(floatX* dinp, const floatX* pre_ge
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream) {
+    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+          pre_gelu ? ", gelu" : "");
     require(C % 8 == 0 && OC % 8 == 0);
     MatmulCall call;
     call.out = dinp;
@@ -65,6 +68,8 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weigh
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
 void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
                             bool accumulate, cudaStream_t stream) {
+    double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
+    Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
     require(C % 8 == 0 && OC % 8 == 0);
     MatmulCall call;
     call.out = dweight, call.out_is_float = true;
@@ -475,7 +480,7 @@ static void declare(Bench& b) {
             dbias.host[o] = (float)sum;
         }
     });
-    double activations = (double)N * OC + (2.0 + has_gelu) * (double)N * C + (double)num_weights;
+    double activations = 2.0 * N * OC + (2.0 + has_gelu) * (double)N * C + (double)num_weights;
     b.cost(sizeof(floatX) * activations + (1.0 + accumulate) * sizeof(float) * (double)num_weights, 4.0 * N * C * OC);
     b.matrix_rate(cublaslt_matrix_rate);
 

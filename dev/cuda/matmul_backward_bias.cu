@@ -214,7 +214,8 @@ size_t matmul_backward_bias_scratch(int N, int OC) {
 // dbias (OC) += | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
 // One wave: as many blocks as run at once, with equal shares of the rows, so that there is little to join.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
-                          int block_size = 512) {
+                          int block_size) {
+    Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
@@ -226,6 +227,9 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     cudaCheck(cudaGetLastError());
     matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
     cudaCheck(cudaGetLastError());
+}
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
+    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, 512);
 }
 // ==== end promoted: matmul_backward_bias ====
 

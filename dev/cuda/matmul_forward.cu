@@ -87,6 +87,9 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 // be NULL: no gelu, no bias, no residual. residual may be out.
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
+    Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_forward %d -> %d%s", C, OC, pre_gelu ? ", gelu" : "");
     require(C % 8 == 0 && OC % 8 == 0);
     require(!pre_gelu || (bias && !residual));
 #if !defined(ENABLE_FP32)

@@ -68,6 +68,30 @@ test_copies() {
     want "its output" "$(cat "$tmp/out")" "2 promoted blocks, all equal"
 }
 
+# what only the ladder needs stands between the pieces of a block; a .cuh has blocks like a .cu
+test_pieces() {
+    new_tree
+    cat >dev/cuda/gelu.cu <<'CU'
+// ==== promoted: gelu ====
+int first;
+// ==== end promoted: gelu ====
+int of_the_ladder_alone;
+// ==== promoted: gelu ====
+int second;
+// ==== end promoted: gelu ====
+CU
+    mv dev/cuda/adamw.cu dev/cuda/adamw.cuh
+    scripts/promote.sh >"$tmp/out"
+    want "the copy" "$(sed -n '/==== promoted: gelu/,/==== end/p' train_gpt2.cu | sed '1d;$d' | tr '\n' ';')" \
+        "int first;;;int second;;"
+    contains "int b = 1;" train_gpt2.cu
+    scripts/promote.sh --check >"$tmp/out"
+    want "its output" "$(cat "$tmp/out")" "2 promoted blocks, all equal"
+    sed -i 's/int second/int third/' dev/cuda/gelu.cu
+    scripts/promote.sh --check >"$tmp/out" 2>&1 && fail "a change of the second piece is not seen"
+    contains "FAIL gelu: " "$tmp/out"
+}
+
 test_idempotent() {
     new_tree
     chmod 640 train_gpt2.cu
@@ -128,7 +152,7 @@ test_refuses_missing_marks() {
 test_refuses_wrong_names() {
     new_tree
     sed -i 's/promoted: gelu/promoted: gellu/' train_gpt2.cu
-    refuses "promoted: gellu stands in no dev/cuda/*.cu"
+    refuses "promoted: gellu stands in no file of dev/cuda"
     new_tree
     cat dev/cuda/gelu.cu >>train_gpt2.cu
     refuses "promoted: gelu stands here twice"
@@ -152,5 +176,5 @@ test_usage() {
     want "the exit code without train_gpt2.cu" $rc 1
 }
 
-tests=(copies idempotent check_finds_one_digit check_finds_a_changed_op refuses_missing_marks refuses_wrong_names usage)
+tests=(copies pieces idempotent check_finds_one_digit check_finds_a_changed_op refuses_missing_marks refuses_wrong_names usage)
 run_tests "$@"

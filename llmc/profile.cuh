@@ -1,0 +1,95 @@
+/*
+What an operation says of itself: a name for NVTX's timeline, and the least bytes and FLOPs that it must move and
+compute. train_gpt2cu --profile times each operation with a pair of events; dev/cuda/bench.h compares the cost with the
+one that the op's file declares.
+
+    void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
+        Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
+        ...
+
+NVTX's header loads its library with dlopen, and only under a profiler.
+*/
+#pragma once
+
+#include <nvtx3/nvToolsExt.h>
+#include <stdarg.h>
+#include <vector>
+
+#include "cuda_common.cuh"
+
+struct ProfileEntry {
+    char name[48];
+    double bytes, flops;    // the least that the operation must move and compute
+    cudaEvent_t begin, end; // around it on its stream; NULL without timing
+};
+
+// The operations that were called, in order. Of operations that call others only the outermost is listed.
+struct Profile {
+    bool listing = false, timing = false; // timing: with events, while listing
+    int depth = 0;                        // operations that have begun and not ended
+    std::vector<ProfileEntry> entries;
+};
+inline Profile& profile() {
+    static Profile state;
+    return state;
+}
+
+inline nvtxDomainHandle_t nvtx_domain() {
+    static nvtxDomainHandle_t domain = nvtxDomainCreateA("train_gpt2cu");
+    return domain;
+}
+
+// A range in NVTX's timeline from here to the end of the scope: a step, a micro-step, a layer. The name is a format, as
+// in printf.
+struct Range {
+    char name[48];
+    __attribute__((format(printf, 2, 3))) Range(const char* format, ...) {
+        va_list values;
+        va_start(values, format);
+        begin(format, values);
+        va_end(values);
+    }
+    ~Range() { nvtxDomainRangePop(nvtx_domain()); }
+
+  protected:
+    Range() {} // for Op, which calls begin()
+    void begin(const char* format, va_list values) {
+        vsnprintf(name, sizeof(name), format, values);
+        nvtxEventAttributes_t attributes = {};
+        attributes.version = NVTX_VERSION;
+        attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+        attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+        attributes.message.ascii = name;
+        nvtxDomainRangePushEx(nvtx_domain(), &attributes);
+    }
+};
+
+// The same for an operation, with its cost; while profile() lists, an entry there.
+struct Op : Range {
+    cudaStream_t stream;
+    int entry = -1; // in the profile's list; -1: not listed
+
+    __attribute__((format(printf, 5, 6))) Op(cudaStream_t stream, double bytes, double flops, const char* format, ...)
+        : stream(stream) {
+        va_list values;
+        va_start(values, format);
+        begin(format, values);
+        va_end(values);
+        Profile& p = profile();
+        if (p.depth++ > 0 || !p.listing) { return; }
+        ProfileEntry e = {"", bytes, flops, NULL, NULL};
+        memcpy(e.name, name, sizeof(name));
+        if (p.timing) {
+            cudaCheck(cudaEventCreate(&e.begin));
+            cudaCheck(cudaEventCreate(&e.end));
+            cudaCheck(cudaEventRecord(e.begin, stream));
+        }
+        entry = (int)p.entries.size();
+        p.entries.push_back(e);
+    }
+    ~Op() {
+        Profile& p = profile();
+        p.depth--;
+        if (entry >= 0 && p.entries[entry].end) { cudaCheck(cudaEventRecord(p.entries[entry].end, stream)); }
+    }
+};
