@@ -987,19 +987,10 @@ static double evaluate(Trainer* t) {
 }
 
 static void sample_in_training(Trainer* t) {
-    int eot = t->job.has_tokenizer ? t->job.tokenizer.eot_id : t->model.config.vocab_size - 1;
-    int prompt = eot >= 0 ? eot : 0;
-    Sampler sampler = {1.0f, 0, 1.0f, t->job.run.sampler_rng};
-    TextOutput out = {
-        t->job.has_tokenizer ? &t->job.tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
-    printf("generating:\n---\n");
-    int n = generate(&t->model, &sampler, &prompt, 1, args->sample_tokens, -1, NULL, &out);
-    text_end(&out);
-    printf("---\n");
-    if (n < 0) { printf("the logits are not numbers: no sample\n"); }
-    t->job.run.sampler_rng = sampler.rng;
-    logger_text(&t->job.logger, t->job.run.step, out.text, out.length);
-    free(out.text);
+    TrainingSample s;
+    training_sample_begin(&t->job, &s);
+    int n = generate(&t->model, &s.sampler, &s.prompt, 1, args->sample_tokens, -1, NULL, &s.out);
+    training_sample_end(&t->job, &s, n >= 0);
 }
 
 static void save_checkpoint(Trainer* t) {
@@ -1022,45 +1013,33 @@ static double accumulate_gradients(Trainer* t) {
     return loss;
 }
 
+// Ends a run whose steps were not finite too often in a row.
+__attribute__((noreturn)) static void give_up(Trainer* t) {
+    // these are the weights of the last sound step
+    bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(&t->model.config)));
+    if (good && args->output) { save_checkpoint(t); }
+    training_give_up(good);
+}
+
 static void train_step(Trainer* t) {
+    RunState* run = &t->job.run;
+    StepReport r = {.step = run->step + 1, .learning_rate = lr_at(&t->job.schedule, run->step)};
     double start = time_ms();
-    double loss = accumulate_gradients(t), norm = gpt2_gradient_norm(&t->model);
-    double loss_z = outlier_update(&t->job.run.loss_outliers, loss),
-           norm_z = outlier_update(&t->job.run.norm_outliers, norm);
-    AdamW optimizer = {lr_at(&t->job.schedule, t->job.run.step),
-                       args->beta1,
-                       args->beta2,
-                       args->eps,
-                       args->weight_decay,
-                       1.0f,
-                       1.0f,
-                       1.0f};
-    if (training_step_is_sound(&t->job, t->job.run.step + 1, loss, norm, loss_z, norm_z)) {
-        int64_t updates = t->job.run.step + 1 - t->job.run.skipped_steps;
+    r.loss = accumulate_gradients(t);
+    r.norm = gpt2_gradient_norm(&t->model);
+    if (training_judge(&t->job, &r)) {
+        int64_t updates = r.step - run->skipped_steps;
+        AdamW optimizer = {r.learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, 1.0f, 1.0f, 1.0f};
         optimizer.bias1 = (float)(1.0 - pow(args->beta1, (double)updates));
         optimizer.bias2 = (float)(1.0 - pow(args->beta2, (double)updates));
-        if (args->clip > 0 && norm > args->clip) { optimizer.gradient_scale = (float)(args->clip / norm); }
+        if (args->clip > 0 && r.norm > args->clip) { optimizer.gradient_scale = (float)(args->clip / r.norm); }
         gpt2_update(&t->model, &optimizer);
     }
-    t->job.run.step++;
-    t->job.run.num_tokens_seen += t->job.batch.total;
-
-    double ms = time_ms() - start, tokens_per_second = t->job.batch.total / ms * 1e3;
-    t->job.step_ms = t->job.step_ms > 0 ? 0.9 * t->job.step_ms + 0.1 * ms : ms;
-    const GPT2Config* c = &t->model.config;
-    double flops = training_flops_per_token(c, t->job.batch.T);
-    char line[512], left[32];
-    format_step_line(line, sizeof(line), t->job.run.step, t->job.num_steps, loss, loss_z, norm, norm_z,
-                     optimizer.learning_rate, ms, 100.0 * flops * tokens_per_second / t->machine_flops, "fp32",
-                     tokens_per_second);
-    format_duration(left, sizeof(left), (double)(t->job.num_steps - t->job.run.step) * t->job.step_ms * 1e-3);
-    printf("%s | ETA %s\n", line, left);
-    logger_train(&t->job.logger, t->job.run.step, loss, optimizer.learning_rate, norm, ms, tokens_per_second);
-    if (t->job.nonfinite_in_a_row >= args->max_nonfinite) {
-        bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(c))); // those of the last sound step
-        if (good && args->output) { save_checkpoint(t); }
-        training_give_up(good);
-    }
+    run->step++;
+    run->num_tokens_seen += t->job.batch.total;
+    r.ms = time_ms() - start;
+    training_report(&t->job, &r, t->machine_flops, "fp32", "");
+    if (t->job.nonfinite_in_a_row >= args->max_nonfinite) { give_up(t); }
 }
 
 // Everything that a run needs, checked in an order that finds mistakes before anything is written.
@@ -1091,20 +1070,16 @@ static int train(void) {
     run_install_signal_handlers();
     int64_t first = t->job.run.step;
     for (;;) {
-        int64_t step = t->job.run.step;
-        bool last = step >= t->job.num_steps,
-             resumed = step == first && first > 0; // a checkpoint comes after all of these
-        if (!resumed && t->job.has_val && args->val_every && (step % args->val_every == 0 || last)) {
+        Due due = training_due(&t->job, first);
+        if (due.validate) {
             double loss = evaluate(t);
             printf("val loss %.6f\n", loss);
-            logger_val(&t->job.logger, step, loss);
+            logger_val(&t->job.logger, t->job.run.step, loss);
         }
-        if (!resumed && args->sample_every && step > 0 && (step % args->sample_every == 0 || last)) {
-            sample_in_training(t);
-        }
-        bool due = (args->save_every && step % args->save_every == 0) || last || run_stop_signal;
-        if (!resumed && step > 0 && args->output && due) { save_checkpoint(t); }
-        if (last || run_stop_signal) { break; }
+        if (due.sample) { sample_in_training(t); }
+        if (due.validate || due.sample) { due = training_due(&t->job, first); } // a signal may have come meanwhile
+        if (due.save) { save_checkpoint(t); }
+        if (due.stop) { break; }
         train_step(t);
     }
     free(t->inputs);
@@ -1130,7 +1105,7 @@ static int sample(void) {
 
     int *prompt, eot = has_tokenizer ? tokenizer.eot_id : -1;
     int n = encode_prompt(&prompt, args->prompt, &tokenizer, has_tokenizer, model.config.max_seq_len);
-    TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
+    TextOutput out = text_begin(has_tokenizer ? &tokenizer : NULL, stdout);
     fputs(args->prompt, stdout);
     fflush(stdout);
     start = time_ms();

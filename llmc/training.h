@@ -1,6 +1,7 @@
 /*
 What train_gpt2.c and train_gpt2.cu share beside the model: the flags, the way from them to a vocabulary, a model, data
-and a checkpoint, and the book-keeping of a run. Neither the layers nor the training loop are here.
+and a checkpoint, what is due between two steps, and the book-keeping and the words of a run. The layers and the training
+loop itself are not here.
 */
 #ifndef LLMC_TRAINING_H
 #define LLMC_TRAINING_H
@@ -480,19 +481,53 @@ static inline void training_save(Training* t, const float* params, const float* 
     printf("saved %s/step_%08lld (%.0f ms)\n", args->output, (long long)t->run.step, time_ms() - start);
 }
 
-// Says whether step number `step` (from 1) may change the weights; counts and reports it when not.
-static inline bool training_step_is_sound(Training* t, int64_t step, double loss, double norm, double loss_z,
-                                          double norm_z) {
-    bool finite = isfinite(loss) && isfinite(norm);
+// ---- a step -------------------------------------------------------------------------
+
+// What is done between two steps, in this order.
+typedef struct {
+    bool validate, sample, save, stop;
+} Due;
+
+// What is due after t->run.step steps, in a run that began, or went on, after first_step steps.
+static inline Due training_due(const Training* t, int64_t first_step) {
+    int64_t step = t->run.step;
+    bool last = step >= t->num_steps;
+    // validation, sampling and saving of this step were done before the checkpoint was written
+    bool done = first_step > 0 && step == first_step;
+    bool can_validate = t->has_val || args->hellaswag;
+    Due due;
+    due.stop = last || run_stop_signal;
+    due.validate = !done && can_validate && args->val_every && (last || step % args->val_every == 0);
+    due.sample = !done && step > 0 && args->sample_every && (last || step % args->sample_every == 0);
+    due.save = !done && step > 0 && args->output && (due.stop || (args->save_every && step % args->save_every == 0));
+    return due;
+}
+
+// A step as it is reported; the program fills in all but the z-scores.
+typedef struct {
+    int64_t step;        // from 1
+    float learning_rate; // of this step
+    double loss;
+    double norm;           // of the gradient, before clipping
+    double loss_z, norm_z; // z-scores, NaN while their windows fill
+    double ms;             // time of the step
+} StepReport;
+
+// Takes the z-scores of r->loss and r->norm and says whether this step may change the weights. A step that may not is
+// counted and reported.
+static inline bool training_judge(Training* t, StepReport* r) {
+    bool finite = isfinite(r->loss) && isfinite(r->norm);
+    r->loss_z = outlier_update(&t->run.loss_outliers, r->loss);
+    r->norm_z = outlier_update(&t->run.norm_outliers, r->norm);
     t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
     if (!finite) {
-        printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n", (long long)step, loss,
-               norm);
-    } else if (args->skip_loss_z > 0 && loss_z > args->skip_loss_z) {
-        printf("step %lld: loss z-score %.2f is over -sl %g: update skipped\n", (long long)step, loss_z,
+        printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n", (long long)r->step,
+               r->loss, r->norm);
+    } else if (args->skip_loss_z > 0 && r->loss_z > args->skip_loss_z) {
+        printf("step %lld: loss z-score %.2f is over -sl %g: update skipped\n", (long long)r->step, r->loss_z,
                (double)args->skip_loss_z);
-    } else if (args->skip_norm_z > 0 && norm_z > args->skip_norm_z) {
-        printf("step %lld: gradient norm z-score %.2f is over -sg %g: update skipped\n", (long long)step, norm_z,
+    } else if (args->skip_norm_z > 0 && r->norm_z > args->skip_norm_z) {
+        printf("step %lld: gradient norm z-score %.2f is over -sg %g: update skipped\n", (long long)r->step, r->norm_z,
                (double)args->skip_norm_z);
     } else {
         return true;
@@ -506,6 +541,55 @@ static inline double training_flops_per_token(const GPT2Config* c, int T) {
     double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1); // without wpe
     return 6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * T;
 }
+
+// FLOP/s of a run whose steps take this long.
+static inline double training_flops(const Training* t, double ms) {
+    return training_flops_per_token(&t->run.config, t->batch.T) * (double)t->batch.total / ms * 1e3;
+}
+
+// Prints the line of a step and logs it. machine_flops: the FLOP/s of 100% MFU. precision: "bf16", say. extra: columns
+// that only this program has, each as " | 1.0 GB"; or "".
+static inline void training_report(Training* t, const StepReport* r, double machine_flops, const char* precision,
+                                   const char* extra) {
+    char line[512], left[32];
+    double tokens_per_second = (double)t->batch.total / r->ms * 1e3;
+    t->step_ms = t->step_ms > 0 ? 0.9 * t->step_ms + 0.1 * r->ms : r->ms;
+    format_step_line(line, sizeof(line), r->step, t->num_steps, r->loss, r->loss_z, r->norm, r->norm_z,
+                     r->learning_rate, r->ms, 100.0 * training_flops(t, r->ms) / machine_flops, precision,
+                     tokens_per_second);
+    format_duration(left, sizeof(left), (double)(t->num_steps - r->step) * t->step_ms * 1e-3);
+    printf("%s%s | ETA %s\n", line, extra, left);
+    logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second);
+}
+
+// A sample in the middle of a run. Between begin and end the program continues `prompt` by args->sample_tokens with
+// `sampler`, and the text goes to `out`.
+typedef struct {
+    int prompt; // one token: the end of a text, which is where another begins
+    Sampler sampler;
+    TextOutput out;
+} TrainingSample;
+
+static inline void training_sample_begin(const Training* t, TrainingSample* s) {
+    int eot = t->has_tokenizer ? t->tokenizer.eot_id : t->run.config.vocab_size - 1;
+    Sampler sampler = {1.0f, 0, 1.0f, t->run.sampler_rng};
+    s->prompt = eot >= 0 ? eot : 0;
+    s->sampler = sampler;
+    s->out = text_begin(t->has_tokenizer ? &t->tokenizer : NULL, stdout);
+    printf("generating:\n---\n");
+}
+
+// good: the logits were numbers.
+static inline void training_sample_end(Training* t, TrainingSample* s, bool good) {
+    text_end(&s->out);
+    printf("---\n");
+    if (!good) { printf("the logits are not numbers: no sample\n"); }
+    t->run.sampler_rng = s->sampler.rng;
+    logger_text(&t->logger, t->run.step, s->out.text, s->out.length);
+    free(s->out.text);
+}
+
+// ---- the end of a run ---------------------------------------------------------------
 
 // Stops a run that makes no progress; weights_are_good: they are finite, and saved if there is an -o.
 __attribute__((noreturn)) static inline void training_give_up(bool weights_are_good) {
