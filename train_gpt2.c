@@ -32,8 +32,6 @@ follows karpathy/llm.c.
 #define VECTOR
 #endif
 
-static int use_naive = 0; // --naive: the plain loops of matmul and attention instead of the fast path
-
 // ================================================================================================
 // 1. layers
 // ================================================================================================
@@ -154,7 +152,7 @@ static void matmul_forward_naive(float* out, size_t ldo, const float* inp, const
 // out (N,OC) with ldo floats from row to row | inp (N,C) | weight (OC,C) | bias (OC) or NULL
 static void matmul_forward(float* out, size_t ldo, const float* inp, const float* weight, const float* bias, int N,
                            int C, int OC) {
-    if (use_naive) {
+    if (args->naive) {
         matmul_forward_naive(out, ldo, inp, weight, bias, N, C, OC);
     } else {
         matmul_nt(out, ldo, inp, C, weight, C, bias, N, OC, C, false);
@@ -191,7 +189,7 @@ VECTOR static void add_columns(float* dbias, const float* dout, size_t ldo, int 
 // dout (N,OC) with ldo floats from row to row | inp (N,C) | weight (OC,C)
 static void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, size_t ldo, const float* inp,
                             const float* weight, int N, int C, int OC, bool accumulate) {
-    if (use_naive) {
+    if (args->naive) {
         matmul_backward_naive(dinp, dweight, dout, ldo, inp, weight, N, C, OC, accumulate);
     } else {
         matmul_nn(dinp, C, dout, ldo, weight, C, N, C, OC, false);
@@ -336,7 +334,7 @@ enum { ATTENTION_ROWS = 64 }; // queries whose scores a thread holds at a time, 
 
 // out (B,T,C), lse (B,NH,T): log of the sum of exp of the scaled scores | qkv (B,T,3,NH,HS)
 static void attention_forward(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
-    if (use_naive) {
+    if (args->naive) {
         attention_forward_naive(out, lse, qkv, B, T, C, NH);
         return;
     }
@@ -366,7 +364,7 @@ static void attention_forward(float* out, float* lse, const float* qkv, int B, i
 // dqkv (B,T,3,NH,HS) | dout (B,T,C) | qkv (B,T,3,NH,HS) | out (B,T,C) | lse (B,NH,T)
 static void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse,
                                int B, int T, int C, int NH) {
-    if (use_naive) {
+    if (args->naive) {
         attention_backward_naive(dqkv, dout, qkv, out, lse, B, T, C, NH);
         return;
     }
@@ -977,31 +975,22 @@ static void load_model(GPT2* model, ModelSource* source) {
 
 static double evaluate(Trainer* t) {
     Error err;
+    Batch batch = t->job.batch;
     double sum = 0.0;
-    int64_t epoch = t->job.val.batches_per_epoch, steps = args.val_steps < epoch ? args.val_steps : epoch;
     dataloader_reset(&t->job.val);
-    for (int64_t i = 0; i < steps; i++) {
+    for (int64_t i = 0; i < t->job.num_val_batches; i++) {
         if (!dataloader_next(&t->job.val, t->inputs, t->targets, &err)) { die("%s", err.text); }
-        gpt2_forward(&t->model, &t->model.acts, t->inputs, args.B, args.T);
-        sum += gpt2_loss(&t->model, t->targets, 0.0f, args.B, args.T);
+        gpt2_forward(&t->model, &t->model.acts, t->inputs, batch.B, batch.T);
+        sum += gpt2_loss(&t->model, t->targets, 0.0f, batch.B, batch.T);
     }
-    return sum / (double)steps;
+    return sum / (double)t->job.num_val_batches;
 }
 
 static void sample_in_training(Trainer* t) {
-    int eot = t->job.has_tokenizer ? t->job.tokenizer.eot_id : t->model.config.vocab_size - 1;
-    int prompt = eot >= 0 ? eot : 0;
-    Sampler sampler = {1.0f, 0, 1.0f, t->job.run.sampler_rng};
-    TextOutput out = {
-        t->job.has_tokenizer ? &t->job.tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
-    printf("generating:\n---\n");
-    int n = generate(&t->model, &sampler, &prompt, 1, args.sample_tokens, -1, NULL, &out);
-    text_end(&out);
-    printf("---\n");
-    if (n < 0) { printf("the logits are not numbers: no sample\n"); }
-    t->job.run.sampler_rng = sampler.rng;
-    logger_text(&t->job.logger, t->job.run.step, out.text, out.length);
-    free(out.text);
+    TrainingSample s;
+    training_sample_begin(&t->job, &s);
+    int n = generate(&t->model, &s.sampler, &s.prompt, 1, args->sample_tokens, -1, NULL, &s.out);
+    training_sample_end(&t->job, &s, n >= 0);
 }
 
 static void save_checkpoint(Trainer* t) {
@@ -1011,57 +1000,46 @@ static void save_checkpoint(Trainer* t) {
 // Loss and gradients of one step: the mean over all micro-batches.
 static double accumulate_gradients(Trainer* t) {
     Error err;
-    int64_t micro_steps = args.total_batch / ((int64_t)args.B * args.T);
+    Batch batch = t->job.batch;
     double loss = 0.0;
-    if (args.overfit) { dataloader_reset(&t->job.train); }
-    for (int64_t i = 0; i < micro_steps; i++) {
+    if (args->overfit) { dataloader_reset(&t->job.train); }
+    for (int64_t i = 0; i < batch.micro_steps; i++) {
         if (!dataloader_next(&t->job.train, t->inputs, t->targets, &err)) { die("%s", err.text); }
-        gpt2_forward(&t->model, &t->model.acts, t->inputs, args.B, args.T);
-        loss += gpt2_loss(&t->model, t->targets, 1.0f / (float)args.total_batch, args.B, args.T) / (double)micro_steps;
-        gpt2_backward(&t->model, t->inputs, args.B, args.T, i == 0);
+        gpt2_forward(&t->model, &t->model.acts, t->inputs, batch.B, batch.T);
+        double mean = gpt2_loss(&t->model, t->targets, 1.0f / (float)batch.total, batch.B, batch.T);
+        gpt2_backward(&t->model, t->inputs, batch.B, batch.T, i == 0);
+        loss += mean / (double)batch.micro_steps;
     }
     return loss;
 }
 
+// Ends a run whose steps were not finite too often in a row.
+__attribute__((noreturn)) static void give_up(Trainer* t) {
+    // these are the weights of the last sound step
+    bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(&t->model.config)));
+    if (good && args->output) { save_checkpoint(t); }
+    training_give_up(good);
+}
+
 static void train_step(Trainer* t) {
+    RunState* run = &t->job.run;
+    StepReport r = {.step = run->step + 1, .learning_rate = lr_at(&t->job.schedule, run->step)};
     double start = time_ms();
-    double loss = accumulate_gradients(t), norm = gpt2_gradient_norm(&t->model);
-    double loss_z = outlier_update(&t->job.run.loss_outliers, loss),
-           norm_z = outlier_update(&t->job.run.norm_outliers, norm);
-    AdamW optimizer = {lr_at(&t->job.schedule, t->job.run.step),
-                       args.beta1,
-                       args.beta2,
-                       args.eps,
-                       args.weight_decay,
-                       1.0f,
-                       1.0f,
-                       1.0f};
-    if (training_step_is_sound(&t->job, t->job.run.step + 1, loss, norm, loss_z, norm_z)) {
-        int64_t updates = t->job.run.step + 1 - t->job.run.skipped_steps;
-        optimizer.bias1 = (float)(1.0 - pow(args.beta1, (double)updates));
-        optimizer.bias2 = (float)(1.0 - pow(args.beta2, (double)updates));
-        if (args.clip > 0 && norm > args.clip) { optimizer.gradient_scale = (float)(args.clip / norm); }
+    r.loss = accumulate_gradients(t);
+    r.norm = gpt2_gradient_norm(&t->model);
+    if (training_judge(&t->job, &r)) {
+        int64_t updates = r.step - run->skipped_steps;
+        AdamW optimizer = {r.learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, 1.0f, 1.0f, 1.0f};
+        optimizer.bias1 = (float)(1.0 - pow(args->beta1, (double)updates));
+        optimizer.bias2 = (float)(1.0 - pow(args->beta2, (double)updates));
+        if (args->clip > 0 && r.norm > args->clip) { optimizer.gradient_scale = (float)(args->clip / r.norm); }
         gpt2_update(&t->model, &optimizer);
     }
-    t->job.run.step++;
-    t->job.run.num_tokens_seen += args.total_batch;
-
-    double ms = time_ms() - start, tokens_per_second = args.total_batch / ms * 1e3;
-    t->job.step_ms = t->job.step_ms > 0 ? 0.9 * t->job.step_ms + 0.1 * ms : ms;
-    const GPT2Config* c = &t->model.config;
-    double flops = training_flops_per_token(c, args.T);
-    char line[512], left[32];
-    format_step_line(line, sizeof(line), t->job.run.step, args.num_steps, loss, loss_z, norm, norm_z,
-                     optimizer.learning_rate, ms, 100.0 * flops * tokens_per_second / t->machine_flops, "fp32",
-                     tokens_per_second);
-    format_duration(left, sizeof(left), (double)(args.num_steps - t->job.run.step) * t->job.step_ms * 1e-3);
-    printf("%s | ETA %s\n", line, left);
-    logger_train(&t->job.logger, t->job.run.step, loss, optimizer.learning_rate, norm, ms, tokens_per_second);
-    if (t->job.nonfinite_in_a_row >= args.max_nonfinite) {
-        bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(c))); // those of the last sound step
-        if (good && args.output) { save_checkpoint(t); }
-        training_give_up(good);
-    }
+    run->step++;
+    run->num_tokens_seen += t->job.batch.total;
+    r.ms = time_ms() - start;
+    training_report(&t->job, &r, t->machine_flops, "fp32", "");
+    if (t->job.nonfinite_in_a_row >= args->max_nonfinite) { give_up(t); }
 }
 
 // Everything that a run needs, checked in an order that finds mistakes before anything is written.
@@ -1070,14 +1048,15 @@ static void trainer_open(Trainer* t) {
     char resolved[4200];
     training_find_checkpoint(&t->job);
     training_open_model(&t->job, &source, resolved);
-    settle_batch(&source.config);
-    print_memory_need(&source.config, args.B, args.T);
+    t->job.batch = settle_batch(&source.config);
+    int B = t->job.batch.B, T = t->job.batch.T;
+    print_memory_need(&source.config, B, T);
     load_model(&t->model, &source);
     training_open_data(&t->job, &t->model.config);
     gpt2_allocate_training(&t->model);
-    gpt2_allocate_batch(&t->model, args.B, args.T);
-    t->inputs = (int*)malloc_check((size_t)args.B * args.T * sizeof(int));
-    t->targets = (int*)malloc_check((size_t)args.B * args.T * sizeof(int));
+    gpt2_allocate_batch(&t->model, B, T);
+    t->inputs = (int*)malloc_check((size_t)B * T * sizeof(int));
+    t->targets = (int*)malloc_check((size_t)B * T * sizeof(int));
     t->machine_flops = measure_matmul_flops();
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
@@ -1091,20 +1070,16 @@ static int train(void) {
     run_install_signal_handlers();
     int64_t first = t->job.run.step;
     for (;;) {
-        int64_t step = t->job.run.step;
-        bool last = step >= args.num_steps,
-             resumed = step == first && first > 0; // a checkpoint comes after all of these
-        if (!resumed && t->job.has_val && args.val_every && (step % args.val_every == 0 || last)) {
+        Due due = training_due(&t->job, first);
+        if (due.validate) {
             double loss = evaluate(t);
             printf("val loss %.6f\n", loss);
-            logger_val(&t->job.logger, step, loss);
+            logger_val(&t->job.logger, t->job.run.step, loss);
         }
-        if (!resumed && args.sample_every && step > 0 && (step % args.sample_every == 0 || last)) {
-            sample_in_training(t);
-        }
-        bool due = (args.save_every && step % args.save_every == 0) || last || run_stop_signal;
-        if (!resumed && step > 0 && args.output && due) { save_checkpoint(t); }
-        if (last || run_stop_signal) { break; }
+        if (due.sample) { sample_in_training(t); }
+        if (due.validate || due.sample) { due = training_due(&t->job, first); } // a signal may have come meanwhile
+        if (due.save) { save_checkpoint(t); }
+        if (due.stop) { break; }
         train_step(t);
     }
     free(t->inputs);
@@ -1122,26 +1097,26 @@ static int sample(void) {
     bool has_tokenizer;
     char resolved[4200];
     double start = time_ms();
-    model_source_open(&source, resolve_model_path(args.model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
     load_model(&model, &source);
     double load_ms = time_ms() - start;
-    Sampler sampler = {args.temperature, args.top_k, args.top_p, splitmix64((uint64_t)args.seed)};
+    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)args->seed)};
     if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
 
     int *prompt, eot = has_tokenizer ? tokenizer.eot_id : -1;
-    int n = encode_prompt(&prompt, args.prompt, &tokenizer, has_tokenizer, model.config.max_seq_len);
-    TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, isatty(STDOUT_FILENO)};
-    fputs(args.prompt, stdout);
+    int n = encode_prompt(&prompt, args->prompt, &tokenizer, has_tokenizer, model.config.max_seq_len);
+    TextOutput out = text_begin(has_tokenizer ? &tokenizer : NULL, stdout);
+    fputs(args->prompt, stdout);
     fflush(stdout);
     start = time_ms();
-    int made = generate(&model, &sampler, prompt, n, args.num_tokens, args.stop_at_eot ? eot : -1, NULL, &out);
+    int made = generate(&model, &sampler, prompt, n, args->num_tokens, args->stop_at_eot ? eot : -1, NULL, &out);
     text_end(&out);
     if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
-    if (made < 0) { die("%s: its logits are not numbers", args.model); }
+    if (made < 0) { die("%s: its logits are not numbers", args->model); }
     double ms = time_ms() - start;
     fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, n, made, ms,
             made / ms * 1e3);
-    if (made < args.num_tokens && n + made > model.config.max_seq_len) {
+    if (made < args->num_tokens && n + made > model.config.max_seq_len) {
         fprintf(stderr, "[stopped: all %d positions of the model are used]\n", model.config.max_seq_len);
     }
     free(out.text);
@@ -1176,8 +1151,7 @@ int main(int argc, char** argv) {
         argc, argv,
         "GPT-2 on the CPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a minute.",
         options, sizeof(options) / sizeof(options[0]));
-    use_naive = args.naive;
-    if (args.prompt) { return sample(); }
+    if (args->prompt) { return sample(); }
     cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
     return train();
 }

@@ -21,19 +21,24 @@ enum {
 
 // ---- text for the terminal ----------------------------------------------------------
 
-// llm.c's step line, without a newline: step as it is to be shown (llm.c counts from 1), z-scores NaN while their
-// window fills, ms for the step, precision such as "bf16". Returns what snprintf returns.
+// "(+1.50z)"; nothing for a z-score that is NaN, because its window is still filling.
+static inline void format_z_score(char* buf, size_t size, double z) {
+    buf[0] = '\0';
+    if (!isnan(z)) { snprintf(buf, size, "(%+.2fz)", z); }
+}
+
+// llm.c's step line, without a newline and, while their windows fill, without z-scores. step is what is shown (llm.c
+// counts from 1), ms the time of the step, precision a word such as "bf16". Returns what snprintf returns.
 static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t num_steps, double loss, double loss_z,
                                    double norm, double norm_z, double lr, double ms, double mfu_percent,
                                    const char* precision, double tokens_per_second) {
-    // the sign of a NaN is chance, and it would be printed
-    if (isnan(loss_z)) { loss_z = copysign((double)NAN, 1.0); }
-    if (isnan(norm_z)) { norm_z = copysign((double)NAN, 1.0); }
+    char loss_score[32], norm_score[32];
+    format_z_score(loss_score, sizeof(loss_score), loss_z);
+    format_z_score(norm_score, sizeof(norm_score), norm_z);
     return snprintf(buf, size,
-                    "step %4lld/%lld | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% %s MFU | "
-                    "%.0f tok/s",
-                    (long long)step, (long long)num_steps, loss, loss_z, norm, norm_z, lr, ms, mfu_percent, precision,
-                    tokens_per_second);
+                    "step %4lld/%lld | loss %7.6f %s| norm %6.4f %s| lr %.2e | %.2f ms | %.1f%% %s MFU | %.0f tok/s",
+                    (long long)step, (long long)num_steps, loss, loss_score, norm, norm_score, lr, ms, mfu_percent,
+                    precision, tokens_per_second);
 }
 
 // "42s", "3m07s", "2h05m", "3d04h"; "?" for what is no duration. Returns what snprintf returns.

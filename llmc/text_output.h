@@ -17,6 +17,12 @@ typedef struct {
     bool terminal; // control characters are shown as '?'
 } TextOutput;
 
+// A text that begins; tokenizer may be NULL. out.text is the caller's to free.
+static inline TextOutput text_begin(const Tokenizer* tokenizer, FILE* file) {
+    TextOutput out = {tokenizer, file, {{0}, 0}, NULL, 0, isatty(fileno(file)) != 0};
+    return out;
+}
+
 static inline void text_bytes(TextOutput* out, const char* bytes, size_t n) {
     out->text = (char*)realloc_check(out->text, out->length + n + 1);
     memcpy(out->text + out->length, bytes, n);

@@ -215,8 +215,10 @@ static void test_step_line(void) {
     check(n == (int)strlen(buf));
     format_step_line(buf, sizeof(buf), 12345, 19560, 10.9876543, -(double)NAN, 15.3, (double)NAN, 0, 1000, -1, "fp32",
                      64);
-    check_str(buf, "step 12345/19560 | loss 10.987654 (+nanz)| norm 15.3000 (+nanz)| lr 0.00e+00 | 1000.00 ms | -1.0% "
-                   "fp32 MFU | 64 tok/s");
+    check_str(buf, "step 12345/19560 | loss 10.987654 | norm 15.3000 | lr 0.00e+00 | 1000.00 ms | -1.0% fp32 MFU | "
+                   "64 tok/s"); // no z-scores while the windows fill
+    format_step_line(buf, sizeof(buf), 7, 9, (double)NAN, (double)INFINITY, 2, (double)NAN, 0, 1000, 1, "fp32", 64);
+    check(strstr(buf, "| loss     nan (+infz)| norm 2.0000 | lr ")); // each on its own: the loss was not finite
     volatile size_t small = 10; // volatile: or the compiler sees it coming and warns
     check(format_step_line(buf, small, 1, 1, 0, 0, 0, 0, 0, 0, 0, "fp32", 0) > 10 && strlen(buf) == 9);
 }

@@ -261,9 +261,9 @@ test_help() {
     [ "$(awk '{if (length($0) > n) n = length($0)} END {print n}' "$tmp/out")" -le 100 ] || fail "lines of more than 100 columns"
 }
 
-# llm.c's lines, which scripts read
+# llm.c's lines, which scripts read; a z-score stands there once 128 steps are known, or where the number is not finite
 number='[0-9]+\.[0-9]'
-z="\\([+-](nan|inf|$number{2})z\\)"
+z="(\\([+-](inf|$number{2})z\\))?"
 step_line="^step +[0-9]+/[0-9]+ \\| loss $number{6} $z\\| norm $number{4} $z\\| lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| $number{2} ms \\| $number% [bf][pf][0-9]+ MFU \\| [0-9]+ tok/s"
 losses() { sed -nE 's/^step .* loss ([^ ]+) .*/\1/p' "$tmp/out"; }
 
@@ -280,6 +280,15 @@ test_step_lines() {
     grep -q $'\x1b' "$tmp/out" && fail "escape codes, though stdout is no terminal"
     want "what is saved" "$(cd "$world/lines/step_00000003" && echo *)" \
         "config.json generation_config.json merges.txt model.safetensors optimizer.safetensors state.json vocab.json"
+}
+
+# the windows of losses and norms hold 128 steps
+test_z_scores() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -x 130
+    want "step lines" "$(grep -cE "$step_line" "$tmp/out")" 130
+    want "steps with z-scores" "$(sed -nE 's/^step +([0-9]+).*z\).*z\).*/\1/p' "$tmp/out" | tr '\n' ' ')" "129 130 "
+    want "lines with one z-score or more" "$(grep -c 'z)' "$tmp/out")" 2
 }
 
 test_nothing_written_without_output() {
@@ -479,7 +488,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    help step_lines nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
+    help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded)
 run_tests "$@"

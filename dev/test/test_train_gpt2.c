@@ -98,9 +98,9 @@ static void test_golden(void) {
 }
 
 static void test_golden_naive(void) {
-    use_naive = 1;
+    settings.naive = 1;
     test_golden();
-    use_naive = 0;
+    settings.naive = 0;
 }
 
 static void test_golden_llmc_bin(void) {
@@ -273,13 +273,14 @@ static void compare_with_naive(GPT2* model, const int* inputs, const int* target
     size_t n = num_parameters(&model->config);
     float* fast = (float*)malloc_check(n * sizeof(float));
     double loss[2];
-    for (use_naive = 0; use_naive < 2; use_naive++) {
+    for (int naive = 0; naive < 2; naive++) {
+        settings.naive = naive;
         gpt2_forward(model, &model->acts, inputs, B, T);
-        loss[use_naive] = gpt2_loss(model, targets, 1.0f / (float)(B * T), B, T);
+        loss[naive] = gpt2_loss(model, targets, 1.0f / (float)(B * T), B, T);
         gpt2_backward(model, inputs, B, T, true);
-        if (!use_naive) { memcpy(fast, model->grads_memory, n * sizeof(float)); }
+        if (!naive) { memcpy(fast, model->grads_memory, n * sizeof(float)); }
     }
-    use_naive = 0;
+    settings.naive = 0;
     check_near(loss[0], loss[1], 1e-5);
     for (int p = 0; p < NUM_PARAMS; p++) {
         size_t at = param_offset(&model->config, p);

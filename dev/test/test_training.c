@@ -1,0 +1,286 @@
+// llmc/training.h: the shape of a step, what is due when, what a run says of its steps. Wanted values are written out by hand.
+#include "test.h"
+#include "../../llmc/training.h"
+
+static char printed[1 << 14]; // what stdout got between capture_begin() and capture_end()
+static int real_stdout;
+
+static const char* capture_path(void) {
+    static char path[256];
+    snprintf(path, sizeof(path), "%s/stdout", test_dir());
+    return path;
+}
+
+static void capture_begin(void) {
+    fflush(stdout);
+    real_stdout = dup(STDOUT_FILENO);
+    int fd = open(capture_path(), O_RDWR | O_CREAT | O_TRUNC, 0666);
+    if (real_stdout < 0 || fd < 0 || dup2(fd, STDOUT_FILENO) < 0) { die("%s: %s", capture_path(), strerror(errno)); }
+    close(fd);
+}
+
+static void capture_end(void) {
+    fflush(stdout);
+    dup2(real_stdout, STDOUT_FILENO);
+    close(real_stdout);
+    FILE* f = fopen(capture_path(), "rb");
+    size_t n = f ? fread(printed, 1, sizeof(printed) - 1, f) : 0;
+    printed[n] = '\0';
+    if (f) { fclose(f); }
+}
+
+static Settings defaults; // as they were before any test
+
+// ---- the shape of a step ------------------------------------------------------------
+
+static void check_batch(Batch b, int B, int T, int64_t total, int64_t micro_steps) {
+    check_msg(b.B == B && b.T == T && b.total == total && b.micro_steps == micro_steps,
+              "got B %d, T %d, %lld tokens, %lld micro-batches; want %d, %d, %lld, %lld", b.B, b.T, (long long)b.total,
+              (long long)b.micro_steps, B, T, (long long)total, (long long)micro_steps);
+}
+
+static void test_batch(void) {
+    GPT2Config small = {64, 61, 128, 2, 3, 48}, large = small;
+    large.max_seq_len = 2048;
+    settings = defaults;
+    check_batch(settle_batch(&small), 4, 64, 256, 1);
+    check_batch(settle_batch(&large), 4, 1024, 4096, 1);
+    check(memcmp(&settings, &defaults, sizeof(settings)) == 0); // the flags stay as they were typed
+    settings.B = 2, settings.T = 16, settings.total_batch = 96;
+    check_batch(settle_batch(&small), 2, 16, 96, 3);
+    settings.B = 65536, settings.T = 2048; // more tokens than an int counts
+    settings.total_batch = (int64_t)65536 * 2048 * 48;
+    check_batch(settle_batch(&large), 65536, 2048, (int64_t)65536 * 2048 * 48, 48);
+}
+
+static void write_shard(const char* path, int num_tokens) {
+    ShardWriter w;
+    Error err;
+    if (!shard_writer_open(&w, path, &err)) { die("%s", err.text); }
+    for (int i = 0; i < num_tokens; i++) {
+        uint16_t token = (uint16_t)(i % 50);
+        shard_writer_put(&w, &token, 1);
+    }
+    if (!shard_writer_close(&w, &err)) { die("%s", err.text); }
+}
+
+// -x and -m against what there is: 1001 tokens for training, 201 for validation
+static void test_data(void) {
+    static const struct {
+        int64_t typed_steps, total, want_steps;
+        int typed_val;
+        int64_t want_val;
+        bool has_val;
+    } cases[] = {
+        {-1, 0, 31, 20, 6, true}, // 1000 tokens are 31 steps of 32
+        {-1, 64, 15, 4, 4, true}, // 31 batches are 15 steps of 2
+        {-1, 32000, 1, 20, 0, false}, {7, 0, 7, 6, 6, true}, {0, 0, 0, 7, 6, true},
+    };
+    static Training t;
+    static char train_path[256], val_path[256];
+    GPT2Config config = {64, 61, 128, 2, 3, 48};
+    snprintf(train_path, sizeof(train_path), "%s/train.bin", test_dir());
+    snprintf(val_path, sizeof(val_path), "%s/val.bin", test_dir());
+    write_shard(train_path, 1001);
+    write_shard(val_path, 201);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        settings = defaults;
+        settings.B = 2, settings.T = 16, settings.total_batch = cases[i].total,
+        settings.num_steps = cases[i].typed_steps;
+        settings.val_steps = cases[i].typed_val;
+        settings.train_data = train_path;
+        if (cases[i].has_val) { settings.val_data = val_path; }
+        Settings typed = settings;
+        memset(&t, 0, sizeof(t));
+        t.batch = settle_batch(&config);
+        capture_begin();
+        training_open_data(&t, &config);
+        capture_end();
+        check_msg(t.num_steps == cases[i].want_steps && t.num_val_batches == cases[i].want_val,
+                  "case %zu: %lld steps, %lld validation batches", i, (long long)t.num_steps,
+                  (long long)t.num_val_batches);
+        check(t.schedule.num_steps == t.num_steps && t.has_val == cases[i].has_val);
+        check(memcmp(&settings, &typed, sizeof(settings)) == 0);
+
+        RunState run; // what the checkpoint says is what was settled
+        memset(&run, 0, sizeof(run));
+        fill_run_settings(&run, &t);
+        check(run.B == 2 && run.T == 16 && run.total_batch_tokens == t.batch.total && run.num_steps == t.num_steps);
+        dataloader_close(&t.train);
+        if (t.has_val) { dataloader_close(&t.val); }
+    }
+}
+
+// ---- what is due --------------------------------------------------------------------
+
+// What is due after each step from first_step on: "v" validate, "s" sample, "c" checkpoint, "." stop, "|" a step.
+static const char* due_of_run(Training* t, int64_t first_step, int64_t signal_after) {
+    static char text[256];
+    size_t n = 0;
+    t->run.step = first_step;
+    for (;;) {
+        run_stop_signal = t->run.step == signal_after ? SIGINT : 0;
+        Due due = training_due(t, first_step);
+        run_stop_signal = 0;
+        if (due.validate) { text[n++] = 'v'; }
+        if (due.sample) { text[n++] = 's'; }
+        if (due.save) { text[n++] = 'c'; }
+        if (due.stop || n > sizeof(text) - 8) { break; }
+        text[n++] = '|';
+        t->run.step++;
+    }
+    text[n++] = '.';
+    text[n] = '\0';
+    return text;
+}
+
+static void test_due(void) {
+    static Training t;
+    const int64_t never = -1;
+    settings = defaults;
+    settings.output = "somewhere";
+    settings.val_every = 3, settings.sample_every = 2, settings.save_every = 4;
+    t.has_val = true;
+    t.num_steps = 7;
+    check_str(due_of_run(&t, 0, never),
+              "v||s|v|sc||vs|vsc.");                  // before the first step only a validation; at the end all
+    check_str(due_of_run(&t, 4, never), "||vs|vsc."); // the checkpoint of step 4 came after its sample
+    check_str(due_of_run(&t, 6, never), "|vsc.");
+    check_str(due_of_run(&t, 7, never), ".");        // the run was at its end
+    check_str(due_of_run(&t, 9, never), ".");        // -x is less than before
+    check_str(due_of_run(&t, 0, 5), "v||s|v|sc|c."); // a signal: saved at once, and no validation for it
+    check_str(due_of_run(&t, 0, 3), "v||s|vc.");
+    check_str(due_of_run(&t, 0, 0), "v."); // nothing was learnt yet
+    check_str(due_of_run(&t, 4, 4), ".");  // saved already
+
+    settings.output = NULL;
+    check_str(due_of_run(&t, 0, never), "v||s|v|s||vs|vs.");
+    check_str(due_of_run(&t, 0, 5), "v||s|v|s|.");
+    settings.output = "somewhere";
+    t.has_val = false;
+    check_str(due_of_run(&t, 0, never), "||s||sc||s|sc.");
+    settings.hellaswag = "questions"; // which is a validation too
+    check_str(due_of_run(&t, 0, never), "v||s|v|sc||vs|vsc.");
+    settings.val_every = settings.sample_every = settings.save_every = 0; // never, but saved at the end
+    t.has_val = true;
+    check_str(due_of_run(&t, 0, never), "|||||||c.");
+    t.num_steps = 0;
+    settings.val_every = settings.sample_every = settings.save_every = 1;
+    check_str(due_of_run(&t, 0, never), "v.");
+}
+
+// ---- what is said of a step -----------------------------------------------------------
+
+static void test_judge(void) {
+    static Training t;
+    settings = defaults;
+    settings.skip_loss_z = 3, settings.skip_norm_z = 4;
+    StepReport r = {.step = 1};
+    uint64_t rng = 5;
+    for (; r.step <= OUTLIER_WINDOW; r.step++) {
+        r.loss = 4.0 + 0.001 * random_below(&rng, 100), r.norm = 1.0 + 0.001 * random_below(&rng, 100);
+        check(training_judge(&t, &r) && isnan(r.loss_z) && isnan(r.norm_z)); // no outlier is known yet
+    }
+    capture_begin();
+    r.loss = 40;
+    bool loss_passes = training_judge(&t, &r);
+    double loss_z = r.loss_z;
+    r.step++, r.loss = 4.05, r.norm = 10;
+    bool norm_passes = training_judge(&t, &r);
+    double norm_z = r.norm_z;
+    r.step++, r.norm = 1.05;
+    bool good_passes = training_judge(&t, &r);
+    int in_a_row[3];
+    for (int i = 0; i < 3; i++) {
+        r.step++;
+        r.loss = i == 0 ? (double)NAN : 4.05, r.norm = i == 1 ? (double)INFINITY : 1.05;
+        check(training_judge(&t, &r) == (i == 2));
+        in_a_row[i] = t.nonfinite_in_a_row;
+    }
+    capture_end();
+    check(!loss_passes && !norm_passes && good_passes);
+    check(loss_z > 100 && norm_z > 100);
+    check(in_a_row[0] == 1 && in_a_row[1] == 2 && in_a_row[2] == 0);
+    check(t.run.skipped_steps == 4);
+    char want[512];
+    snprintf(want, sizeof(want),
+             "step 129: loss z-score %.2f is over -sl 3: update skipped\n"
+             "step 130: gradient norm z-score %.2f is over -sg 4: update skipped\n"
+             "step 132: loss nan, gradient norm 1.050000: not finite, weights left as they are\n"
+             "step 133: loss 4.050000, gradient norm inf: not finite, weights left as they are\n",
+             loss_z, norm_z);
+    check_str(printed, want);
+}
+
+static void test_report(void) {
+    static Training t;
+    Error err;
+    GPT2Config config = {64, 61, 128, 2, 3, 48};
+    Batch batch = {2, 16, 64, 2};
+    char dir[256], path[300], log[1024] = "";
+    snprintf(dir, sizeof(dir), "%s/report", test_dir());
+    settings = defaults;
+    t.run.config = config, t.batch = batch, t.num_steps = 10;
+    check(logger_open(&t.logger, dir, -1, &err));
+    StepReport r = {3, 3e-4f, 4.25, 0.875, (double)NAN, 1.5, 500.0};
+    // 6 FLOPs for each weight but wpe's and 6 L C T for attention, for 64 tokens in half a second
+    double flops = (6.0 * (double)(num_parameters(&config) - 64 * 48) + 6.0 * 2 * 48 * 16) * 64 / 0.5;
+    check_near(training_flops(&t, 500.0), flops, 1.0);
+    capture_begin();
+    training_report(&t, &r, 2 * flops, "fp32", "");
+    capture_end();
+    check_str(printed,
+              "step    3/10 | loss 4.250000 | norm 0.8750 (+1.50z)| lr 3.00e-04 | 500.00 ms | 50.0% fp32 MFU | "
+              "128 tok/s | ETA 4s\n");
+    r.step = 4, r.ms = 1500.0; // the time left goes by 0.9 * 500 + 0.1 * 1500 = 600 ms a step
+    capture_begin();
+    training_report(&t, &r, flops / 3, "bf16", " | 1.5 TFLOP/s | 2.0 GB");
+    capture_end();
+    check_str(printed,
+              "step    4/10 | loss 4.250000 | norm 0.8750 (+1.50z)| lr 3.00e-04 | 1500.00 ms | 100.0% bf16 MFU | "
+              "43 tok/s | 1.5 TFLOP/s | 2.0 GB | ETA 4s\n");
+    check_near(t.step_ms, 600.0, 1e-9);
+    check(logger_close(&t.logger, &err));
+    snprintf(path, sizeof(path), "%s/main.log", dir);
+    FILE* f = fopen(path, "rb");
+    check(f && fread(log, 1, sizeof(log) - 1, f) > 0);
+    if (f) { fclose(f); }
+    check_str(log, "s:3 trl:4.2500 lr:0.000300 norm:0.88\ns:4 trl:4.2500 lr:0.000300 norm:0.88\n");
+}
+
+static void test_sample(void) {
+    static Training t;
+    TrainingSample s;
+    GPT2Config config = {64, 61, 128, 2, 3, 48};
+    t.run.config = config;
+    t.run.sampler_rng = 77;
+    capture_begin();
+    training_sample_begin(&t, &s);
+    check(s.prompt == 60 && s.sampler.rng == 77); // without a vocabulary the last token begins a text
+    check(s.sampler.temperature == 1.0f && s.sampler.top_k == 0 && s.sampler.top_p == 1.0f);
+    text_token(&s.out, 5);
+    text_token(&s.out, 12);
+    s.sampler.rng = 78;
+    training_sample_end(&t, &s, true);
+    t.has_tokenizer = true;
+    t.tokenizer.eot_id = -1;
+    training_sample_begin(&t, &s);
+    check(s.prompt == 0 && s.sampler.rng == 78); // one that has no end of text
+    training_sample_end(&t, &s, false);
+    capture_end();
+    check_str(printed,
+              "generating:\n---\n5 12 \n---\ngenerating:\n---\n\n---\nthe logits are not numbers: no sample\n");
+}
+
+int main(int argc, char** argv) {
+    static const Test tests[] = {
+        {"batch", "the shape of a step from flags and model; the flags stay as they were", test_batch},
+        {"data", "steps of an epoch, batches of a validation", test_data},
+        {"due", "validation, sample, checkpoint and stop, step by step", test_due},
+        {"judge", "outliers and what is not finite change no weights, and are counted", test_judge},
+        {"report", "the step line with and without more columns, the time left, main.log", test_report},
+        {"sample", "the frame of a sample in the middle of a run", test_sample},
+    };
+    defaults = settings;
+    return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}
