@@ -35,25 +35,19 @@ static bool have_gpu() {
 
 // ---- a model to test --------------------------------------------------------------------------------
 
-static void set_batch(int B, int T) {
-    args.B = B, args.T = T;
-    args.total_batch = (int64_t)B * T;
-}
+static GPT2Options test_options = {0, true, false, 42}; // of the next model
+static Batch test_batch;                                // of the newest one
 
 // A model of this shape with room for B x T tokens; the weights are the caller's.
 static void open_model(GPT2* model, const GPT2Config* config, const float* weights, int B, int T) {
     Plan parameters, activations;
-    set_batch(B, T);
-    gpt2_open(model, config);
-    plan_training(&parameters, &activations, model, config, B, T, args.recompute);
-    model->arenas[0] = plan_allocate(&parameters);
-    model->arenas[1] = plan_allocate(&activations);
+    test_batch = {B, T, (int64_t)B * T, 1};
+    gpt2_open(model, config, &test_options);
+    plan_training(&parameters, &activations, model, config, B, T, &test_options);
+    allocate_training(model, &parameters, &activations);
     // what nobody wrote shows: 0xFF.. is NaN in every float type
     cudaCheck(cudaMemset(model->arenas[1], 0xFF, activations.total));
     cudaCheck(cudaMemset(model->grads_memory, 0xFF, num_parameters(config) * sizeof(float)));
-    point_gradients(&model->acts, config);
-    point_parameters(&model->params, model->params_memory, config);
-    point_parameters(&model->grads, model->grads_memory, config);
     gpt2_upload(model, weights, 0);
 }
 
@@ -120,19 +114,20 @@ static std::vector<float> gradients(const GPT2* model) {
     return values;
 }
 
-static double gradient_norm(GPT2* model) { return get_scalar(model, &model->scalars->norm) / LOSS_SCALE; }
+static double gradient_norm(GPT2* model) { return get_scalar(model, &model->state->scaled_norm) / LOSS_SCALE; }
 
 // One forward and backward pass over acts->inputs, targets: loss, gradients, norm.
 static double run_pass(GPT2* model, int B, int T, bool first = true) {
     if (first) {
-        set_scalar(model, &model->scalars->loss, 0.0f);
-        set_scalar(model, &model->scalars->dloss, (float)(LOSS_SCALE / (double)args.total_batch));
+        set_scalar(model, &model->state->loss, 0.0f);
+        set_scalar(model, &model->state->loss_scale, (float)LOSS_SCALE);
+        set_scalar(model, &model->state->dloss, (float)(LOSS_SCALE / (double)test_batch.total));
     }
     gpt2_forward(model, &model->acts, B, T, NULL);
-    gpt2_loss(model, &model->acts, B, T, true, 1.0f / (float)args.total_batch);
+    gpt2_loss(model, &model->acts, B, T, true, 1.0f / (float)test_batch.total);
     gpt2_backward(model, B, T, first);
     gpt2_gradient_norm(model);
-    return get_scalar(model, &model->scalars->loss);
+    return get_scalar(model, &model->state->loss);
 }
 
 // ---- against PyTorch ----------------------------------------------------------------------------------
@@ -181,29 +176,24 @@ static void test_golden(void) {
     GPT2 model;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     float *loss = golden_floats("loss"), *norm = golden_floats("grad_norm");
-    for (args.gelu_fusion = 0; args.gelu_fusion <= 2; args.gelu_fusion++) {
-        open_fixture(&model, 4);
-        const Activations* acts = &model.acts;
-        size_t C = model.config.channels, V = model.config.vocab_size, Vp = model.config.padded_vocab_size;
-        set_tokens(&model, inputs, targets, 256);
-        gpt2_forward(&model, &model.acts, 4, 64, NULL);
-        matmul_forward(acts->logits, NULL, acts->lnf, model.params.wte, NULL, NULL, 256, (int)C, (int)Vp, model.stream);
-        double worst = 0.0;
-        compare_golden(&model, "hidden.0", acts->encoded, 256, C, C, FORWARD, &worst);
-        compare_golden(&model, "hidden.1", acts->residual3, 256, C, C, FORWARD, &worst);
-        compare_golden(&model, "hidden.2", acts->lnf, 256, C, C, FORWARD, &worst);
-        compare_golden(&model, "logits", acts->logits, 256, V, Vp, FORWARD, &worst);
-        double got = run_pass(&model, 4, 64);
-        printf(
-            "     gelu fusion %d: largest relative error of hidden states and logits: %.2g, allowed %.2g; loss %.6f, "
-            "want %.6f\n",
-            args.gelu_fusion, worst, FORWARD, got, loss[0]);
-        check_near(got, loss[0], LOSS);
-        compare_golden_gradients(&model, BACKWARD);
-        check_near(gradient_norm(&model), norm[0], BACKWARD * norm[0]);
-        gpt2_free(&model);
-    }
-    args.gelu_fusion = 2;
+    open_fixture(&model, 4);
+    const Activations* acts = &model.acts;
+    size_t C = model.config.channels, V = model.config.vocab_size, Vp = model.config.padded_vocab_size;
+    set_tokens(&model, inputs, targets, 256);
+    gpt2_forward(&model, &model.acts, 4, 64, NULL);
+    matmul_forward(acts->logits, NULL, acts->lnf, model.params.wte, NULL, NULL, 256, (int)C, (int)Vp, model.stream);
+    double worst = 0.0;
+    compare_golden(&model, "hidden.0", acts->encoded, 256, C, C, FORWARD, &worst);
+    compare_golden(&model, "hidden.1", acts->residual3, 256, C, C, FORWARD, &worst);
+    compare_golden(&model, "hidden.2", acts->lnf, 256, C, C, FORWARD, &worst);
+    compare_golden(&model, "logits", acts->logits, 256, V, Vp, FORWARD, &worst);
+    double got = run_pass(&model, 4, 64);
+    printf("     largest relative error of hidden states and logits: %.2g, allowed %.2g; loss %.6f, want %.6f\n", worst,
+           FORWARD, got, loss[0]);
+    check_near(got, loss[0], LOSS);
+    compare_golden_gradients(&model, BACKWARD);
+    check_near(gradient_norm(&model), norm[0], BACKWARD * norm[0]);
+    gpt2_free(&model);
     free(inputs), free(targets), free(loss), free(norm);
 }
 
@@ -217,8 +207,8 @@ static void test_ten_steps(void) {
     set_tokens(&model, inputs, targets, 256);
     for (int i = 0; i < 10; i++) {
         double loss = run_pass(&model, 4, 64), norm = gradient_norm(&model);
-        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, (float)(1.0 / LOSS_SCALE)};
-        gpt2_update(&model, &o);
+        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+        gpt2_update(&model, &o, false);
         worst = fmax(worst, fabs(loss - want[i]));
         check_near(loss, want[i], IS_FP32 ? 1e-4 : 2 * LOSS);
         check_near(norm, want_norms[i], (IS_FP32 ? 1e-3 : 2 * BACKWARD) * want_norms[i]);
@@ -278,8 +268,8 @@ static void test_d12_tinyshakespeare(void) {
         set_tokens(&model, &ids[step * 4096], &ids[step * 4096 + 1], 4096);
         double loss = run_pass(&model, 4, 1024) / losses->items[step].number - 1.0;
         double norm = gradient_norm(&model) / norms->items[step].number - 1.0;
-        AdamW o = {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, (float)(1.0 / LOSS_SCALE)};
-        gpt2_update(&model, &o);
+        AdamW o = {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+        gpt2_update(&model, &o, false);
         if (!(fabs(loss) <= worst_loss)) { worst_loss = fabs(loss); }
         if (!(fabs(norm) <= worst_norm)) { worst_norm = fabs(norm); }
     }
@@ -318,10 +308,10 @@ static void test_gradient_accumulation(void) {
     std::vector<float> grads[2];
     for (int i = 0; i < 2; i++) {
         open_fixture(&model, i == 0 ? 4 : 1);
-        args.total_batch = 256;
+        test_batch.total = 256;
         for (int b = 0; b < (i == 0 ? 1 : 4); b++) {
             set_tokens(&model, inputs + b * 64, targets + b * 64, i == 0 ? 256 : 64);
-            loss[i] = run_pass(&model, args.B, 64, b == 0);
+            loss[i] = run_pass(&model, test_batch.B, 64, b == 0);
         }
         grads[i] = gradients(&model);
         if (i == 1) { compare_all_gradients(&model, grads[1], grads[0], IS_FP32 ? 1e-5 : 4 * UNIT); }
@@ -337,17 +327,17 @@ static void test_recompute(void) {
     GPT2Config config = {200, 300, padded_vocab(300), 3, 2, 128};
     std::vector<float> grads[3];
     std::vector<int> tokens;
-    for (args.recompute = 0; args.recompute <= 2; args.recompute++) {
+    for (int recompute = 0; recompute <= 2; recompute++) {
+        test_options.recompute = recompute;
         open_random(&model, &config, 2, 200, &tokens);
         set_tokens(&model, tokens.data(), tokens.data() + 1, 400);
         run_pass(&model, 2, 200);
-        grads[args.recompute] = gradients(&model);
-        double tolerance =
-            args.gelu_fusion ? (IS_FP32 ? 1e-6 : 2 * UNIT) : 0.0; // the library's GELU rounds differently
-        if (args.recompute) { compare_all_gradients(&model, grads[args.recompute], grads[0], tolerance); }
+        grads[recompute] = gradients(&model);
+        double tolerance = IS_FP32 ? 1e-6 : 2 * UNIT; // the library's GELU rounds differently
+        if (recompute > 0) { compare_all_gradients(&model, grads[recompute], grads[0], tolerance); }
         gpt2_free(&model);
     }
-    args.recompute = 0;
+    test_options.recompute = 0;
 }
 
 static void test_same_bits_again(void) {
@@ -362,8 +352,8 @@ static void test_same_bits_again(void) {
         set_tokens(&model, tokens.data(), tokens.data() + 1, 3000);
         for (int step = 0; step < 3; step++) {
             loss[i] = (float)run_pass(&model, 3, 1000);
-            AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, (float)(1.0 / LOSS_SCALE)};
-            gpt2_update(&model, &o);
+            AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+            gpt2_update(&model, &o, false);
         }
         grads[i] = gradients(&model);
         weights[i].resize(num_parameters(&config));
@@ -426,8 +416,8 @@ static void test_nan_is_seen(void) {
         double loss = run_pass(&model, 4, 64);
         check_msg(!isfinite(loss), "%s: loss is %g", gpt2_params[p].name, loss);
         check_msg(!isfinite(gradient_norm(&model)), "%s: the norm is finite", gpt2_params[p].name);
-        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, (float)(1.0 / LOSS_SCALE)};
-        gpt2_update(&model, &o);
+        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+        gpt2_update(&model, &o, false);
         check(same_bits(before, to_host(&model, model.params_memory, n)));
         check(same_bits(m, to_host(&model, model.m_memory, n)));
         cudaCheck(cudaMemcpy(weight, &saved, sizeof(saved), cudaMemcpyHostToDevice));
@@ -437,19 +427,64 @@ static void test_nan_is_seen(void) {
     gpt2_free(&model);
 }
 
+static StepState verdict_on(GPT2* model, StepState state, bool skip) {
+    AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+    cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
+    adamw_prepare(model->state, o, skip, model->stream);
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(cudaMemcpy(&state, model->state, sizeof(state), cudaMemcpyDeviceToHost));
+    return state;
+}
+
+// the device's verdict on a step, its clipping, and fp16's loss scale: halved by an overflow, doubled by 2000 finite steps
+static void test_verdict(void) {
+    if (!have_gpu()) { return; }
+    GPT2 model;
+    open_fixture(&model, 1);
+    StepState good = {};
+    good.loss = 2.0f, good.scaled_norm = 4096.0f, good.loss_scale = 1024.0f, good.dloss = 4.0f, good.num_updates = 7;
+    StepState s = verdict_on(&model, good, false);
+    check(s.applied == 1 && s.num_updates == 8 && s.norm == 4.0f && s.loss_scale == 1024.0f && s.dloss == 4.0f);
+    check_near(s.grad_scale, 0.25 / 1024, 1e-10); // clipped from 4 to 1
+    check(s.good_steps == (IS_FP16 ? 1 : 0));
+    s = verdict_on(&model, good, true);
+    check(s.applied == 0 && s.num_updates == 7);
+    for (float bad : {(float)NAN, (float)INFINITY, -(float)INFINITY}) {
+        StepState spoilt = good;
+        spoilt.good_steps = 5, spoilt.loss = bad; // a smaller scale would not help
+        s = verdict_on(&model, spoilt, false);
+        check(s.applied == 0 && s.num_updates == 7 && s.loss_scale == 1024.0f && s.good_steps == 5);
+        spoilt.loss = good.loss, spoilt.scaled_norm = bad;
+        s = verdict_on(&model, spoilt, false);
+        check(s.applied == 0 && s.num_updates == 7 && s.loss_scale == (IS_FP16 ? 512.0f : 1024.0f));
+        check(s.dloss == (IS_FP16 ? 2.0f : 4.0f) && s.good_steps == (IS_FP16 ? 0 : 5));
+        spoilt.loss_scale = 1.0f;
+        check(verdict_on(&model, spoilt, false).loss_scale == 1.0f);
+    }
+    good.good_steps = 1998;
+    check(verdict_on(&model, good, false).loss_scale == 1024.0f);
+    good.good_steps = 1999;
+    s = verdict_on(&model, good, false);
+    check(s.loss_scale == (IS_FP16 ? 2048.0f : 1024.0f) && s.dloss == (IS_FP16 ? 8.0f : 4.0f));
+    check(s.applied == 1 && s.norm == 4.0f); // the new scale is for the next step
+    good.loss_scale = 65536.0f;
+    check(verdict_on(&model, good, false).loss_scale == 65536.0f);
+    gpt2_free(&model);
+}
+
 // the same weights after an update and after a round trip through a checkpoint's fp32 values
 static void test_stochastic_rounding_is_repeatable(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
-    args.stochastic_rounding = 1;
+    test_options.stochastic_rounding = true;
     open_fixture(&model, 4);
     set_tokens(&model, inputs, targets, 256);
     size_t n = num_parameters(&model.config);
     for (int i = 0; i < 2; i++) {
         run_pass(&model, 4, 64);
-        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, (float)(1.0 / LOSS_SCALE)};
-        gpt2_update(&model, &o);
+        AdamW o = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+        gpt2_update(&model, &o, false);
     }
     std::vector<float> params = to_host(&model, model.params_memory, n), master(n);
     gpt2_download(&model, master.data());
@@ -461,7 +496,7 @@ static void test_stochastic_rounding_is_repeatable(void) {
         check(!same_bits(params, to_host(&model, model.params_memory, n)));
 #endif
     }
-    args.stochastic_rounding = 0;
+    test_options.stochastic_rounding = false;
     free(inputs), free(targets);
     gpt2_free(&model);
 }
@@ -843,7 +878,6 @@ static void test_refusals(void) {
     }
 }
 
-// weights that are not numbers: every step is skipped, the run stops with a message, and saves nothing
 // A run from weights of which one is `spoilt`. Returns its exit code, and where its checkpoints would be: run (256).
 static int run_spoilt(const char* name, int tensor, float spoilt, char* run, std::string* out) {
     const char* data = make_shards();
@@ -860,6 +894,8 @@ static int run_spoilt(const char* name, int tensor, float spoilt, char* run, std
                        dir, data, run);
 }
 
+// Steps that are never finite are skipped and end the run with a message: weights that are numbers are saved then, and
+// others are not.
 static void test_gives_up(void) {
     if (!have_program()) { return; }
     char run[256], checkpoint[512];
@@ -892,6 +928,7 @@ static const Test tests[] = {
     {"same_bits_again", "two runs give the same bits", test_same_bits_again},
     {"shapes", "T from 1 to 8192, B to 64, C to 1600, head sizes 32 to 128", test_shapes},
     {"nan_is_seen", "a NaN in any weight tensor stops the update", test_nan_is_seen},
+    {"verdict", "the device judges a step: applied, clipped, loss scale", test_verdict},
     {"stochastic_rounding", "rounding by chance is repeated exactly on resume", test_stochastic_rounding_is_repeatable},
     {"greedy", "greedy continuation against PyTorch", test_greedy},
     {"cache", "logits with the cache, after prefills, and without", test_cache},
@@ -907,9 +944,9 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
-    (void)train, (void)sample; // the two programs themselves are tested from outside
+    (void)train, (void)sample, (void)profile_step; // the two programs themselves are tested from outside
     find_program(argv[0]);
-    args.tune = 0; // the same algorithms in every test
+    settings.tune = 0; // the same algorithms in every test
     int n = 0;
     bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
     if (!list && cudaGetDeviceCount(&n) == cudaSuccess && n > 0) { open_device(); }

@@ -1027,7 +1027,9 @@ static void train_step(Trainer* t) {
     double start = time_ms();
     r.loss = accumulate_gradients(t);
     r.norm = gpt2_gradient_norm(&t->model);
-    if (training_judge(&t->job, &r)) {
+    bool sound = training_judge(&t->job, &r);
+    training_count(&t->job, &r, sound);
+    if (sound) {
         int64_t updates = r.step - run->skipped_steps;
         AdamW optimizer = {r.learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, 1.0f, 1.0f, 1.0f};
         optimizer.bias1 = (float)(1.0 - pow(args->beta1, (double)updates));

@@ -1,25 +1,49 @@
 /*
 GPT-2 on the GPU: trains from raw tokens, evaluates, saves, resumes, samples. train_gpt2.c is the same program for the
-CPU and explains the model; read it first.
+CPU and explains the arithmetic; read it first.
 
-    1. kernels           each a copy of the best one in dev/cuda, between marks: scripts/promote.sh keeps them equal
-    2. profiling         NVTX ranges, and the time of each operation for --profile
-    3. the model         parameters, activations, memory plan, forward, backward, update
-    4. generation        key/value cache, prefill, one captured graph for each token
-    5. training          batches, one step, reports that come one step late, evaluation, the loop
-    6. command line      main
+    1. operations    a declaration for each: what it computes, on which shapes
+    2. the model     parameters and activations; forward, loss, backward, update; then memory, loading and saving
+    3. generation    key/value cache, prefill, one token at a time
+    4. training      batches, one step, its report one step later, evaluation, checkpoints
+    5. runs          train, sample, profile; main
+    6. kernels       how the operations of section 1 are computed: copies of the best kernels of dev/cuda
+
+Sections 1 to 5 are the program. Nobody needs section 6 to understand it.
+
+One stream, in order. The host queues a step and prints the report of the one before while the GPU works. It waits for
+the GPU in four places: for a batch buffer that is still being copied (load_batch), for the report of the step before
+(report_step), in each step when -sl or -sg make it the judge of an update (judge_before_update), and around evaluation,
+samples and checkpoints. What a step decides by its own results is decided on the GPU: clipping, fp16's loss scale, and
+whether the update happens at all, which it does not when the loss or the gradient is NaN or infinite (adamw_prepare).
+
+A micro-step (forward and backward of one micro-batch) is captured once as a CUDA graph and launched as that. A token of
+generated text is one launch of a graph, too.
+
+Matmuls are our own kernel (gemm, on Hopper) or cuBLASLt's. For cuBLASLt the candidates are timed when a shape is first
+met; the winners are saved beside the checkpoints, so that a resumed run uses the same ones.
+
+The same run gives the same bits again: every sum is taken in an order that is fixed by the shapes, by the number of SMs
+of the GPU, and by the saved choices of matmuls. No floating-point sum uses atomics.
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
 channels. Every tensor is row-major; a gradient is called d + name. floatX is the type of weights and activations (bf16,
 or -DENABLE_FP16, -DENABLE_FP32); gradients of parameters, AdamW's moments and the master weights are float.
 
-One stream, in order. The host runs ahead of the GPU by up to a step: no call inside a step waits for the GPU. What a
-step must decide by its own results (clipping, skipping a step that is not finite) is decided on the GPU.
-
-Every sum is taken in an order that depends on shapes alone, so the same run gives the same bits again.
+Words:
+    ladder            a file of dev/cuda: the same operation as a series of numbered kernels, from naive to fast
+    promoted          the ladder's best kernel, copied here by scripts/promote.sh between marks; it keeps its number
+    launcher          the host function that checks the shapes and launches an operation's kernels
+    floatX, x128      the type of weights and activations; 16 bytes of it, what a thread loads at once
+    launch_early      programmatic dependent launch: the kernel's blocks start while those of the kernel before end
+    sm90              needs wgmma and TMA, which only code compiled for sm_90a has (H100, H200)
+    lse               log of the sum of exponentials of a query's scaled scores: softmax's denominator
+    mean, rstd        of a layernorm's row; rstd is 1 / sqrt(variance + 1e-5)
+    logits            what the head says of each token of the vocabulary, before the softmax
+    master weights    the fp32 copy of 16-bit weights that AdamW updates
 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
-follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev/cuda.
+follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
@@ -38,8 +62,1542 @@ follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev
 #include <vector>
 
 // ================================================================================================
-// 1. kernels
+// 1. operations
 // ================================================================================================
+// Outputs come first, then scratch, inputs, sizes and the stream. Activations and their gradients are written; gradients of
+// parameters are added to (matmul_backward_weight can do either). An operation launches its kernels and returns; what it
+// cannot do is refused by name. The scratch functions give its size in floats, unless they say ints.
+
+// out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
+void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
+                     cudaStream_t stream);
+// dwte (Vp,C), dwpe (maxT,C) += dout (B,T,C), row by row of the tokens inp (B,T) and of their positions; scratch in ints
+void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                      int V, cudaStream_t stream);
+size_t encoder_backward_scratch(int B, int T, int V);
+
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). Ba et al. 2016,
+// arXiv:1607.06450.
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, int N, int C, cudaStream_t stream);
+// The end of each branch: residual (N,C) = inp1 + inp2, and the layernorm of it: normed (N,C), mean, rstd (N)
+void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                      cudaStream_t stream);
+// dinp (N,C) = dresidual (N,C; NULL: 0; may be dinp) + the gradient of inp; dweight, dbias (C) += | dout (N,C)
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                        const float* rstd, int N, int C, cudaStream_t stream);
+size_t layernorm_backward_scratch(int C);
+
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), of which bias and residual may be NULL. With
+// pre_gelu (N,OC): that is stored there, and out is gelu of it.
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                    const floatX* residual, int N, int C, int OC, cudaStream_t stream);
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
+                           int OC, cudaStream_t stream);
+// dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
+void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                            bool accumulate, cudaStream_t stream);
+// dbias (OC) += the column sums of dout (N,OC)
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream);
+size_t matmul_backward_bias_scratch(int N, int OC);
+
+// Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head, without the (T,T) matrix in memory: out (B,T,C),
+// lse (B,NH,T) | qkv (B,T,3,NH,HS). The kernel depends on precision, device and head size; attention_forward() in section
+// 6 has the table. Dao 2023, FlashAttention-2, arXiv:2307.08691.
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
+// dqkv (B,T,3,NH,HS) | dout, out (B,T,C) | qkv (B,T,3,NH,HS) | lse (B,NH,T)
+void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream);
+size_t attention_backward_scratch(int B, int T, int C, int NH);
+
+// out (n) = gelu(inp (n)), tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); in place is allowed. Hendrycks and
+// Gimpel 2016, arXiv:1606.08415. In the layers GELU is part of the matmuls; this one is for what they do not cover.
+void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream);
+
+// Softmax and cross-entropy over the vocabulary: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]), of V columns. With
+// dloss (1, in device memory) the logits become their gradients, (softmax - onehot(target)) * dloss.
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream);
+// mean (1) += scale * the sum of losses (N)
+void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream);
+
+// norm (1) = the Euclidean norm of grads (n)
+void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream);
+size_t global_norm_scratch();
+
+// ==== promoted: adamw_state ====
+// What the host decides of an update.
+struct AdamW {
+    float learning_rate, beta1, beta2, eps, weight_decay;
+    float clip; // greatest norm of the gradient; 0: no clipping
+};
+
+// What the kernels of a step leave for later ones: one struct in device memory, which the host copies when the step is done.
+struct StepState {
+    float loss;        // mean over the tokens of the step
+    float scaled_norm; // of the gradients as they are, loss scale included
+    float norm;        // of the true gradients; written with the verdict
+    int applied;       // the verdict: 1, the weights change; 0, loss or norm is not finite, or the host skips the step
+    int num_updates;   // steps that changed the weights: t of AdamW
+    float loss_scale;  // gradients are so many times too large; 1 but in fp16; after the verdict: of the next step
+    float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
+    int good_steps;    // finite ones since the loss scale last changed
+    float grad_scale;  // what AdamW multiplies gradients by: clipping, and the loss scale divided out
+    float inverse_bias1, inverse_bias2; // 1 / (1 - beta^t)
+};
+// ==== end promoted: adamw_state ====
+
+// Judges the step before its update. state->applied becomes 1 unless loss or norm is not finite, or the host says skip;
+// from it follow num_updates, the clipping and the bias corrections. In fp16 also the next step's loss scale: half after
+// an overflow, double after 2000 finite steps. Then `norm` is that of the true gradients.
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream);
+// AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0: params
+// are rounded to nearest; else stochastically, with new random bits in every update.
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
+// params (n) = master (n), rounded as adamw rounded them in update number `update`
+void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
+
+// Generation works on the newest token of each of B texts. x (B,C) = wte[tokens (B)] + wpe[positions (B)]
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream);
+// out (B,OC) = [gelu] ([layernorm] (x (B,K)) weight (OC,K)^T + bias) + residual, for a few rows at the speed of memory; what
+// is NULL is left out. It reads weights before the kernel ahead of it has ended: no kernel of a step may write them.
+void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
+void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
+                 int B, int C, int Vp, cudaStream_t stream);
+// out (B,C) = attention of the query in qkv (B,3,C) to the positions[b] tokens before it and to itself; its key and value
+// become row positions[b] of keys, values (B,capacity,C)
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream);
+size_t decode_attention_scratch(int B, int C, int NH, int capacity);
+// Keys and values of a prompt, qkv (B,T,3,C), become rows 0 to T-1 of keys, values (B,capacity,C)
+void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
+                       cudaStream_t stream);
+// tokens (B), drawn from logits (B,Vp) of V columns, and positions (B) += 1. temperature 0: the largest logit; else one of
+// the top_k largest (0: all) that are among the fewest with the share top_p of the probability. -1: no logit is a number.
+// rng_state (B), scratch: zeroed once before the first call.
+void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
+                   float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream);
+size_t decode_sample_scratch(int B);
+
+// ================================================================================================
+// 2. the model
+// ================================================================================================
+
+// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order: weights of T = floatX, gradients of T = float.
+// [decay]: AdamW's weight decay applies, as to every tensor of two or more dimensions.
+template <class T> struct Parameters {
+    T* wte;      // (Vp, C) [decay]
+    T* wpe;      // (maxT, C) [decay]
+    T* ln1w;     // (L, C)
+    T* ln1b;     // (L, C)
+    T* qkvw;     // (L, 3*C, C) [decay]
+    T* qkvb;     // (L, 3*C)
+    T* attprojw; // (L, C, C) [decay]
+    T* attprojb; // (L, C)
+    T* ln2w;     // (L, C)
+    T* ln2b;     // (L, C)
+    T* fcw;      // (L, 4*C, C) [decay]
+    T* fcb;      // (L, 4*C)
+    T* fcprojw;  // (L, C, 4*C) [decay]
+    T* fcprojb;  // (L, C)
+    T* lnfw;     // (C)
+    T* lnfb;     // (C)
+};
+
+// Parameters is read as an array of pointers in the order of the table.
+template <class T> static T** parameter_array(Parameters<T>* p) {
+    static_assert(sizeof(Parameters<T>) == NUM_PARAMS * sizeof(T*), "one pointer for each entry of gpt2_params");
+    return (T**)p;
+}
+
+template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_offset(config, i); }
+}
+
+// The same tensors as layer l sees them: those that each layer has point to its own.
+template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
+    for (int i = 0; i < NUM_PARAMS; i++) {
+        if (gpt2_params[i].per_layer) { parameter_array(&p)[i] += l * param_layer_size(config, i); }
+    }
+    return p;
+}
+
+// What the forward pass leaves for the backward pass, for B x T tokens. In training tensors with an L are kept for every
+// layer; those marked [1] or [2] only below that level of recompute (-r), else the backward pass computes them again.
+// Without a backward pass each of them has room for one layer.
+struct Activations {
+    int B, T;          // what it is allocated for
+    floatX* encoded;   // (B, T, C)
+    floatX* ln1;       // (L, B, T, C) [2]
+    float* ln1_mean;   // (L, B, T)
+    float* ln1_rstd;   // (L, B, T)
+    floatX* qkv;       // (L, B, T, 3*C)
+    floatX* atty;      // (L, B, T, C)
+    float* lse;        // (L, B, NH, T)
+    floatX* residual2; // (L, B, T, C): the residual stream after attention
+    floatX* ln2;       // (L, B, T, C) [2]
+    float* ln2_mean;   // (L, B, T)
+    float* ln2_rstd;   // (L, B, T)
+    floatX* fch;       // (L, B, T, 4*C)
+    floatX* fch_gelu;  // (L, B, T, 4*C) [1]
+    floatX* residual3; // (L, B, T, C): the residual stream after the MLP
+    floatX* projected; // (B, T, C): a branch's result, before it is added to the residual stream
+    floatX* lnf;       // (B, T, C)
+    float* lnf_mean;   // (B, T)
+    float* lnf_rstd;   // (B, T)
+    float* losses;     // (B, T)
+    floatX* logits;    // (rows, Vp); the classifier turns them into their gradients
+    int* inputs;       // (B, T)
+    int* targets;      // (B, T)
+    // of the backward pass
+    floatX* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
+    floatX* dbtc;      // (B, T, C), in the memory of projected
+    floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are used up by then
+    floatX* dfch;      // (B, T, 4*C), likewise
+    float* scratch;    // what kernels need for themselves
+    // 1 where each layer has its own tensor, 0 where all share one: of most, of [1], of [2]
+    size_t keep, keep_gelu, keep_norm;
+    // only in the view of a layer
+    const floatX* residual; // (B, T, C): the residual stream that enters the layer
+};
+
+// Activations as layer l sees them: every tensor with an L points to this layer's. B and T as in the pass at hand.
+static Activations layer_activations(Activations a, const GPT2Config* config, int B, int T, int l) {
+    size_t BT = (size_t)B * T, BTC = BT * config->channels, own = a.keep * l, gelu = a.keep_gelu * l,
+           norm = a.keep_norm * l;
+    a.residual = l == 0 ? a.encoded : a.residual3 + a.keep * (l - 1) * BTC;
+    a.ln1 += norm * BTC, a.ln1_mean += own * BT, a.ln1_rstd += own * BT;
+    a.qkv += own * 3 * BTC, a.atty += own * BTC, a.lse += own * BT * config->num_heads;
+    a.residual2 += own * BTC;
+    a.ln2 += norm * BTC, a.ln2_mean += own * BT, a.ln2_rstd += own * BT;
+    a.fch += own * 4 * BTC, a.fch_gelu += gelu * 4 * BTC;
+    a.residual3 += own * BTC;
+    return a;
+}
+
+// The keys and values of all positions so far, for generation.
+struct KeyValueCache {
+    int B, capacity; // sequences, positions
+    floatX* keys;    // (L, B, capacity, C)
+    floatX* values;  // (L, B, capacity, C)
+};
+
+static KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, int l) {
+    size_t offset = (size_t)l * cache.B * cache.capacity * config->channels;
+    cache.keys += offset, cache.values += offset;
+    return cache;
+}
+
+struct GPT2Options {
+    int recompute; // level, as -r
+    bool master_weights, stochastic_rounding;
+    uint64_t seed; // of stochastic rounding
+};
+
+struct GPT2 {
+    GPT2Config config;
+    GPT2Options options;
+    cudaStream_t stream;
+    floatX* params_memory; // (num_params), all tensors one after the other
+    float* master_memory;  // (num_params) fp32 weights; NULL when params are float, or without master weights
+    float* grads_memory;   // (num_params)
+    float* m_memory;       // (num_params), AdamW's first moment
+    float* v_memory;       // (num_params), AdamW's second moment
+    Parameters<floatX> params;
+    Parameters<float> grads;
+    StepState* state; // in device memory
+    Activations acts;
+    void* arenas[2];  // what cudaFree gets: weights and optimizer; activations
+    size_t num_bytes; // in both
+};
+
+// ---- forward --------------------------------------------------------------------------------------
+
+// A layernorm with what goes in and what comes out.
+struct Norm {
+    floatX* out;                 // (B, T, C)
+    float *mean, *rstd;          // (B, T)
+    const floatX *weight, *bias; // (C)
+};
+
+// The first layernorm of layer l, or the one after the last layer for l = L.
+static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B, int T, int l) {
+    const GPT2Config* config = &model->config;
+    if (l == config->num_layers) {
+        return {acts->lnf, acts->lnf_mean, acts->lnf_rstd, model->params.lnfw, model->params.lnfb};
+    }
+    Parameters<floatX> w = layer_parameters(model->params, config, l);
+    Activations a = layer_activations(*acts, config, B, T, l);
+    return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
+}
+
+// All layers, up to the last layernorm, for acts->inputs (B,T). What each layer computes stays in acts; keys and values go
+// to the cache when that is not NULL. The residual stream gets its two additions of a layer where fused_residual_layernorm
+// writes residual2 and residual3.
+static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
+    require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
+    const GPT2Config* config = &model->config;
+    int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
+    cudaStream_t stream = model->stream;
+
+    encoder_forward(acts->encoded, acts->inputs, model->params.wte, model->params.wpe, B, T, C, stream);
+    Norm norm = norm_before_layer(model, acts, B, T, 0);
+    layernorm_forward(norm.out, norm.mean, norm.rstd, acts->encoded, norm.weight, norm.bias, BT, C, stream);
+    for (int l = 0; l < L; l++) {
+        Range range("layer %d", l);
+        Parameters<floatX> w = layer_parameters(model->params, config, l);
+        Activations a = layer_activations(*acts, config, B, T, l);
+        // attention: a.ln1 is there already
+        matmul_forward(a.qkv, NULL, a.ln1, w.qkvw, w.qkvb, NULL, BT, C, 3 * C, stream);
+        if (cache) {
+            KeyValueCache c = layer_cache(*cache, config, l);
+            decode_cache_fill(c.keys, c.values, a.qkv, B, T, C, c.capacity, stream);
+        }
+        attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
+        matmul_forward(a.projected, NULL, a.atty, w.attprojw, w.attprojb, NULL, BT, C, C, stream);
+        fused_residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, a.residual, a.projected, w.ln2w,
+                                         w.ln2b, BT, C, stream);
+        // MLP
+        matmul_forward(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
+        matmul_forward(a.projected, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, NULL, BT, 4 * C, C, stream);
+        norm = norm_before_layer(model, acts, B, T, l + 1);
+        fused_residual_layernorm_forward(a.residual3, norm.out, norm.mean, norm.rstd, a.residual2, a.projected,
+                                         norm.weight, norm.bias, BT, C, stream);
+    }
+}
+
+// After gpt2_forward: logits of all B x T tokens, their losses by acts->targets, and state->loss += scale * their sum.
+// In training the logits become gradients, times state->dloss, for gpt2_backward.
+static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
+    int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
+    const float* dloss = training ? &model->state->dloss : NULL;
+    matmul_forward(acts->logits, NULL, acts->lnf, model->params.wte, NULL, NULL, BT, C, Vp, model->stream);
+    fused_classifier(acts->logits, acts->losses, acts->targets, dloss, BT, V, Vp, model->stream);
+    mean_loss(&model->state->loss, acts->losses, BT, scale, model->stream);
+}
+
+// ---- backward -------------------------------------------------------------------------------------
+
+// dinp (N,C) | dweight (OC,C), written or added to (accumulate) | dbias (OC) += or NULL | dout (N,OC) | inp (N,C) |
+// weight (OC,C). With pre_gelu (N,C), inp is gelu(pre_gelu) and dinp the gradient of pre_gelu.
+static void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                            const floatX* inp, const floatX* weight, const floatX* pre_gelu, int N, int C, int OC,
+                            bool accumulate, cudaStream_t stream) {
+    if (dbias) { matmul_backward_bias(dbias, scratch, dout, N, OC, stream); }
+    matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
+    matmul_backward_input(dinp, dout, weight, pre_gelu, N, C, OC, stream);
+}
+
+// Before the first micro-batch of a step: zeroes the gradients that kernels add to, which are those of vectors and of wpe.
+// Matrices are larger and need none: their first gradient is written. For wte the head's does that, before
+// encoder_backward adds to it.
+static void zero_gradients(GPT2* model) {
+    for (int i = 0; i < NUM_PARAMS; i++) {
+        float* gradient = parameter_array(&model->grads)[i];
+        if (gpt2_params[i].rows == DIM_1 || gradient == model->grads.wpe) {
+            cudaCheck(cudaMemsetAsync(gradient, 0, param_size(&model->config, i) * sizeof(float), model->stream));
+        }
+    }
+}
+
+// Gradients of all parameters, after gpt2_loss in training: written for the first micro-batch of a step, added to for the
+// others.
+static void gpt2_backward(GPT2* model, int B, int T, bool first) {
+    const GPT2Config* config = &model->config;
+    const Parameters<floatX>* p = &model->params;
+    const Parameters<float>* g = &model->grads;
+    Activations* acts = &model->acts;
+    int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
+    int V = config->vocab_size, Vp = config->padded_vocab_size;
+    floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
+    float* scratch = acts->scratch;
+    bool add = !first;
+    cudaStream_t stream = model->stream;
+    if (first) { zero_gradients(model); }
+
+    matmul_backward(dbtc, g->wte, NULL, scratch, acts->logits, acts->lnf, p->wte, NULL, BT, C, Vp, add, stream);
+    const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
+    layernorm_backward(dresidual, g->lnfw, g->lnfb, scratch, dbtc, NULL, residual, p->lnfw, acts->lnf_mean,
+                       acts->lnf_rstd, BT, C, stream);
+    for (int l = L - 1; l >= 0; l--) {
+        Range range("layer %d", l);
+        Parameters<floatX> w = layer_parameters(*p, config, l);
+        Parameters<float> d = layer_parameters(*g, config, l);
+        Activations a = layer_activations(*acts, config, B, T, l);
+        if (!a.keep_gelu) { gelu_forward(a.fch_gelu, a.fch, (size_t)BT * 4 * C, stream); }
+        if (!a.keep_norm) {
+            layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
+            layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
+        }
+        // MLP
+        matmul_backward(a.dfch, d.fcprojw, d.fcprojb, scratch, dresidual, a.fch_gelu, w.fcprojw, a.fch, BT, 4 * C, C,
+                        add, stream);
+        matmul_backward(dbtc, d.fcw, d.fcb, scratch, a.dfch, a.ln2, w.fcw, NULL, BT, C, 4 * C, add, stream);
+        layernorm_backward(dresidual, d.ln2w, d.ln2b, scratch, dbtc, dresidual, a.residual2, w.ln2w, a.ln2_mean,
+                           a.ln2_rstd, BT, C, stream);
+        // attention
+        matmul_backward(dbtc, d.attprojw, d.attprojb, scratch, dresidual, a.atty, w.attprojw, NULL, BT, C, C, add,
+                        stream);
+        attention_backward(a.dqkv, scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
+        matmul_backward(dbtc, d.qkvw, d.qkvb, scratch, a.dqkv, a.ln1, w.qkvw, NULL, BT, C, 3 * C, add, stream);
+        layernorm_backward(dresidual, d.ln1w, d.ln1b, scratch, dbtc, dresidual, a.residual, w.ln1w, a.ln1_mean,
+                           a.ln1_rstd, BT, C, stream);
+    }
+    encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, V, stream);
+}
+
+// ---- update ---------------------------------------------------------------------------------------
+
+// The norm of all gradients, as they are, loss scale included.
+static void gpt2_gradient_norm(GPT2* model) {
+    global_norm(&model->state->scaled_norm, model->acts.scratch, model->grads_memory, num_parameters(&model->config),
+                model->stream);
+}
+
+// Seed of stochastic rounding for tensor p; 0: round to nearest.
+static uint32_t rounding_seed(const GPT2* model, int p) {
+    if (!model->options.stochastic_rounding || !model->master_memory) { return 0; }
+    uint32_t seed = (uint32_t)splitmix64(model->options.seed) | 1;
+    return hash_bits((uint32_t)p, seed) | 1;
+}
+
+// One step of AdamW on all parameters, after gpt2_gradient_norm; none if loss or norm is not finite, or with skip. Source:
+// Loshchilov and Hutter 2019, arXiv:1711.05101.
+static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip) {
+    adamw_prepare(model->state, *optimizer, skip, model->stream);
+    for (int i = 0; i < NUM_PARAMS; i++) {
+        size_t at = param_offset(&model->config, i), n = param_size(&model->config, i);
+        AdamW o = *optimizer;
+        if (!gpt2_params[i].decay) { o.weight_decay = 0.0f; }
+        adamw(model->params_memory + at, model->master_memory ? model->master_memory + at : NULL, model->m_memory + at,
+              model->v_memory + at, model->grads_memory + at, model->state, n, o, rounding_seed(model, i),
+              model->stream);
+    }
+}
+
+// ---- memory: planned first, so that the need is known before anything is allocated ---------------
+
+enum PlanGroup { PLAN_WEIGHTS, PLAN_GRADIENTS, PLAN_ADAMW, PLAN_ACTIVATIONS, NUM_PLAN_GROUPS };
+enum { MAX_PLAN_ENTRIES = 64, PLAN_ALIGNMENT = 256 };
+
+struct Plan {
+    int num_entries;
+    struct {
+        void** pointer; // is set by plan_allocate
+        size_t offset;  // bytes from the beginning of the arena
+    } entries[MAX_PLAN_ENTRIES];
+    size_t bytes[NUM_PLAN_GROUPS];
+    size_t total; // bytes
+};
+
+template <class T> static void plan_add(Plan* plan, PlanGroup group, T** pointer, size_t n) {
+    require(plan->num_entries < MAX_PLAN_ENTRIES);
+    size_t bytes = ceil_div(n * sizeof(T), (size_t)PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
+    plan->entries[plan->num_entries].pointer = (void**)pointer;
+    plan->entries[plan->num_entries].offset = plan->total;
+    plan->num_entries++;
+    plan->bytes[group] += bytes;
+    plan->total += bytes;
+}
+
+// One allocation for all of it, zeroed. Returns it, for cudaFree.
+static void* plan_allocate(const Plan* plan) {
+    char* arena = nullptr;
+    if (plan->total > 0) {
+        cudaCheck(cudaMalloc(&arena, plan->total));
+        cudaCheck(cudaMemset(arena, 0, plan->total));
+    }
+    for (int i = 0; i < plan->num_entries; i++) { *plan->entries[i].pointer = arena + plan->entries[i].offset; }
+    return arena;
+}
+
+// Weights, and what training keeps for each of them.
+static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, bool training, bool master) {
+    size_t n = num_parameters(config);
+    plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
+    plan_add(plan, PLAN_WEIGHTS, &model->state, 1);
+    model->master_memory = nullptr;
+    if (!training) { return; }
+    plan_add(plan, PLAN_GRADIENTS, &model->grads_memory, n);
+    plan_add(plan, PLAN_ADAMW, &model->m_memory, n);
+    plan_add(plan, PLAN_ADAMW, &model->v_memory, n);
+    if (master && sizeof(floatX) < sizeof(float)) { plan_add(plan, PLAN_ADAMW, &model->master_memory, n); }
+}
+
+// Bytes of scratch that the kernels of a backward pass want: of the one that wants most.
+static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
+    int C = config->channels, NH = config->num_heads;
+    size_t floats = std::max({layernorm_backward_scratch(C), matmul_backward_bias_scratch(B * T, 4 * C),
+                              attention_backward_scratch(B, T, C, NH), global_norm_scratch()});
+    return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
+}
+
+// logit_rows: of how many tokens at once logits are wanted, B*T in training.
+static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
+                             bool training, int recompute) {
+    size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
+    size_t Vp = config->padded_vocab_size;
+    a->B = B, a->T = T;
+    a->keep = training, a->keep_gelu = training && recompute < 1, a->keep_norm = training && recompute < 2;
+    size_t layers = a->keep ? L : 1, gelus = a->keep_gelu ? L : 1, norms = a->keep_norm ? L : 1;
+    PlanGroup group = PLAN_ACTIVATIONS;
+    plan_add(plan, group, &a->encoded, BT * C);
+    plan_add(plan, group, &a->ln1, norms * BT * C);
+    plan_add(plan, group, &a->ln1_mean, layers * BT);
+    plan_add(plan, group, &a->ln1_rstd, layers * BT);
+    plan_add(plan, group, &a->qkv, layers * BT * 3 * C);
+    plan_add(plan, group, &a->atty, layers * BT * C);
+    plan_add(plan, group, &a->lse, layers * BT * NH);
+    plan_add(plan, group, &a->residual2, layers * BT * C);
+    plan_add(plan, group, &a->ln2, norms * BT * C);
+    plan_add(plan, group, &a->ln2_mean, layers * BT);
+    plan_add(plan, group, &a->ln2_rstd, layers * BT);
+    plan_add(plan, group, &a->fch, layers * BT * 4 * C);
+    plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
+    plan_add(plan, group, &a->residual3, layers * BT * C);
+    plan_add(plan, group, &a->projected, BT * C);
+    plan_add(plan, group, &a->lnf, BT * C);
+    plan_add(plan, group, &a->lnf_mean, BT);
+    plan_add(plan, group, &a->lnf_rstd, BT);
+    plan_add(plan, group, &a->losses, BT);
+    plan_add(plan, group, &a->inputs, BT);
+    plan_add(plan, group, &a->targets, BT);
+    // the gradients of a layer's activations take the place of the logits
+    size_t backward = training ? BT * (4 * C + 3 * C) : 0;
+    plan_add(plan, group, &a->logits, std::max((size_t)logit_rows * Vp, backward));
+    if (!training) { return; }
+    plan_add(plan, group, &a->dresidual, BT * C);
+    plan_add(plan, group, &a->scratch, backward_scratch_bytes(config, B, T) / sizeof(float));
+}
+
+// The two parts of a training run's memory; nothing is allocated yet.
+static void plan_training(Plan* parameters, Plan* activations, GPT2* model, const GPT2Config* config, int B, int T,
+                          const GPT2Options* options) {
+    memset(parameters, 0, sizeof(*parameters));
+    memset(activations, 0, sizeof(*activations));
+    plan_parameters(parameters, model, config, true, options->master_weights);
+    plan_activations(activations, &model->acts, config, B, T, B * T, true, options->recompute);
+}
+
+// Allocates both, and sets every pointer of the model.
+static void allocate_training(GPT2* model, const Plan* parameters, const Plan* activations) {
+    const GPT2Config* config = &model->config;
+    Activations* a = &model->acts;
+    model->arenas[0] = plan_allocate(parameters);
+    model->arenas[1] = plan_allocate(activations);
+    model->num_bytes = parameters->total + activations->total;
+    point_parameters(&model->params, model->params_memory, config);
+    point_parameters(&model->grads, model->grads_memory, config);
+    a->dbtc = a->projected;
+    a->dfch = a->logits;
+    a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
+}
+
+// Bytes that are needed besides the plan: the library's workspace, and what the driver takes for kernels, graphs and itself.
+static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)512 << 20); }
+
+// Bytes that a training run needs.
+static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2Options* options) {
+    Plan parameters, activations;
+    GPT2 model;
+    plan_training(&parameters, &activations, &model, config, B, T, options);
+    return parameters.total + activations.total + memory_beside();
+}
+
+// ---- loading and saving ---------------------------------------------------------------------------
+
+// Refuses, by name, what the kernels cannot do.
+static void check_config(const GPT2Config* config) {
+    int C = config->channels, HS = C / config->num_heads;
+    if (C % 8 != 0) { die("%d channels: train_gpt2cu wants a multiple of 8", C); }
+    if (HS % 8 != 0 || HS > 256) {
+        die("%d channels in %d heads: a head size of %d, train_gpt2cu wants a multiple of 8 up to 256", C,
+            config->num_heads, HS);
+    }
+}
+
+// A model of this shape without memory.
+static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options) {
+    memset(model, 0, sizeof(*model));
+    check_config(config);
+    model->config = *config;
+    model->options = *options;
+    cudaCheck(cudaStreamCreate(&model->stream)); // in order with plain cudaMemcpy and cudaMemset, too
+}
+
+static void gpt2_free(GPT2* model) {
+    for (void* arena : model->arenas) { cudaCheck(cudaFree(arena)); }
+    if (model->stream) { cudaCheck(cudaStreamDestroy(model->stream)); }
+    memset(model, 0, sizeof(*model));
+}
+
+// The weights from host memory (num_params), rounded as update number `num_updates` of a run had rounded them.
+static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
+    size_t n = num_parameters(&model->config), chunk = (size_t)1 << 24;
+    if (model->master_memory) {
+        cudaCheck(cudaMemcpy(model->master_memory, weights, n * sizeof(float), cudaMemcpyHostToDevice));
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            size_t at = param_offset(&model->config, p), count = param_size(&model->config, p);
+            adamw_round_weights(model->params_memory + at, model->master_memory + at, count,
+                                num_updates > 0 ? rounding_seed(model, p) : 0, num_updates, model->stream);
+        }
+    } else {
+        float* staging;
+        cudaCheck(cudaMalloc(&staging, std::min(n, chunk) * sizeof(float)));
+        for (size_t at = 0; at < n; at += chunk) {
+            size_t count = std::min(n - at, chunk);
+            cudaCheck(cudaMemcpy(staging, weights + at, count * sizeof(float), cudaMemcpyHostToDevice));
+            adamw_round_weights(model->params_memory + at, staging, count, 0, 0, model->stream);
+            cudaCheck(cudaStreamSynchronize(model->stream));
+        }
+        cudaCheck(cudaFree(staging));
+    }
+    cudaCheck(cudaStreamSynchronize(model->stream));
+}
+
+// The weights to host memory (num_params): the master weights where there are any.
+static void gpt2_download(const GPT2* model, float* weights) {
+    size_t n = num_parameters(&model->config);
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    if (model->master_memory || sizeof(floatX) == sizeof(float)) {
+        const void* source = model->master_memory ? (void*)model->master_memory : (void*)model->params_memory;
+        cudaCheck(cudaMemcpy(weights, source, n * sizeof(float), cudaMemcpyDeviceToHost));
+        return;
+    }
+    floatX* rounded = (floatX*)malloc_check(n * sizeof(floatX));
+    cudaCheck(cudaMemcpy(rounded, model->params_memory, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) { weights[i] = (float)rounded[i]; }
+    free(rounded);
+}
+
+// ================================================================================================
+// 3. generation
+// ================================================================================================
+
+enum { MAX_MATVEC_TEXTS = 8 }; // up to so many texts decode_matvec beats the library's products, measured on an H200
+
+// Continues up to 64 texts side by side. Per token the host launches one graph; it reads the token while the next one is
+// computed.
+struct Generator {
+    int B;         // texts
+    int length;    // positions filled in the longest of them
+    int num_steps; // since the prefill
+    int capacity;  // positions there are
+    KeyValueCache cache;
+    Activations acts; // of the prefill
+    floatX* x;        // (B, C): the residual stream
+    floatX* qkv;      // (B, 3*C)
+    floatX* atty;     // (B, C)
+    floatX* fch;      // (B, 4*C)
+    floatX* norm;     // (B, C)
+    float* norm_mean; // (B)
+    float* norm_rstd; // (B)
+    float* logits;    // (B, Vp)
+    float* attention_scratch;
+    float* sample_scratch;
+    int* tokens;      // (B): the newest of each text
+    int* positions;   // (B): the position of that one
+    uint64_t* rng;    // (B)
+    void* arena;      // all of the above
+    int* host_tokens; // (2, B) pinned: of this step and of the one before, alternating
+    cudaEvent_t read[2];
+    cudaGraphExec_t graph;
+};
+
+static void generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity) {
+    const GPT2Config* config = &model->config;
+    size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
+    PlanGroup group = PLAN_ACTIVATIONS;
+    Plan plan = {};
+    memset(g, 0, sizeof(*g));
+    g->B = B, g->capacity = capacity;
+    g->cache.B = B, g->cache.capacity = capacity;
+    plan_activations(&plan, &g->acts, config, B, T, 0, false, 0);
+    plan_add(&plan, group, &g->cache.keys, cache);
+    plan_add(&plan, group, &g->cache.values, cache);
+    plan_add(&plan, group, &g->x, B * C);
+    plan_add(&plan, group, &g->qkv, B * 3 * C);
+    plan_add(&plan, group, &g->atty, B * C);
+    plan_add(&plan, group, &g->fch, B * 4 * C);
+    plan_add(&plan, group, &g->norm, B * C);
+    plan_add(&plan, group, &g->norm_mean, B);
+    plan_add(&plan, group, &g->norm_rstd, B);
+    plan_add(&plan, group, &g->logits, B * Vp);
+    plan_add(&plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
+    plan_add(&plan, group, &g->sample_scratch, decode_sample_scratch(B));
+    plan_add(&plan, group, &g->tokens, B);
+    plan_add(&plan, group, &g->positions, B);
+    plan_add(&plan, group, &g->rng, B);
+    size_t free_bytes, all_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (plan.total > free_bytes) {
+        die("%d texts of up to %d tokens need %.1f GB and the GPU has %.1f free: take fewer, or a smaller --num-tokens",
+            B, capacity, (double)plan.total * 1e-9, (double)free_bytes * 1e-9);
+    }
+    g->arena = plan_allocate(&plan);
+    cudaCheck(cudaMallocHost(&g->host_tokens, 2 * B * sizeof(int)));
+    for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+}
+
+static void generator_free(Generator* g) {
+    if (g->graph) { cudaCheck(cudaGraphExecDestroy(g->graph)); }
+    for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
+    cudaCheck(cudaFreeHost(g->host_tokens));
+    cudaCheck(cudaFree(g->arena));
+    memset(g, 0, sizeof(*g));
+}
+
+// From the residual stream of each text's last token to its next token.
+static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler) {
+    const Parameters<floatX>* p = &model->params;
+    int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
+    decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
+    decode_sample(g->tokens, g->positions, g->sample_scratch, g->logits, g->rng, sampler->temperature, sampler->top_k,
+                  sampler->top_p, g->B, V, Vp, model->stream);
+}
+
+// All prompts in one pass: fills the cache and draws the first token of each. prompts (B,T), of lengths (B), padded at the
+// end with any token, because causal attention does not see it.
+static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const int* prompts, const int* lengths,
+                              int T) {
+    size_t C = model->config.channels;
+    cudaStream_t stream = model->stream;
+    std::vector<uint64_t> rng(g->B);
+    std::vector<int> last(g->B);
+    for (int b = 0; b < g->B; b++) {
+        rng[b] = b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
+        last[b] = lengths[b] - 1;
+    }
+    cudaCheck(cudaMemcpyAsync(g->acts.inputs, prompts, (size_t)g->B * T * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(g->rng, rng.data(), g->B * sizeof(uint64_t), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(g->positions, last.data(), g->B * sizeof(int), cudaMemcpyHostToDevice, stream));
+    bool tuned = cublaslt().tuned;
+    cublaslt_tune(false); // shapes that are met once are not worth timing
+    gpt2_forward(model, &g->acts, g->B, T, &g->cache);
+    cublaslt_tune(tuned);
+    for (int b = 0; b < g->B; b++) {
+        const floatX* newest = g->acts.residual3 + ((size_t)b * T + last[b]) * C;
+        cudaCheck(cudaMemcpyAsync(g->x + b * C, newest, C * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
+    }
+    generator_sample(g, model, sampler);
+    g->length = T;
+}
+
+// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual for the newest token of each text: one kernel that reads
+// weights at the speed of memory for a few texts, tensor-core products for more. norm_weight, norm_bias, residual may be
+// NULL; residual may be out.
+static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
+                             const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
+                             bool gelu, int C, int OC, cudaStream_t stream) {
+    if (g->B <= MAX_MATVEC_TEXTS) {
+        decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream);
+        return;
+    }
+    if (norm_weight) {
+        layernorm_forward(g->norm, g->norm_mean, g->norm_rstd, x, norm_weight, norm_bias, g->B, C, stream);
+        x = g->norm;
+    }
+    matmul_forward(out, NULL, x, weight, bias, residual, g->B, C, OC, stream);
+    if (gelu) { gelu_forward(out, out, (size_t)g->B * OC, stream); }
+}
+
+// The newest token of each text through the model, to the next one.
+static void generator_launch_step(Generator* g, const GPT2* model, const Sampler* sampler) {
+    const GPT2Config* config = &model->config;
+    int NH = config->num_heads, C = config->channels, B = g->B;
+    cudaStream_t stream = model->stream;
+    decode_embed(g->x, g->tokens, g->positions, model->params.wte, model->params.wpe, B, C, stream);
+    for (int l = 0; l < config->num_layers; l++) {
+        Parameters<floatX> w = layer_parameters(model->params, config, l);
+        KeyValueCache c = layer_cache(g->cache, config, l);
+        generator_matmul(g, g->qkv, g->x, w.ln1w, w.ln1b, w.qkvw, w.qkvb, NULL, false, C, 3 * C, stream);
+        decode_attention(g->atty, c.keys, c.values, g->attention_scratch, g->qkv, g->positions, B, C, NH, c.capacity,
+                         stream);
+        generator_matmul(g, g->x, g->atty, NULL, NULL, w.attprojw, w.attprojb, g->x, false, C, C, stream);
+        generator_matmul(g, g->fch, g->x, w.ln2w, w.ln2b, w.fcw, w.fcb, NULL, true, C, 4 * C, stream);
+        generator_matmul(g, g->x, g->fch, NULL, NULL, w.fcprojw, w.fcprojb, g->x, false, 4 * C, C, stream);
+    }
+    generator_sample(g, model, sampler);
+}
+
+// One token of each text. The first step is launched kernel by kernel, because the library may time its algorithms in it,
+// which cannot be captured; the second one is captured as the graph that it and all later ones are.
+static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
+    require(g->length < g->capacity);
+    g->length++;
+    if (g->num_steps++ == 0) {
+        generator_launch_step(g, model, sampler);
+        return;
+    }
+    if (!g->graph) {
+        cudaGraph_t graph;
+        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+        generator_launch_step(g, model, sampler);
+        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
+        cudaCheck(cudaGraphInstantiate(&g->graph, graph, 0));
+        cudaCheck(cudaGraphDestroy(graph));
+    }
+    cudaCheck(cudaGraphLaunch(g->graph, model->stream));
+}
+
+// Begins to read the tokens of a step; the pointer may be read after the event read[slot].
+static int* generator_read(Generator* g, const GPT2* model, int slot) {
+    int* tokens = g->host_tokens + slot * g->B;
+    cudaCheck(cudaMemcpyAsync(tokens, g->tokens, g->B * sizeof(int), cudaMemcpyDeviceToHost, model->stream));
+    cudaCheck(cudaEventRecord(g->read[slot], model->stream));
+    return tokens;
+}
+
+// Continues B prompts (B,T), of lengths (B), each by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to
+// the last position of the model. New tokens go to new_tokens (B, num_tokens) and their numbers to counts (B); the first
+// text goes to `out` as it comes when that is not NULL. The sampler's state moves on. *prefill_ms, if not NULL: the time to
+// the first token. False when the logits are not numbers.
+static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
+                     int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
+                     double* prefill_ms = NULL) {
+    int maxT = model->config.max_seq_len, active = B;
+    int capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
+    bool good = true;
+    double start = time_ms();
+    std::vector<char> done(B, 0);
+    Generator g;
+    generator_allocate(&g, model, B, T, capacity);
+    generator_prefill(&g, model, sampler, prompts, lengths, T);
+    memset(counts, 0, B * sizeof(int));
+    for (int step = 0; step < num_tokens && active > 0; step++) {
+        int* tokens = generator_read(&g, model, step % 2);
+        bool more = step + 1 < num_tokens && g.length < g.capacity;
+        if (more) { generator_step(&g, model, sampler); }
+        cudaCheck(cudaEventSynchronize(g.read[step % 2]));
+        if (step == 0 && prefill_ms) { *prefill_ms = time_ms() - start; }
+        for (int b = 0; b < B; b++) {
+            if (done[b]) { continue; }
+            good &= tokens[b] >= 0;
+            done[b] = tokens[b] < 0 || tokens[b] == stop;
+            if (!done[b]) {
+                new_tokens[(size_t)b * num_tokens + counts[b]++] = tokens[b];
+                if (b == 0 && out) { text_token(out, tokens[b]); }
+            }
+            active -= done[b];
+        }
+        if (!more) { break; }
+    }
+    cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    generator_free(&g);
+    return good;
+}
+
+// ================================================================================================
+// 4. training
+// ================================================================================================
+
+// A step on its way: what the host will read of it when the GPU is done.
+struct PendingStep {
+    StepReport report; // filled in as its values become known
+    StepState* state;  // pinned: a copy of the device's
+    cudaEvent_t begin, end;
+    bool judged; // the host took the z-scores before the update (-sl, -sg)
+};
+
+struct Trainer {
+    GPT2 model;
+    Training job;    // data, checkpoints, logs, the shape of a batch: llmc/training.h
+    int* batches[2]; // pinned (2, B, T): inputs and targets of two micro-batches, alternating
+    cudaEvent_t copied[2];
+    int64_t num_batches; // micro-batches copied so far
+    PendingStep steps[2];
+    PendingStep* pending; // launched, not yet reported; or NULL
+    struct {
+        cudaGraphExec_t exec;
+        int num_runs; // before it is captured: cuBLASLt's algorithms are timed in the first one
+    } graphs[2];      // of a micro-step that adds to gradients, and of one that writes them
+    EvalLoader hellaswag;
+    double machine_flops; // 100% of MFU: from the table of llmc/mfu.h, or measured
+};
+
+// ---- a step ---------------------------------------------------------------------------------------
+
+// Queues the copy of the next micro-batch to the GPU.
+static void load_batch(Trainer* t, DataLoader* loader) {
+    Error err;
+    int slot = (int)(t->num_batches++ % 2);
+    size_t BT = (size_t)t->job.batch.B * t->job.batch.T;
+    cudaCheck(cudaEventSynchronize(t->copied[slot])); // its buffer was last used two micro-batches ago
+    if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, &err)) { die("%s", err.text); }
+    cudaStream_t stream = t->model.stream;
+    Activations* acts = &t->model.acts;
+    cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaEventRecord(t->copied[slot], stream));
+}
+
+static void launch_micro_step(GPT2* model, const Batch* batch, bool first) {
+    gpt2_forward(model, &model->acts, batch->B, batch->T, NULL);
+    gpt2_loss(model, &model->acts, batch->B, batch->T, true, 1.0f / (float)batch->total);
+    gpt2_backward(model, batch->B, batch->T, first);
+}
+
+// Forward and backward of one micro-batch, as a graph from the second time on.
+static void micro_step(Trainer* t, bool first) {
+    Range range("micro_step");
+    GPT2* model = &t->model;
+    const Batch* batch = &t->job.batch;
+    if (!args->use_graph || profile().listing || t->graphs[first].num_runs++ == 0) {
+        launch_micro_step(model, batch, first);
+        return;
+    }
+    if (!t->graphs[first].exec) {
+        cudaGraph_t graph;
+        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+        launch_micro_step(model, batch, first);
+        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
+        cudaCheck(cudaGraphInstantiate(&t->graphs[first].exec, graph, 0));
+        cudaCheck(cudaGraphDestroy(graph));
+    }
+    cudaCheck(cudaGraphLaunch(t->graphs[first].exec, model->stream));
+}
+
+// Queues the copy of the step's state to s->state.
+static void read_state(Trainer* t, PendingStep* s) {
+    cudaCheck(cudaMemcpyAsync(s->state, t->model.state, sizeof(StepState), cudaMemcpyDeviceToHost, t->model.stream));
+}
+
+// With -sl or -sg the host must see loss and norm before the update: it waits for them. Returns whether the step is sound.
+static bool judge_before_update(Trainer* t, PendingStep* s) {
+    read_state(t, s);
+    cudaCheck(cudaStreamSynchronize(t->model.stream));
+    s->report.loss = s->state->loss;
+    s->report.norm = s->state->scaled_norm / s->state->loss_scale;
+    s->judged = true;
+    return training_judge(&t->job, &s->report);
+}
+
+// Queues one step. Its report is due when the GPU has done it.
+static void launch_step(Trainer* t) {
+    RunState* run = &t->job.run;
+    Range range("step %lld", (long long)run->step + 1);
+    GPT2* model = &t->model;
+    PendingStep* s = &t->steps[run->step % 2];
+    s->judged = false;
+    s->report.step = run->step + 1;
+    s->report.learning_rate = lr_at(&t->job.schedule, run->step);
+    if (args->overfit) { dataloader_reset(&t->job.train); }
+    cudaCheck(cudaEventRecord(s->begin, model->stream));
+    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
+    for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
+        load_batch(t, &t->job.train);
+        micro_step(t, i == 0);
+    }
+    gpt2_gradient_norm(model);
+    AdamW optimizer = {s->report.learning_rate, args->beta1, args->beta2, args->eps, args->weight_decay, args->clip};
+    bool host_judges = args->skip_loss_z > 0 || args->skip_norm_z > 0;
+    bool skip = host_judges && !judge_before_update(t, s);
+    gpt2_update(model, &optimizer, skip);
+    read_state(t, s);
+    cudaCheck(cudaEventRecord(s->end, model->stream));
+    run->step++;
+    run->num_tokens_seen += t->job.batch.total;
+    t->pending = s;
+}
+
+// fp16: takes over the loss scale that the device chose for the next step. A step that only had too large a scale does not
+// count as one of those that stop the run.
+static void follow_loss_scale(Trainer* t, const PendingStep* s) {
+    RunState* run = &t->job.run;
+    if (s->state->loss_scale < run->loss_scale) {
+        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)s->report.step,
+               s->state->loss_scale);
+        t->job.nonfinite_in_a_row = 0;
+    }
+    run->loss_scale = s->state->loss_scale;
+    run->loss_scale_good_steps = s->state->good_steps;
+}
+
+// Waits for a step and says how it went. Returns whether too many in a row were not finite.
+static bool report_step(Trainer* t, PendingStep* s) {
+    StepReport* r = &s->report;
+    float ms;
+    cudaCheck(cudaEventSynchronize(s->end));
+    cudaCheck(cudaEventElapsedTime(&ms, s->begin, s->end));
+    r->loss = s->state->loss, r->norm = s->state->norm, r->ms = ms;
+    if (!s->judged) { training_judge(&t->job, r); }
+    training_count(&t->job, r, s->state->applied);
+    follow_loss_scale(t, s);
+    char extra[64];
+    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB", training_flops(&t->job, r->ms) * 1e-12,
+             (double)t->model.num_bytes * 1e-9);
+    training_report(&t->job, r, t->machine_flops, PRECISION_NAME, extra);
+    if (args->log_memory_every && r->step % args->log_memory_every == 0) {
+        size_t free_bytes, all_bytes;
+        cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+        printf("GPU memory: %.2f GB in use, %.2f free\n", (double)(all_bytes - free_bytes) * 1e-9,
+               (double)free_bytes * 1e-9);
+    }
+    return t->job.nonfinite_in_a_row >= args->max_nonfinite;
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------
+
+// The file beside a run's checkpoints with the choices of matmul algorithms, into path (4096). A checkpoint's own name,
+// step_%08d, is made by training_save (llmc/training.h).
+static void choices_path(char* path) { snprintf(path, 4096, "%s/matmul_choices.txt", args->output); }
+
+static void save_checkpoint(Trainer* t) {
+    Error err;
+    char path[4096];
+    choices_path(path);
+    if (!cublaslt_save(path, &err)) { die("%s", err.text); }
+    size_t n = num_parameters(&t->model.config);
+    float* arrays[3];
+    for (float*& array : arrays) { array = (float*)malloc_check(n * sizeof(float)); }
+    gpt2_download(&t->model, arrays[0]);
+    cudaCheck(cudaMemcpy(arrays[1], t->model.m_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(arrays[2], t->model.v_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
+    training_save(&t->job, arrays[0], arrays[1], arrays[2]);
+    for (float* array : arrays) { free(array); }
+}
+
+// Ends a run whose steps were not finite too often in a row.
+__attribute__((noreturn)) static void give_up(Trainer* t) {
+    size_t n = num_parameters(&t->model.config);
+    float* weights = (float*)malloc_check(n * sizeof(float));
+    gpt2_download(&t->model, weights);
+    bool good = true;
+    for (size_t i = 0; i < n; i++) { good &= (bool)isfinite(weights[i]); }
+    if (good && args->output) { save_checkpoint(t); }
+    training_give_up(good);
+}
+
+// Reports the step that is pending, if there is one.
+static void finish_report(Trainer* t) {
+    PendingStep* s = t->pending;
+    t->pending = nullptr;
+    if (s && report_step(t, s)) { give_up(t); }
+}
+
+// One step, and the report of the one before: the GPU has work while the host prints.
+static void train_step(Trainer* t) {
+    PendingStep* earlier = t->pending;
+    launch_step(t);
+    if (earlier && report_step(t, earlier)) {
+        report_step(t, t->pending); // the step launched above has run too: count it before the state is saved
+        give_up(t);
+    }
+}
+
+// ---- evaluation -----------------------------------------------------------------------------------
+
+static double evaluate(Trainer* t) {
+    Range range("evaluate");
+    GPT2* model = &t->model;
+    const Batch* batch = &t->job.batch;
+    int64_t n = t->job.num_val_batches;
+    float loss;
+    dataloader_reset(&t->job.val);
+    cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
+    for (int64_t i = 0; i < n; i++) {
+        load_batch(t, &t->job.val);
+        gpt2_forward(model, &model->acts, batch->B, batch->T, NULL);
+        gpt2_loss(model, &model->acts, batch->B, batch->T, false, 1.0f / ((float)batch->B * batch->T * n));
+    }
+    cudaCheck(cudaMemcpyAsync(&loss, &model->state->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->stream));
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    return loss;
+}
+
+// The share of HellaSwag's questions whose right ending has the lowest mean loss.
+static double evaluate_hellaswag(Trainer* t) {
+    Range range("hellaswag");
+    GPT2* model = &t->model;
+    Activations* acts = &model->acts;
+    Error err;
+    int B = t->hellaswag.B, T = t->hellaswag.T; // no more tokens than in a micro-batch
+    size_t BT = (size_t)B * T;
+    float* losses = (float*)malloc_check(BT * sizeof(float));
+    double start = time_ms();
+    eval_reset(&t->hellaswag);
+    while (eval_next(&t->hellaswag, t->batches[0], t->batches[0] + BT, &err)) {
+        cudaStream_t stream = model->stream;
+        cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[0], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+        cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[0] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
+        gpt2_forward(model, acts, B, T, NULL);
+        gpt2_loss(model, acts, B, T, false, 0.0f);
+        cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, stream));
+        cudaCheck(cudaStreamSynchronize(stream));
+        eval_score(&t->hellaswag, losses);
+        if (isatty(STDERR_FILENO)) {
+            fprintf(stderr, "\rHellaSwag: %lld of %lld", (long long)t->hellaswag.num_scored,
+                    (long long)t->hellaswag.num_examples);
+        }
+    }
+    if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r\033[K"); }
+    if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
+    free(losses);
+    double accuracy = (double)t->hellaswag.num_correct / (double)t->hellaswag.num_examples;
+    printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)t->hellaswag.num_correct,
+           (long long)t->hellaswag.num_examples, accuracy, time_ms() - start);
+    return accuracy;
+}
+
+static void sample_in_training(Trainer* t) {
+    int length = 1, count;
+    std::vector<int> tokens(args->sample_tokens);
+    TrainingSample s;
+    training_sample_begin(&t->job, &s);
+    bool good = generate(&t->model, &s.sampler, &s.prompt, &length, 1, 1, args->sample_tokens, -1, tokens.data(),
+                         &count, &s.out);
+    training_sample_end(&t->job, &s, good);
+}
+
+// ---- opening and closing a run --------------------------------------------------------------------
+
+// The device's name into name (256), its free memory in bytes.
+static size_t device_memory(char* name) {
+    cudaDeviceProp properties;
+    size_t free_bytes, all_bytes;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    snprintf(name, 256, "%s", properties.name);
+    return free_bytes;
+}
+
+// Says which flags would make the run fit, and ends the program.
+__attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, const GPT2Options* options,
+                                                    const Batch* batch, const char* device, size_t have) {
+    char advice[512] = "";
+    size_t need = training_bytes(config, batch->B, batch->T, options), n = 0;
+    for (int r = options->recompute + 1; r <= 2 && n == 0; r++) {
+        GPT2Options other = *options;
+        other.recompute = r;
+        size_t bytes = training_bytes(config, batch->B, batch->T, &other);
+        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.1f", r, (double)bytes * 1e-9); }
+    }
+    for (int b = batch->B / 2; b >= 1; b /= 2) {
+        size_t bytes = training_bytes(config, b, batch->T, options);
+        bool divides = batch->total % ((int64_t)b * batch->T) == 0;
+        if (bytes <= have && divides) {
+            n += snprintf(advice + n, sizeof(advice) - n, "; -b %d -d %lld needs %.1f for the same result", b,
+                          (long long)batch->total, (double)bytes * 1e-9);
+            break;
+        }
+    }
+    if (n == 0) { snprintf(advice, sizeof(advice), "; neither -r 2 nor a smaller -b is enough: take a smaller model"); }
+    die("the run needs %.1f GB and %s has %.1f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
+}
+
+// Plans a training run's memory, says what is needed, and allocates it.
+static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch) {
+    char device[256];
+    Plan parameters, activations;
+    GPT2Options options = {args->recompute, (bool)args->master_weights, (bool)args->stochastic_rounding,
+                           (uint64_t)args->seed};
+    gpt2_open(model, config, &options);
+    size_t have = device_memory(device);
+    plan_training(&parameters, &activations, model, config, batch->B, batch->T, &options);
+    size_t need = parameters.total + activations.total + memory_beside();
+    printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
+           config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
+           (double)num_parameters(config) * 1e-6, PRECISION_NAME);
+    printf(
+        "memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f, library and driver %.2f: %.2f of the "
+        "%.1f GB free on %s\n",
+        (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
+        (double)parameters.bytes[PLAN_ADAMW] * 1e-9, (double)activations.total * 1e-9, (double)memory_beside() * 1e-9,
+        (double)need * 1e-9, (double)have * 1e-9, device);
+    if (need > have) { die_of_memory(config, &options, batch, device, have); }
+    allocate_training(model, &parameters, &activations);
+}
+
+static void find_machine_flops(Trainer* t) {
+    char name[256];
+    device_memory(name);
+    t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args->tf32);
+    if (t->machine_flops > 0) { return; }
+    t->machine_flops = 1e12 * cublaslt_matrix_rate();
+    printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
+           t->machine_flops * 1e-12);
+}
+
+// Weights and moments to the GPU: of the checkpoint, or new ones. From here on something is written in -o.
+static void load_training_state(Trainer* t, ModelSource* source) {
+    GPT2* model = &t->model;
+    RunState* run = &t->job.run;
+    size_t n = num_parameters(&source->config);
+    bool resumed = t->job.checkpoint[0];
+    float* arrays[3] = {NULL, NULL, NULL};
+    for (int i = 0; i < (resumed ? 3 : 1); i++) { arrays[i] = (float*)malloc_check(n * sizeof(float)); }
+    if (!resumed) { model_source_read(source, arrays[0]); }
+    run->loss_scale = 65536.0;
+    training_begin(&t->job, &source->config, arrays[0], arrays[1], arrays[2]);
+    if (!IS_FP16) { run->loss_scale = 1.0; } // also where the checkpoint is of another precision
+    StepState state = {};
+    state.loss_scale = (float)run->loss_scale;
+    state.dloss = (float)(run->loss_scale / (double)t->job.batch.total);
+    state.num_updates = (int)(run->step - run->skipped_steps);
+    state.good_steps = (int)run->loss_scale_good_steps;
+    gpt2_upload(model, arrays[0], state.num_updates);
+    cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
+    if (resumed) {
+        model_source_close(source);
+        cudaCheck(cudaMemcpy(model->m_memory, arrays[1], n * sizeof(float), cudaMemcpyHostToDevice));
+        cudaCheck(cudaMemcpy(model->v_memory, arrays[2], n * sizeof(float), cudaMemcpyHostToDevice));
+    }
+    for (float* array : arrays) { free(array); }
+}
+
+// Everything that a run needs, checked in an order that finds mistakes before anything is written.
+static void trainer_open(Trainer* t) {
+    Error err;
+    ModelSource source;
+    char resolved[4200], choices[4096];
+    memset(t, 0, sizeof(*t));
+    training_find_checkpoint(&t->job);
+    training_open_model(&t->job, &source, resolved);
+    Batch batch = t->job.batch = settle_batch(&source.config);
+    open_training_model(&t->model, &source.config, &batch);
+    training_open_data(&t->job, &source.config);
+    if (args->hellaswag &&
+        !eval_open(&t->hellaswag, args->hellaswag, batch.B, batch.T, source.config.vocab_size, &err)) {
+        die("--hellaswag %s", err.text);
+    }
+    if (args->hellaswag) { eval_fit(&t->hellaswag); }
+    for (int i = 0; i < 2; i++) {
+        cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)batch.B * batch.T * sizeof(int)));
+        cudaCheck(cudaMallocHost(&t->steps[i].state, sizeof(StepState)));
+        cudaCheck(cudaEventCreateWithFlags(&t->copied[i], cudaEventDisableTiming));
+        cudaCheck(cudaEventCreate(&t->steps[i].begin));
+        cudaCheck(cudaEventCreate(&t->steps[i].end));
+    }
+    find_machine_flops(t);
+    load_training_state(t, &source);
+    if (!t->job.checkpoint[0]) { return; }
+    choices_path(choices);
+    if (file_exists(choices) && !cublaslt_load(choices, &err)) { die("%s", err.text); }
+}
+
+// Returns the exit code.
+static int trainer_close(Trainer* t) {
+    cudaCheck(cudaStreamSynchronize(t->model.stream));
+    for (int i = 0; i < 2; i++) {
+        if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
+        cudaCheck(cudaFreeHost(t->batches[i]));
+        cudaCheck(cudaFreeHost(t->steps[i].state));
+        cudaCheck(cudaEventDestroy(t->copied[i]));
+        cudaCheck(cudaEventDestroy(t->steps[i].begin));
+        cudaCheck(cudaEventDestroy(t->steps[i].end));
+    }
+    if (args->hellaswag) { eval_close(&t->hellaswag); }
+    gpt2_free(&t->model);
+    return training_end(&t->job);
+}
+
+// ================================================================================================
+// 5. runs
+// ================================================================================================
+
+// ---- train ----------------------------------------------------------------------------------------
+
+// -i: the training run. Returns the exit code.
+static int train() {
+    static Trainer trainer;
+    Trainer* t = &trainer;
+    trainer_open(t);
+    run_install_signal_handlers();
+    for (int64_t first = t->job.run.step;;) {
+        Due due = training_due(&t->job, first);
+        if (due.validate || due.sample || due.save || due.stop) { finish_report(t); }
+        if (due.validate && t->job.has_val) {
+            double loss = evaluate(t);
+            printf("val loss %.6f\n", loss);
+            logger_val(&t->job.logger, t->job.run.step, loss);
+        }
+        if (due.validate && args->hellaswag) { logger_eval(&t->job.logger, t->job.run.step, evaluate_hellaswag(t)); }
+        if (due.sample) { sample_in_training(t); }
+        if (due.save) { save_checkpoint(t); }
+        if (due.stop) { break; }
+        train_step(t);
+    }
+    return trainer_close(t);
+}
+
+// ---- profile --------------------------------------------------------------------------------------
+
+// Bytes/s of a large copy on the device, read plus written: the best of 20, because it serves as a roofline.
+static double measure_copy_bandwidth(cudaStream_t stream) {
+    const size_t bytes = (size_t)1 << 30;
+    char* memory;
+    cudaCheck(cudaMalloc(&memory, 2 * bytes));
+    cudaCheck(cudaMemset(memory, 1, 2 * bytes));
+    float least = INFINITY, ms;
+    cudaEvent_t begin, end;
+    cudaCheck(cudaEventCreate(&begin));
+    cudaCheck(cudaEventCreate(&end));
+    for (int i = 0; i < 20; i++) {
+        cudaCheck(cudaEventRecord(begin, stream));
+        cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream));
+        cudaCheck(cudaEventRecord(end, stream));
+        cudaCheck(cudaEventSynchronize(end));
+        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
+        least = ms < least ? ms : least;
+    }
+    cudaCheck(cudaEventDestroy(begin));
+    cudaCheck(cudaEventDestroy(end));
+    cudaCheck(cudaFree(memory));
+    return 2.0 * bytes / least * 1e3;
+}
+
+// All calls of one operation in a step.
+struct ProfileRow {
+    std::string name;
+    int calls;
+    double ms, bytes, flops;
+    double roof_ms; // the least time that bytes and FLOPs take on this machine
+};
+
+// The listed operations, summed by name, those that took longest first. bandwidth in bytes/s, rate in FLOP/s.
+static std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
+    std::vector<ProfileRow> rows;
+    for (const ProfileEntry& e : profile().entries) {
+        float ms;
+        cudaCheck(cudaEventElapsedTime(&ms, e.begin, e.end));
+        auto row = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& r) { return r.name == e.name; });
+        if (row == rows.end()) { row = rows.insert(row, {e.name, 0, 0, 0, 0, 0}); }
+        row->calls++, row->ms += ms, row->bytes += e.bytes, row->flops += e.flops;
+        row->roof_ms += std::max(e.bytes / bandwidth, e.flops / rate) * 1e3;
+        cudaCheck(cudaEventDestroy(e.begin));
+        cudaCheck(cudaEventDestroy(e.end));
+    }
+    std::sort(rows.begin(), rows.end(), [](const ProfileRow& a, const ProfileRow& b) { return a.ms > b.ms; });
+    return rows;
+}
+
+// --profile: one training step with events around each operation; a table sorted by time. Returns the exit code.
+static int profile_step() {
+    static Trainer trainer;
+    Trainer* t = &trainer;
+    trainer_open(t);
+    for (int i = 0; i < 3; i++) { train_step(t); } // cuBLASLt's algorithms are timed in the first one
+    finish_report(t);
+    double bandwidth = measure_copy_bandwidth(t->model.stream), rate = 1e12 * cublaslt_matrix_rate();
+    profile().listing = profile().timing = true;
+    train_step(t);
+    finish_report(t);
+    profile().listing = profile().timing = false;
+    size_t calls = profile().entries.size();
+    std::vector<ProfileRow> rows = profile_rows(bandwidth, rate);
+    double sum = 0.0;
+    for (const ProfileRow& row : rows) { sum += row.ms; }
+    printf("\nroofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, PRECISION_NAME,
+           rate * 1e-12);
+    printf("%-42s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
+    for (const ProfileRow& row : rows) {
+        printf("%-42s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name.c_str(), row.calls, row.ms,
+               100.0 * row.ms / sum, row.bytes / row.ms * 1e-9, row.flops / row.ms * 1e-9,
+               100.0 * row.roof_ms / row.ms);
+    }
+    printf("%-42s %6zu %9.3f\n", "sum", calls, sum);
+    return EXIT_SUCCESS;
+}
+
+// ---- sample ---------------------------------------------------------------------------------------
+
+// The lines of a file, without their ends; at most 64, which are continued side by side.
+static void read_lines(const char* path, std::vector<std::string>* lines) {
+    Error err;
+    MappedFile file;
+    const size_t most = 64;
+    if (!map_file(&file, path, &err)) { die("--prompts %s", err.text); }
+    for (size_t at = 0; at < file.size;) {
+        const void* newline = memchr(file.data + at, '\n', file.size - at);
+        size_t end = newline ? (size_t)((const uint8_t*)newline - file.data) : file.size;
+        lines->push_back(std::string((const char*)file.data + at, end - at));
+        at = end + 1;
+    }
+    unmap_file(&file);
+    if (lines->empty() || lines->size() > most) {
+        die("--prompts %s: has %zu lines, want 1 to %zu", path, lines->size(), most);
+    }
+}
+
+// The texts to continue and their tokens.
+struct Prompts {
+    std::vector<std::string> texts; // (B)
+    int T;                          // tokens of the longest
+    std::vector<int> lengths;       // (B)
+    std::vector<int> tokens;        // (B, T), padded with 0
+};
+
+// --prompt as often as --num-samples says, or the lines of --prompts.
+static void read_prompts(Prompts* p, const Tokenizer* tokenizer, bool has_tokenizer, const GPT2Config* config) {
+    if (args->prompt) {
+        p->texts.assign(args->num_samples, args->prompt);
+    } else {
+        read_lines(args->prompts, &p->texts);
+    }
+    size_t B = p->texts.size();
+    std::vector<int*> ids(B);
+    p->lengths.resize(B), p->T = 0;
+    for (size_t b = 0; b < B; b++) {
+        p->lengths[b] = encode_prompt(&ids[b], p->texts[b].c_str(), tokenizer, has_tokenizer, config->max_seq_len);
+        p->T = std::max(p->T, p->lengths[b]);
+    }
+    p->tokens.assign(B * p->T, 0);
+    for (size_t b = 0; b < B; b++) {
+        memcpy(&p->tokens[b * p->T], ids[b], p->lengths[b] * sizeof(int));
+        free(ids[b]);
+    }
+}
+
+// A model for sampling alone: weights on the GPU, no gradients.
+static void open_sampling_model(GPT2* model, ModelSource* source) {
+    const GPT2Config* config = &source->config;
+    GPT2Options options = {};
+    char device[256];
+    Plan plan = {};
+    gpt2_open(model, config, &options);
+    plan_parameters(&plan, model, config, false, false);
+    size_t have = device_memory(device);
+    if (plan.total + memory_beside() > have) {
+        die("the weights need %.1f GB and %s has %.1f free", (double)plan.total * 1e-9, device, (double)have * 1e-9);
+    }
+    model->arenas[0] = plan_allocate(&plan);
+    point_parameters(&model->params, model->params_memory, config);
+    float* weights = (float*)malloc_check(num_parameters(config) * sizeof(float));
+    model_source_read(source, weights);
+    gpt2_upload(model, weights, 0);
+    free(weights);
+}
+
+// Prints texts 1 and later; the first one was printed as it came. tokens (B, num_tokens), counts (B).
+static void print_other_texts(const Prompts* p, const Tokenizer* tokenizer, const int* tokens, const int* counts) {
+    for (size_t b = 1; b < p->texts.size(); b++) {
+        TextOutput out = {tokenizer, stdout, {{0}, 0}, NULL, 0, (bool)isatty(STDOUT_FILENO)};
+        printf("---- %zu of %zu ----\n%s", b + 1, p->texts.size(), p->texts[b].c_str());
+        for (int i = 0; i < counts[b]; i++) { text_token(&out, tokens[b * args->num_tokens + i]); }
+        text_end(&out);
+        free(out.text);
+    }
+}
+
+// What generation took, on stderr. ms: after the first tokens.
+static void print_sampling_times(const Prompts* p, const int* counts, int max_seq_len, double load_ms,
+                                 double prefill_ms, double ms) {
+    int made = 0, steps = 0, longest = 0, B = (int)p->texts.size();
+    for (int b = 0; b < B; b++) {
+        made += counts[b];
+        steps = std::max(steps, counts[b] - 1);
+        longest = std::max(longest, p->lengths[b] + counts[b]);
+    }
+    fprintf(stderr, "[loaded in %.0f ms; first token after %.0f ms; %d tokens", load_ms, prefill_ms, made);
+    if (steps > 0) { fprintf(stderr, ", %.1f us a step, %.1f tok/s", ms / steps * 1e3, (made - B) / ms * 1e3); }
+    fprintf(stderr, "]\n");
+    if (longest > max_seq_len) { fprintf(stderr, "[stopped: all %d positions of the model are used]\n", max_seq_len); }
+}
+
+// --prompt, --prompts: continues texts. Returns the exit code.
+static int sample() {
+    Error err;
+    GPT2 model;
+    ModelSource source;
+    Tokenizer tokenizer;
+    Prompts prompts;
+    bool has_tokenizer;
+    char resolved[4200];
+    double start = time_ms(), prefill_ms = 0.0;
+    model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    const Tokenizer* vocabulary = has_tokenizer ? &tokenizer : NULL;
+    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)args->seed)};
+    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+    read_prompts(&prompts, &tokenizer, has_tokenizer, &source.config);
+    open_sampling_model(&model, &source);
+    double load_ms = time_ms() - start;
+
+    int B = (int)prompts.texts.size(), stop = args->stop_at_eot && has_tokenizer ? tokenizer.eot_id : -1;
+    std::vector<int> tokens((size_t)B * args->num_tokens), counts(B);
+    TextOutput out = {vocabulary, stdout, {{0}, 0}, NULL, 0, (bool)isatty(STDOUT_FILENO)};
+    if (B > 1) { printf("---- 1 of %d ----\n", B); }
+    fputs(prompts.texts[0].c_str(), stdout);
+    fflush(stdout);
+    start = time_ms();
+    bool good = generate(&model, &sampler, prompts.tokens.data(), prompts.lengths.data(), B, prompts.T,
+                         args->num_tokens, stop, tokens.data(), counts.data(), &out, &prefill_ms);
+    double ms = time_ms() - start - prefill_ms;
+    text_end(&out);
+    free(out.text);
+    print_other_texts(&prompts, vocabulary, tokens.data(), counts.data());
+    if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
+    if (!good) { die("%s: its logits are not numbers", args->model); }
+    print_sampling_times(&prompts, counts.data(), model.config.max_seq_len, load_ms, prefill_ms, ms);
+    if (has_tokenizer) { tokenizer_free(&tokenizer); }
+    gpt2_free(&model);
+    return EXIT_SUCCESS;
+}
+
+// ---- main -----------------------------------------------------------------------------------------
+
+// Says what is missing, where a CUDA error would only have a number.
+static void open_device() {
+    int num_devices = 0;
+    cudaError_t e = cudaGetDeviceCount(&num_devices);
+    if (e != cudaSuccess || num_devices == 0) {
+        die("no usable GPU: %s; ./train_gpt2 is the same program for the CPU",
+            e == cudaErrorInsufficientDriver ? "no NVIDIA driver, or one older than this program's CUDA"
+            : e == cudaSuccess               ? "none is there"
+                                             : cudaGetErrorString(e));
+    }
+    cudaCheck(cudaSetDevice(0));
+    int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
+    int minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
+    cudaFuncAttributes attributes;
+    e = cudaFuncGetAttributes(&attributes, (const void*)ptx_sm90a_kernel<0>); // any kernel of this program
+    if (e != cudaSuccess) {
+        die("this program was not built for this GPU (compute capability %d.%d): make clean, then make train_gpt2cu "
+            "GPU_COMPUTE_CAPABILITY=%d%d",
+            major, minor, major, minor);
+    }
+#if defined(ENABLE_BF16)
+    if (major < 8) { die("this GPU has no bf16: make train_gpt2cu PRECISION=FP16"); }
+#endif
+    cublaslt_open();
+    cublaslt_set_tf32(args->tf32);
+    cublaslt_tune(args->tune);
+}
+
+#ifndef TESTING
+int main(int argc, char** argv) {
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // each line at once, also into a file or a pipe
+    if (argc == 1) {                       // the demo, as `make demo` runs it
+        execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
+        die("cannot run scripts/demo.sh: %s", strerror(errno));
+    }
+    cli_parse(argc, argv,
+              "GPT-2 on the GPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a "
+              "minute.",
+              options, sizeof(options) / sizeof(options[0]));
+    bool sampling = args->prompt || args->prompts;
+    if (!sampling) { cli_print(stdout, options, sizeof(options) / sizeof(options[0])); }
+    open_device();
+    int code = sampling ? sample() : args->profile ? profile_step() : train();
+    cublaslt_close();
+    return code;
+}
+#endif
+
+// ================================================================================================
+// 6. kernels
+// ================================================================================================
+// What stands between marks is copied from dev/cuda by scripts/promote.sh; change it there.
 
 // ==== promoted: encoder_forward ====
 constexpr int ENCODER_FORWARD_SEQUENCES = 4;
@@ -3389,51 +4947,51 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
 // ==== end promoted: global_norm ====
 
 // ==== promoted: adamw ====
-
-// What adamw_prepare decides on the device, so that no step waits for the host.
-struct AdamWStep {
-    int apply;  // 0: the loss or a gradient is not finite, and the update does nothing
-    int update; // t = 1, 2, ... of those that are applied
-    float grad_scale;
-    float inverse_bias1, inverse_bias2; // 1 / (1 - beta^t)
-};
-
-__global__ void adamw_prepare_kernel(AdamWStep* step, int* num_updates, const float* loss, const float* norm,
-                                     float inverse_loss_scale, float clip, float beta1, float beta2) {
-    step->apply = isfinite(*loss) && isfinite(*norm);
-    int t = *num_updates + step->apply;
-    *num_updates = t;
-    step->update = t;
-    float true_norm = *norm * inverse_loss_scale;
-    step->grad_scale = inverse_loss_scale * (clip > 0.0f && true_norm > clip ? clip / true_norm : 1.0f);
-    step->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)beta1, (double)t)));
-    step->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)beta2, (double)t)));
+// fp16: half the loss scale after an overflow, twice the scale after LOSS_SCALE_STEPS finite steps. A loss that is itself
+// not finite, or a scale of 1, has another cause than the scale.
+__device__ inline void adamw_adapt_loss_scale(StepState* s) {
+    constexpr int LOSS_SCALE_STEPS = 2000;
+    constexpr float LARGEST_LOSS_SCALE = 65536.0f;
+    float factor = 1.0f;
+    if (isfinite(s->loss) && isfinite(s->scaled_norm)) {
+        s->good_steps++;
+        if (s->good_steps >= LOSS_SCALE_STEPS && s->loss_scale < LARGEST_LOSS_SCALE) { factor = 2.0f; }
+    } else if (isfinite(s->loss) && s->loss_scale > 1.0f) {
+        factor = 0.5f;
+    }
+    if (factor == 1.0f) { return; }
+    s->loss_scale *= factor, s->dloss *= factor;
+    s->good_steps = 0;
 }
 
-// step, num_updates, loss, norm: one each in device memory. num_updates grows by 1 when the step is applied. norm is of
-// the gradients as they are, 1 / inverse_loss_scale times too large. clip: the greatest norm, 0 for no clipping.
-void adamw_prepare(AdamWStep* step, int* num_updates, const float* loss, const float* norm, float inverse_loss_scale,
-                   float clip, float beta1, float beta2, cudaStream_t stream) {
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(step, num_updates, loss, norm, inverse_loss_scale, clip, beta1, beta2);
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
+    float unscale = __frcp_rn(s->loss_scale); // exact: the scale is a power of two
+    s->norm = s->scaled_norm * unscale;
+    s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
+    int t = s->num_updates += s->applied;
+    s->grad_scale = unscale * (o.clip > 0.0f && s->norm > o.clip ? o.clip / s->norm : 1.0f);
+    s->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)t)));
+    s->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)t)));
+    if (IS_FP16) { adamw_adapt_loss_scale(s); }
+}
+
+// state: one, in device memory, after the loss and global_norm; skip: the host's verdict, on top of the device's
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
+    Op op(stream, sizeof(StepState), 0, "step verdict");
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
     cudaCheck(cudaGetLastError());
 }
 
-// What is the same for all elements of a tensor.
-struct AdamWScalars {
-    float learning_rate, beta1, beta2, eps, weight_decay;
-};
-
 // The new parameter; updates m and v.
-__device__ inline float adamw_update(float p, float& m, float& v, float grad, const AdamWStep& step,
-                                     const AdamWScalars& s) {
-    float g = grad * step.grad_scale;
-    m = s.beta1 * m + (1.0f - s.beta1) * g;
-    v = s.beta2 * v + (1.0f - s.beta2) * g * g;
-    float direction = m * step.inverse_bias1 / (sqrtf(v * step.inverse_bias2) + s.eps);
-    return p - s.learning_rate * (direction + s.weight_decay * p);
+__device__ inline float adamw_update(float p, float& m, float& v, float grad, const StepState& s, const AdamW& o) {
+    float g = grad * s.grad_scale;
+    m = o.beta1 * m + (1.0f - o.beta1) * g;
+    v = o.beta2 * v + (1.0f - o.beta2) * g * g;
+    float direction = m * s.inverse_bias1 / (sqrtf(v * s.inverse_bias2) + o.eps);
+    return p - o.learning_rate * (direction + o.weight_decay * p);
 }
 
-// The seed of one update, from that of the tensor; 0, which rounds to nearest, stays 0.
+// The seed of one update, from that of the piece; 0, which rounds to nearest, stays 0.
 __device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
     return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
 }
@@ -3448,8 +5006,8 @@ struct alignas(4 * sizeof(floatX)) AdamWParams {
 };
 
 __device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
-                                    const AdamWStep& step, const AdamWScalars& s, size_t i, uint32_t seed) {
-    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], step, s);
+                                    const StepState& s, const AdamW& o, size_t i, uint32_t seed) {
+    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], s, o);
     if (master) { master[i] = p; }
     params[i] = adamw_round(p, i, seed);
 }
@@ -3457,8 +5015,8 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
 // ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
-    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
-                  size_t n, AdamWScalars s, uint32_t seed) {
+    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
+                  size_t n, AdamW o, uint32_t seed) {
     size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
     f128 p[2], m4[2], v4[2], g4[2];
 #pragma unroll
@@ -3473,19 +5031,19 @@ __global__ void __launch_bounds__(128)
             for (int k = 0; k < 4; k++) { p[j][k] = (float)old.x[k]; }
         }
     }
-    AdamWStep step = *step_;
-    if (!step.apply) { return; }
-    seed = adamw_seed(seed, step.update);
+    StepState s = *state;
+    if (!s.applied) { return; }
+    seed = adamw_seed(seed, s.num_updates);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
         if (i + 4 > n) {
-            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
+            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
             continue;
         }
         AdamWParams rounded;
         for (int k = 0; k < 4; k++) {
-            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], step, s);
+            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
             rounded.x[k] = adamw_round(p[j][k], i + k, seed);
         }
         store128(m + i, m4[j]);
@@ -3495,24 +5053,22 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// master: NULL when params are all there is. seed: 0 rounds params to nearest; else by chance, other in each update.
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream, int block_size) {
+// params (n) floatX, master (n) float or NULL when params are all there is, m, v (n) | grads (n) | state: after
+// adamw_prepare. seed 0: params are rounded to nearest; else stochastically, with new random bits in every update.
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
     // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
+    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
     cudaCheck(cudaGetLastError());
 }
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream) {
-    adamw(params, master, m, v, grads, step, n, learning_rate, beta1, beta2, eps, weight_decay, seed, stream, 128);
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, 128);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -4348,1390 +5904,3 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
     decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream, 256);
 }
 // ==== end promoted: decode_sample ====
-
-// ================================================================================================
-// 3. the model
-// ================================================================================================
-
-// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order: weights of T = floatX, gradients of T = float.
-template <class T> struct Parameters {
-    T* wte;      // (Vp, C)
-    T* wpe;      // (maxT, C)
-    T* ln1w;     // (L, C)
-    T* ln1b;     // (L, C)
-    T* qkvw;     // (L, 3*C, C)
-    T* qkvb;     // (L, 3*C)
-    T* attprojw; // (L, C, C)
-    T* attprojb; // (L, C)
-    T* ln2w;     // (L, C)
-    T* ln2b;     // (L, C)
-    T* fcw;      // (L, 4*C, C)
-    T* fcb;      // (L, 4*C)
-    T* fcprojw;  // (L, C, 4*C)
-    T* fcprojb;  // (L, C)
-    T* lnfw;     // (C)
-    T* lnfb;     // (C)
-};
-
-template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
-    T** tensors = (T**)p; // a struct of NUM_PARAMS pointers in the order of the table
-    for (int i = 0; i < NUM_PARAMS; i++) { tensors[i] = memory + param_offset(config, i); }
-}
-
-// What the forward pass leaves for the backward pass, for B x T tokens. Tensors marked with an L are kept for every layer
-// in training; (1) of them are there when the backward pass computes them again, and always when there is none.
-typedef struct {
-    int B, T;          // what it is allocated for
-    floatX* encoded;   // (B, T, C)
-    floatX* ln1;       // (L, B, T, C), recompute 2: (1)
-    float* ln1_mean;   // (L, B, T)
-    float* ln1_rstd;   // (L, B, T)
-    floatX* qkv;       // (L, B, T, 3*C)
-    floatX* atty;      // (L, B, T, C)
-    float* lse;        // (L, B, NH, T)
-    floatX* residual2; // (L, B, T, C): after attention
-    floatX* ln2;       // (L, B, T, C), recompute 2: (1)
-    float* ln2_mean;   // (L, B, T)
-    float* ln2_rstd;   // (L, B, T)
-    floatX* fch;       // (L, B, T, 4*C)
-    floatX* fch_gelu;  // (L, B, T, 4*C), recompute 1 or 2: (1)
-    floatX* residual3; // (L, B, T, C): after the MLP
-    floatX* projected; // (B, T, C): what a projection gives, before it is added to the residual stream
-    floatX* lnf;       // (B, T, C)
-    float* lnf_mean;   // (B, T)
-    float* lnf_rstd;   // (B, T)
-    float* losses;     // (B, T)
-    floatX* logits;    // (rows, Vp); the classifier turns them into their gradients
-    int* inputs;       // (B, T)
-    int* targets;      // (B, T)
-    // backward alone
-    floatX* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
-    floatX* dbtc;      // (B, T, C), the memory of projected
-    floatX* dqkv;      // (B, T, 3*C), where the logits were: their gradients are used up before
-    floatX* dfch;      // (B, T, 4*C), likewise
-    float* scratch;    // what kernels need for themselves
-    // steps from one layer to the next, in tensors: 0 where there is only one
-    size_t keep, keep_gelu, keep_norm;
-} Activations;
-
-// The numbers that the GPU passes from one kernel to a later one, in one block of device memory.
-typedef struct {
-    float loss, norm;     // of this step; the host reads these two
-    float dloss;          // gradient of the step's loss by the loss of one token
-    int num_updates;      // steps that changed the weights
-    AdamWStep adamw_step; // what to do in this step
-} StepScalars;
-
-typedef struct {
-    GPT2Config config;
-    cudaStream_t stream;
-    floatX* params_memory; // (num_params), all tensors one after the other
-    float* master_memory;  // (num_params) fp32 weights; NULL when params are float, or without master weights
-    float* grads_memory;   // (num_params)
-    float* m_memory;       // (num_params), AdamW's first moment
-    float* v_memory;       // (num_params), AdamW's second moment
-    Parameters<floatX> params;
-    Parameters<float> grads;
-    StepScalars* scalars; // in device memory
-    Activations acts;
-    int recompute, gelu_fusion; // as the flags
-    bool stochastic_rounding;
-    uint32_t seed;    // of stochastic rounding
-    void* arenas[2];  // what cudaFree gets: weights and optimizer; activations
-    size_t num_bytes; // in both
-} GPT2;
-
-// ---- memory: planned first, so that the need is known before anything is allocated ---------------
-
-enum PlanGroup { PLAN_WEIGHTS, PLAN_GRADIENTS, PLAN_ADAMW, PLAN_ACTIVATIONS, NUM_PLAN_GROUPS };
-enum { MAX_PLAN_ENTRIES = 64, PLAN_ALIGNMENT = 256 };
-
-typedef struct {
-    int num_entries;
-    struct {
-        void** pointer; // is set by plan_allocate
-        size_t offset;  // bytes from the beginning of the arena
-    } entries[MAX_PLAN_ENTRIES];
-    size_t bytes[NUM_PLAN_GROUPS];
-    size_t total; // bytes
-} Plan;
-
-template <class T> static void plan_add(Plan* plan, PlanGroup group, T** pointer, size_t n) {
-    require(plan->num_entries < MAX_PLAN_ENTRIES);
-    size_t bytes = ceil_div(n * sizeof(T), (size_t)PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
-    plan->entries[plan->num_entries].pointer = (void**)pointer;
-    plan->entries[plan->num_entries].offset = plan->total;
-    plan->num_entries++;
-    plan->bytes[group] += bytes;
-    plan->total += bytes;
-}
-
-// One allocation for all of it, zeroed. Returns it, for cudaFree.
-static void* plan_allocate(const Plan* plan) {
-    char* arena = nullptr;
-    if (plan->total > 0) {
-        cudaCheck(cudaMalloc(&arena, plan->total));
-        cudaCheck(cudaMemset(arena, 0, plan->total));
-    }
-    for (int i = 0; i < plan->num_entries; i++) { *plan->entries[i].pointer = arena + plan->entries[i].offset; }
-    return arena;
-}
-
-// Weights, and what training keeps for each of them.
-static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, bool training, bool master) {
-    size_t n = num_parameters(config);
-    plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
-    plan_add(plan, PLAN_WEIGHTS, &model->scalars, 1);
-    model->master_memory = nullptr;
-    if (!training) { return; }
-    plan_add(plan, PLAN_GRADIENTS, &model->grads_memory, n);
-    plan_add(plan, PLAN_ADAMW, &model->m_memory, n);
-    plan_add(plan, PLAN_ADAMW, &model->v_memory, n);
-    if (master && sizeof(floatX) < sizeof(float)) { plan_add(plan, PLAN_ADAMW, &model->master_memory, n); }
-}
-
-// Floats of scratch that the kernels of a backward pass want, the largest of them.
-static size_t backward_scratch(const GPT2Config* config, int B, int T) {
-    int C = config->channels, NH = config->num_heads;
-    size_t wants[] = {layernorm_backward_scratch(C), matmul_backward_bias_scratch(B * T, 4 * C),
-                      attention_backward_scratch(B, T, C, NH), encoder_backward_scratch(B, T, config->vocab_size),
-                      global_norm_scratch()};
-    size_t most = 0;
-    for (size_t want : wants) { most = want > most ? want : most; }
-    return most;
-}
-
-// logit_rows: of how many tokens at once logits are wanted, B*T in training.
-static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
-                             bool training, int recompute) {
-    size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
-    size_t Vp = config->padded_vocab_size;
-    a->B = B, a->T = T;
-    a->keep = training, a->keep_gelu = training && recompute < 1, a->keep_norm = training && recompute < 2;
-    size_t copies = a->keep ? L : 1, gelus = a->keep_gelu ? L : 1, norms = a->keep_norm ? L : 1;
-    PlanGroup group = PLAN_ACTIVATIONS;
-    plan_add(plan, group, &a->encoded, BT * C);
-    plan_add(plan, group, &a->ln1, norms * BT * C);
-    plan_add(plan, group, &a->ln1_mean, copies * BT);
-    plan_add(plan, group, &a->ln1_rstd, copies * BT);
-    plan_add(plan, group, &a->qkv, copies * BT * 3 * C);
-    plan_add(plan, group, &a->atty, copies * BT * C);
-    plan_add(plan, group, &a->lse, copies * BT * NH);
-    plan_add(plan, group, &a->residual2, copies * BT * C);
-    plan_add(plan, group, &a->ln2, norms * BT * C);
-    plan_add(plan, group, &a->ln2_mean, copies * BT);
-    plan_add(plan, group, &a->ln2_rstd, copies * BT);
-    plan_add(plan, group, &a->fch, copies * BT * 4 * C);
-    plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
-    plan_add(plan, group, &a->residual3, copies * BT * C);
-    plan_add(plan, group, &a->projected, BT * C);
-    plan_add(plan, group, &a->lnf, BT * C);
-    plan_add(plan, group, &a->lnf_mean, BT);
-    plan_add(plan, group, &a->lnf_rstd, BT);
-    plan_add(plan, group, &a->losses, BT);
-    plan_add(plan, group, &a->inputs, BT);
-    plan_add(plan, group, &a->targets, BT);
-    // the gradients of a layer's activations stand where the logits stood
-    size_t backward = training ? BT * (4 * C + 3 * C) : 0;
-    size_t logits = (size_t)logit_rows * Vp;
-    plan_add(plan, group, &a->logits, logits > backward ? logits : backward);
-    if (!training) { return; }
-    plan_add(plan, group, &a->dresidual, BT * C);
-    plan_add(plan, group, &a->scratch, backward_scratch(config, B, T));
-}
-
-// after plan_allocate
-static void point_gradients(Activations* a, const GPT2Config* config) {
-    a->dbtc = a->projected;
-    a->dfch = a->logits;
-    a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
-}
-
-// ---- loading and saving ---------------------------------------------------------------------------
-
-// What the kernels cannot do is refused by its name.
-static void check_config(const GPT2Config* config) {
-    int C = config->channels, HS = C / config->num_heads;
-    if (C % 8 != 0) { die("%d channels: train_gpt2cu wants a multiple of 8", C); }
-    if (HS % 8 != 0 || HS > 256) {
-        die("%d channels in %d heads: a head size of %d, train_gpt2cu wants a multiple of 8 up to 256", C,
-            config->num_heads, HS);
-    }
-}
-
-// What rounds tensor p by chance; 0: to nearest.
-static uint32_t rounding_seed(const GPT2* model, int p) {
-    return model->stochastic_rounding && model->master_memory ? hash_bits((uint32_t)p, model->seed) | 1 : 0;
-}
-
-// The weights from host memory (num_params), rounded as update number `num_updates` of a run had rounded them.
-static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
-    size_t n = num_parameters(&model->config), chunk = (size_t)1 << 24;
-    if (model->master_memory) {
-        cudaCheck(cudaMemcpy(model->master_memory, weights, n * sizeof(float), cudaMemcpyHostToDevice));
-        for (int p = 0; p < NUM_PARAMS; p++) {
-            size_t at = param_offset(&model->config, p), count = param_size(&model->config, p);
-            adamw_round_weights(model->params_memory + at, model->master_memory + at, count,
-                                num_updates > 0 ? rounding_seed(model, p) : 0, num_updates, model->stream);
-        }
-    } else {
-        float* staging;
-        cudaCheck(cudaMalloc(&staging, (n < chunk ? n : chunk) * sizeof(float)));
-        for (size_t at = 0; at < n; at += chunk) {
-            size_t count = n - at < chunk ? n - at : chunk;
-            cudaCheck(cudaMemcpy(staging, weights + at, count * sizeof(float), cudaMemcpyHostToDevice));
-            adamw_round_weights(model->params_memory + at, staging, count, 0, 0, model->stream);
-            cudaCheck(cudaStreamSynchronize(model->stream));
-        }
-        cudaCheck(cudaFree(staging));
-    }
-    cudaCheck(cudaStreamSynchronize(model->stream));
-}
-
-// The weights to host memory (num_params): the master weights where there are any.
-static void gpt2_download(const GPT2* model, float* weights) {
-    size_t n = num_parameters(&model->config);
-    cudaCheck(cudaStreamSynchronize(model->stream));
-    if (model->master_memory || sizeof(floatX) == sizeof(float)) {
-        const void* source = model->master_memory ? (void*)model->master_memory : (void*)model->params_memory;
-        cudaCheck(cudaMemcpy(weights, source, n * sizeof(float), cudaMemcpyDeviceToHost));
-        return;
-    }
-    floatX* rounded = (floatX*)malloc_check(n * sizeof(floatX));
-    cudaCheck(cudaMemcpy(rounded, model->params_memory, n * sizeof(floatX), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < n; i++) { weights[i] = (float)rounded[i]; }
-    free(rounded);
-}
-
-static void gpt2_free(GPT2* model) {
-    for (void* arena : model->arenas) { cudaCheck(cudaFree(arena)); }
-    if (model->stream) { cudaCheck(cudaStreamDestroy(model->stream)); }
-    memset(model, 0, sizeof(*model));
-}
-
-// ---- forward --------------------------------------------------------------------------------------
-
-// The keys and values of all positions so far, for generation.
-typedef struct {
-    int B, capacity; // sequences, positions
-    floatX* keys;    // (L, B, capacity, C)
-    floatX* values;  // (L, B, capacity, C)
-} KeyValueCache;
-
-// All layers, up to the last layernorm; acts->inputs (B,T). What each layer computes stays in acts; keys and values go to
-// the cache when that is not NULL.
-static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
-    require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
-    const Parameters<floatX>* p = &model->params;
-    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
-    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
-    cudaStream_t stream = model->stream;
-    double tensor = (double)BTC * sizeof(floatX),
-           row = 2.0 * BTC; // bytes of a (B,T,C), FLOPs of a matmul by one column
-
-    encoder_forward(acts->encoded, acts->inputs, p->wte, p->wpe, B, T, C, stream);
-    layernorm_forward(acts->ln1, acts->ln1_mean, acts->ln1_rstd, acts->encoded, p->ln1w, p->ln1b, BT, C, stream);
-    const floatX* residual = acts->encoded; // (B,T,C)
-    for (size_t l = 0; l < (size_t)L; l++) {
-        Range range("layer %d", (int)l);
-        size_t k = l * acts->keep, next = k + acts->keep;    // where this layer's tensors stand, and the next one's
-        floatX* ln1 = acts->ln1 + l * acts->keep_norm * BTC; // (B,T,C)
-        floatX* qkv = acts->qkv + k * BTC * 3;               // (B,T,3*C)
-        floatX* atty = acts->atty + k * BTC;                 // (B,T,C)
-        floatX* residual2 = acts->residual2 + k * BTC;       // (B,T,C)
-        floatX* ln2 = acts->ln2 + l * acts->keep_norm * BTC; // (B,T,C)
-        floatX* fch = acts->fch + k * BTC * 4;               // (B,T,4*C)
-        floatX* gelu = acts->fch_gelu + l * acts->keep_gelu * BTC * 4; // (B,T,4*C)
-        floatX* residual3 = acts->residual3 + k * BTC;                 // (B,T,C)
-        matmul_forward(qkv, NULL, ln1, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C, NULL, BT, C, 3 * C, stream);
-        if (cache) {
-            size_t offset = l * cache->B * cache->capacity * C;
-            decode_cache_fill(cache->keys + offset, cache->values + offset, qkv, B, T, C, cache->capacity, stream);
-        }
-        attention_forward(atty, acts->lse + k * BT * NH, qkv, B, T, C, NH, stream);
-        matmul_forward(acts->projected, NULL, atty, p->attprojw + l * CC, p->attprojb + l * C, NULL, BT, C, C, stream);
-        fused_residual_layernorm_forward(residual2, ln2, acts->ln2_mean + k * BT, acts->ln2_rstd + k * BT, residual,
-                                         acts->projected, p->ln2w + l * C, p->ln2b + l * C, BT, C, stream);
-        floatX* out = model->gelu_fusion ? gelu : fch;
-        matmul_forward(out, model->gelu_fusion ? fch : NULL, ln2, p->fcw + l * 4 * CC, p->fcb + l * 4 * C, NULL, BT, C,
-                       4 * C, stream);
-        if (!model->gelu_fusion) { gelu_forward(gelu, fch, BTC * 4, stream); }
-        matmul_forward(acts->projected, NULL, gelu, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, NULL, BT, 4 * C, C,
-                       stream);
-        // the layernorm that comes next: the first one of the next layer, or the last of all
-        bool last = l + 1 == (size_t)L;
-        fused_residual_layernorm_forward(residual3, last ? acts->lnf : acts->ln1 + (l + 1) * acts->keep_norm * BTC,
-                                         last ? acts->lnf_mean : acts->ln1_mean + next * BT,
-                                         last ? acts->lnf_rstd : acts->ln1_rstd + next * BT, residual2, acts->projected,
-                                         last ? p->lnfw : p->ln1w + (l + 1) * C, last ? p->lnfb : p->ln1b + (l + 1) * C,
-                                         BT, C, stream);
-        residual = residual3;
-    }
-}
-
-// After gpt2_forward: logits of all B x T tokens, their losses by acts->targets, and scalars->loss += scale * their sum.
-// In training the logits become gradients, times scalars->dloss, for gpt2_backward.
-static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
-    int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
-    cudaStream_t stream = model->stream;
-    double logit_bytes = (double)BT * Vp * sizeof(floatX);
-    matmul_forward(acts->logits, NULL, acts->lnf, model->params.wte, NULL, NULL, BT, C, Vp, stream);
-    fused_classifier(acts->logits, acts->losses, acts->targets, training ? &model->scalars->dloss : NULL, BT, V, Vp,
-                     stream);
-    mean_loss(&model->scalars->loss, acts->losses, BT, scale, stream);
-}
-
-// ---- backward -------------------------------------------------------------------------------------
-
-// dinp (N,C) | dweight (OC,C), dbias (OC) or NULL | dout (N,OC) | inp (N,C) | weight (OC,C); with pre_gelu (N,C), inp is
-// gelu(pre_gelu) and dinp the gradient of pre_gelu
-static void matmul_backward(GPT2* model, const char* name_weight, const char* name_input, floatX* dinp, float* dweight,
-                            float* dbias, const floatX* dout, const floatX* inp, const floatX* weight,
-                            const floatX* pre_gelu, int N, int C, int OC, bool accumulate) {
-    cudaStream_t stream = model->stream;
-    double inp_bytes = (double)N * C * sizeof(floatX), out_bytes = (double)N * OC * sizeof(floatX);
-    if (dbias) { matmul_backward_bias(dbias, model->acts.scratch, dout, N, OC, stream); }
-    matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
-    bool fused = pre_gelu && model->gelu_fusion == 2;
-    matmul_backward_input(dinp, dout, weight, fused ? pre_gelu : NULL, N, C, OC, stream);
-    if (pre_gelu && !fused) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream); }
-}
-
-// Gradients of all parameters, after gpt2_loss in training: written for the first micro-batch of a step, added to for the
-// others.
-static void gpt2_backward(GPT2* model, int B, int T, bool first) {
-    const Parameters<floatX>* p = &model->params;
-    const Parameters<float>* g = &model->grads;
-    Activations* acts = &model->acts;
-    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
-    int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
-    bool add = !first; // matrices of weights are large: their first gradient is written instead of zeroed and added to
-    cudaStream_t stream = model->stream;
-    double tensor = (double)BTC * sizeof(floatX);
-    for (int i = 0; first && i < NUM_PARAMS; i++) {
-        float* gradient = ((float* const*)g)[i];
-        if (gpt2_params[i].rows == DIM_1 || gradient == g->wpe) {
-            cudaCheck(cudaMemsetAsync(gradient, 0, param_size(&model->config, i) * sizeof(float), stream));
-        }
-    }
-    floatX *dresidual = acts->dresidual, *dbtc = acts->dbtc; // (B,T,C)
-    float* scratch = acts->scratch;
-
-    matmul_backward(model, "matmul_backward_weight head", "matmul_backward_input head", dbtc, g->wte, NULL,
-                    acts->logits, acts->lnf, p->wte, NULL, BT, C, Vp, add);
-    const floatX* residual = acts->residual3 + (L - 1) * acts->keep * BTC;
-    layernorm_backward(dresidual, g->lnfw, g->lnfb, scratch, dbtc, NULL, residual, p->lnfw, acts->lnf_mean,
-                       acts->lnf_rstd, BT, C, stream);
-    for (size_t l = (size_t)L; l-- > 0;) {
-        Range range("layer %d", (int)l);
-        residual = l == 0 ? acts->encoded : acts->residual3 + (l - 1) * BTC;
-        floatX *ln1 = acts->ln1 + l * acts->keep_norm * BTC, *ln2 = acts->ln2 + l * acts->keep_norm * BTC;
-        const floatX *residual2 = acts->residual2 + l * BTC, *qkv = acts->qkv + l * BTC * 3;
-        const floatX *atty = acts->atty + l * BTC, *fch = acts->fch + l * BTC * 4;
-        floatX* gelu = acts->fch_gelu + l * acts->keep_gelu * BTC * 4;
-        float *ln1_mean = acts->ln1_mean + l * BT, *ln1_rstd = acts->ln1_rstd + l * BT;
-        float *ln2_mean = acts->ln2_mean + l * BT, *ln2_rstd = acts->ln2_rstd + l * BT;
-        if (!acts->keep_gelu) { gelu_forward(gelu, fch, BTC * 4, stream); }
-        if (!acts->keep_norm) {
-            layernorm_forward(ln1, ln1_mean, ln1_rstd, residual, p->ln1w + l * C, p->ln1b + l * C, BT, C, stream);
-            layernorm_forward(ln2, ln2_mean, ln2_rstd, residual2, p->ln2w + l * C, p->ln2b + l * C, BT, C, stream);
-        }
-
-        matmul_backward(model, "matmul_backward_weight fcproj", "matmul_backward_input fcproj", acts->dfch,
-                        g->fcprojw + l * 4 * CC, g->fcprojb + l * C, dresidual, gelu, p->fcprojw + l * 4 * CC, fch, BT,
-                        4 * C, C, add);
-        matmul_backward(model, "matmul_backward_weight fc", "matmul_backward_input fc", dbtc, g->fcw + l * 4 * CC,
-                        g->fcb + l * 4 * C, acts->dfch, ln2, p->fcw + l * 4 * CC, NULL, BT, C, 4 * C, add);
-        layernorm_backward(dresidual, g->ln2w + l * C, g->ln2b + l * C, scratch, dbtc, dresidual, residual2,
-                           p->ln2w + l * C, ln2_mean, ln2_rstd, BT, C, stream);
-        matmul_backward(model, "matmul_backward_weight attproj", "matmul_backward_input attproj", dbtc,
-                        g->attprojw + l * CC, g->attprojb + l * C, dresidual, atty, p->attprojw + l * CC, NULL, BT, C,
-                        C, add);
-        attention_backward(acts->dqkv, scratch, dbtc, qkv, atty, acts->lse + l * BT * NH, B, T, C, NH, stream);
-        matmul_backward(model, "matmul_backward_weight qkv", "matmul_backward_input qkv", dbtc, g->qkvw + l * 3 * CC,
-                        g->qkvb + l * 3 * C, acts->dqkv, ln1, p->qkvw + l * 3 * CC, NULL, BT, C, 3 * C, add);
-        layernorm_backward(dresidual, g->ln1w + l * C, g->ln1b + l * C, scratch, dbtc, dresidual, residual,
-                           p->ln1w + l * C, ln1_mean, ln1_rstd, BT, C, stream);
-    }
-    encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, V, stream);
-}
-
-// ---- update ---------------------------------------------------------------------------------------
-
-// The norm of all gradients into scalars->norm; they are loss_scale times too large, and so is the norm.
-static void gpt2_gradient_norm(GPT2* model) {
-    size_t n = num_parameters(&model->config);
-    global_norm(&model->scalars->norm, model->acts.scratch, model->grads_memory, n, model->stream);
-}
-
-typedef struct {
-    float learning_rate, beta1, beta2, eps, weight_decay;
-    float clip;               // longest gradient, 0: no clipping
-    float inverse_loss_scale; // gradients count times this
-} AdamW;
-
-// One step of AdamW on all parameters, after gpt2_gradient_norm; none if loss or norm is not finite. Source: Loshchilov
-// and Hutter 2019, arXiv:1711.05101.
-static void gpt2_update(GPT2* model, const AdamW* o) {
-    StepScalars* s = model->scalars;
-    size_t n = num_parameters(&model->config);
-    double per_parameter = 20.0 + 2 * sizeof(floatX) + (model->master_memory ? 8.0 - sizeof(floatX) : 0.0);
-    adamw_prepare(&s->adamw_step, &s->num_updates, &s->loss, &s->norm, o->inverse_loss_scale, o->clip, o->beta1,
-                  o->beta2, model->stream);
-    for (int i = 0; i < NUM_PARAMS; i++) {
-        size_t at = param_offset(&model->config, i), count = param_size(&model->config, i);
-        float decay = gpt2_params[i].decay ? o->weight_decay : 0.0f;
-        adamw(model->params_memory + at, model->master_memory ? model->master_memory + at : NULL, model->m_memory + at,
-              model->v_memory + at, model->grads_memory + at, &s->adamw_step, count, o->learning_rate, o->beta1,
-              o->beta2, o->eps, decay, rounding_seed(model, i), model->stream);
-    }
-}
-
-// ================================================================================================
-// 4. generation
-// ================================================================================================
-
-enum { MAX_MATVEC_TEXTS = 8 }; // up to here products of one kernel win, measured
-
-// Continues up to 64 texts side by side. A token costs one launch of a captured graph; the host reads it while the next
-// one is under way.
-typedef struct {
-    int B;         // texts
-    int length;    // positions filled in the longest of them
-    int num_steps; // since the prefill
-    int capacity;  // positions there are
-    KeyValueCache cache;
-    Activations acts; // of the prefill
-    floatX* x;        // (B, C): the residual stream
-    floatX* qkv;      // (B, 3*C)
-    floatX* atty;     // (B, C)
-    floatX* fch;      // (B, 4*C)
-    floatX* norm;     // (B, C)
-    float* norm_mean; // (B)
-    float* norm_rstd; // (B)
-    float* logits;    // (B, Vp)
-    float* attention_scratch;
-    float* sample_scratch;
-    int* tokens;      // (B): the newest of each text
-    int* positions;   // (B): where that one stands
-    uint64_t* rng;    // (B)
-    void* arena;      // all of the above
-    int* host_tokens; // (2, B) pinned: what was read of two steps, in turn
-    cudaEvent_t read[2];
-    cudaGraphExec_t graph;
-} Generator;
-
-static void generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity) {
-    const GPT2Config* config = &model->config;
-    size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
-    Plan plan = {};
-    memset(g, 0, sizeof(*g));
-    g->B = B, g->capacity = capacity;
-    g->cache.B = B, g->cache.capacity = capacity;
-    plan_activations(&plan, &g->acts, config, B, T, 0, false, 0);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->cache.keys, cache);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->cache.values, cache);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->x, B * C);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->qkv, B * 3 * C);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->atty, B * C);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->fch, B * 4 * C);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->norm, B * C);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->norm_mean, B);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->norm_rstd, B);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->logits, B * Vp);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->attention_scratch,
-             decode_attention_scratch(B, (int)C, config->num_heads, capacity));
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->sample_scratch, decode_sample_scratch(B));
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->tokens, B);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->positions, B);
-    plan_add(&plan, PLAN_ACTIVATIONS, &g->rng, B);
-    size_t free_bytes, all_bytes;
-    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    if (plan.total > free_bytes) {
-        die("%d texts of up to %d tokens need %.1f GB and the GPU has %.1f free: take fewer, or a smaller --num-tokens",
-            B, capacity, (double)plan.total * 1e-9, (double)free_bytes * 1e-9);
-    }
-    g->arena = plan_allocate(&plan);
-    cudaCheck(cudaMallocHost(&g->host_tokens, 2 * B * sizeof(int)));
-    for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
-}
-
-static void generator_free(Generator* g) {
-    if (g->graph) { cudaCheck(cudaGraphExecDestroy(g->graph)); }
-    for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
-    cudaCheck(cudaFreeHost(g->host_tokens));
-    cudaCheck(cudaFree(g->arena));
-    memset(g, 0, sizeof(*g));
-}
-
-// From the residual stream of each text's last token to its next token.
-static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler) {
-    const Parameters<floatX>* p = &model->params;
-    int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
-    decode_sample(g->tokens, g->positions, g->sample_scratch, g->logits, g->rng, sampler->temperature, sampler->top_k,
-                  sampler->top_p, g->B, V, Vp, model->stream);
-}
-
-// All prompts in one pass: fills the cache and draws the first token of each. prompts (B,T), of lengths (B), padded with
-// any token at the end, which attention does not see.
-static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const int* prompts, const int* lengths,
-                              int T) {
-    int C = model->config.channels;
-    cudaStream_t stream = model->stream;
-    std::vector<uint64_t> rng(g->B);
-    std::vector<int> last(g->B);
-    for (int b = 0; b < g->B; b++) {
-        rng[b] = b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
-        last[b] = lengths[b] - 1;
-    }
-    cudaCheck(cudaMemcpyAsync(g->acts.inputs, prompts, (size_t)g->B * T * sizeof(int), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaMemcpyAsync(g->rng, rng.data(), g->B * sizeof(uint64_t), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaMemcpyAsync(g->positions, last.data(), g->B * sizeof(int), cudaMemcpyHostToDevice, stream));
-    cublaslt_tune(false); // shapes that are met once are not worth timing
-    gpt2_forward(model, &g->acts, g->B, T, &g->cache);
-    cublaslt_tune(args.tune);
-    for (size_t b = 0; b < (size_t)g->B; b++) {
-        cudaCheck(cudaMemcpyAsync(g->x + b * C, g->acts.residual3 + (b * T + lengths[b] - 1) * C, C * sizeof(floatX),
-                                  cudaMemcpyDeviceToDevice, stream));
-    }
-    generator_sample(g, model, sampler);
-    g->length = T;
-}
-
-// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual for the newest token of each text: one kernel that reads
-// weights at the speed of memory for a few texts, the library's tensor-core products for more. norm_weight, norm_bias,
-// residual may be NULL; residual may be out.
-static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
-                             const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
-                             bool gelu, int C, int OC, cudaStream_t stream) {
-    if (g->B <= MAX_MATVEC_TEXTS) {
-        decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream);
-        return;
-    }
-    if (norm_weight) {
-        layernorm_forward(g->norm, g->norm_mean, g->norm_rstd, x, norm_weight, norm_bias, g->B, C, stream);
-        x = g->norm;
-    }
-    matmul_forward(out, NULL, x, weight, bias, residual, g->B, C, OC, stream);
-    if (gelu) { gelu_forward(out, out, (size_t)g->B * OC, stream); }
-}
-
-// The newest token of each text through the model, to the next one.
-static void generator_launch_step(Generator* g, const GPT2* model, const Sampler* sampler) {
-    const Parameters<floatX>* p = &model->params;
-    int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, B = g->B;
-    size_t CC = (size_t)C * C, layer = (size_t)B * g->capacity * C;
-    cudaStream_t stream = model->stream;
-    decode_embed(g->x, g->tokens, g->positions, p->wte, p->wpe, B, C, stream);
-    for (size_t l = 0; l < (size_t)L; l++) {
-        generator_matmul(g, g->qkv, g->x, p->ln1w + l * C, p->ln1b + l * C, p->qkvw + l * 3 * CC, p->qkvb + l * 3 * C,
-                         NULL, false, C, 3 * C, stream);
-        decode_attention(g->atty, g->cache.keys + l * layer, g->cache.values + l * layer, g->attention_scratch, g->qkv,
-                         g->positions, B, C, NH, g->capacity, stream);
-        generator_matmul(g, g->x, g->atty, NULL, NULL, p->attprojw + l * CC, p->attprojb + l * C, g->x, false, C, C,
-                         stream);
-        generator_matmul(g, g->fch, g->x, p->ln2w + l * C, p->ln2b + l * C, p->fcw + l * 4 * CC, p->fcb + l * 4 * C,
-                         NULL, true, C, 4 * C, stream);
-        generator_matmul(g, g->x, g->fch, NULL, NULL, p->fcprojw + l * 4 * CC, p->fcprojb + l * C, g->x, false, 4 * C,
-                         C, stream);
-    }
-    generator_sample(g, model, sampler);
-}
-
-static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
-    require(g->length < g->capacity);
-    g->length++;
-    if (g->num_steps++ == 0) { // the library times its products in the first step, which a capture cannot
-        generator_launch_step(g, model, sampler);
-        return;
-    }
-    if (!g->graph) {
-        cudaGraph_t graph;
-        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-        generator_launch_step(g, model, sampler);
-        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
-        cudaCheck(cudaGraphInstantiate(&g->graph, graph, 0));
-        cudaCheck(cudaGraphDestroy(graph));
-    }
-    cudaCheck(cudaGraphLaunch(g->graph, model->stream));
-}
-
-// Begins to read the tokens of a step; the pointer may be read after the event read[slot].
-static int* generator_read(Generator* g, const GPT2* model, int slot) {
-    int* tokens = g->host_tokens + slot * g->B;
-    cudaCheck(cudaMemcpyAsync(tokens, g->tokens, g->B * sizeof(int), cudaMemcpyDeviceToHost, model->stream));
-    cudaCheck(cudaEventRecord(g->read[slot], model->stream));
-    return tokens;
-}
-
-// Continues B prompts (B,T), of lengths (B), each by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to
-// the last position of the model. New tokens go to new_tokens (B, num_tokens) and their numbers to counts (B); the first
-// text goes to `out` as it comes when that is not NULL. The sampler's state moves on. *prefill_ms, if not NULL: the time to
-// the first token. False when the logits are not numbers.
-static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
-                     int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
-                     double* prefill_ms = NULL) {
-    int maxT = model->config.max_seq_len, active = B;
-    int capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
-    bool good = true;
-    double start = time_ms();
-    std::vector<char> done(B, 0);
-    Generator g;
-    generator_allocate(&g, model, B, T, capacity);
-    generator_prefill(&g, model, sampler, prompts, lengths, T);
-    memset(counts, 0, B * sizeof(int));
-    for (int step = 0; step < num_tokens && active > 0; step++) {
-        int* tokens = generator_read(&g, model, step % 2);
-        bool more = step + 1 < num_tokens && g.length < g.capacity;
-        if (more) { generator_step(&g, model, sampler); }
-        cudaCheck(cudaEventSynchronize(g.read[step % 2]));
-        if (step == 0 && prefill_ms) { *prefill_ms = time_ms() - start; }
-        for (int b = 0; b < B; b++) {
-            if (done[b]) { continue; }
-            good &= tokens[b] >= 0;
-            done[b] = tokens[b] < 0 || tokens[b] == stop;
-            if (!done[b]) {
-                new_tokens[(size_t)b * num_tokens + counts[b]++] = tokens[b];
-                if (b == 0 && out) { text_token(out, tokens[b]); }
-            }
-            active -= done[b];
-        }
-        if (!more) { break; }
-    }
-    cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
-    cudaCheck(cudaStreamSynchronize(model->stream));
-    generator_free(&g);
-    return good;
-}
-
-// ================================================================================================
-// 5. training
-// ================================================================================================
-
-// What the host wants to know of a step, and gets when the GPU is done with it.
-typedef struct {
-    int64_t step; // from 1
-    float learning_rate;
-    double loss_scale;
-    float* scalars; // (2) pinned: loss, norm
-    cudaEvent_t begin, end;
-    bool judged;           // z-scores were taken, and the verdict said, before the update
-    double loss_z, norm_z; // then
-} Report;
-
-typedef struct {
-    GPT2 model;
-    Training job;    // data, checkpoints, logs: llmc/training.h
-    int* batches[2]; // pinned (2, B, T): inputs and targets of two micro-batches, in turn
-    cudaEvent_t copied[2];
-    int64_t num_batches; // micro-batches copied so far
-    Report reports[2];
-    Report* pending; // launched, not yet reported; or NULL
-    struct {
-        cudaGraphExec_t exec;
-        int num_runs; // without the graph: the first one times matmuls, which a capture cannot
-    } graphs[2];      // of a micro-step that adds to gradients, and of one that writes them
-    EvalLoader hellaswag;
-    double machine_flops; // by the table of llmc/mfu.h, or measured
-} Trainer;
-
-static int64_t num_micro_steps() { return args.total_batch / ((int64_t)args.B * args.T); }
-
-// The device's name into name (256), its free memory in bytes.
-static size_t device_memory(char* name) {
-    cudaDeviceProp properties;
-    size_t free_bytes, all_bytes;
-    int device;
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaGetDeviceProperties(&properties, device));
-    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    snprintf(name, 256, "%s", properties.name);
-    return free_bytes;
-}
-
-static void plan_training(Plan* parameters, Plan* activations, GPT2* model, const GPT2Config* config, int B, int T,
-                          int recompute) {
-    memset(parameters, 0, sizeof(*parameters));
-    memset(activations, 0, sizeof(*activations));
-    plan_parameters(parameters, model, config, true, args.master_weights);
-    plan_activations(activations, &model->acts, config, B, T, B * T, true, recompute);
-}
-
-// Bytes beside the plan: the library's workspace, and what the driver takes for kernels, graphs and itself.
-static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)512 << 20); }
-
-static size_t training_bytes(const GPT2Config* config, int B, int recompute) {
-    Plan parameters, activations;
-    GPT2 model;
-    plan_training(&parameters, &activations, &model, config, B, args.T, recompute);
-    return parameters.total + activations.total + memory_beside();
-}
-
-// Says which flags would make the run fit, and ends the program.
-__attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, const char* device, size_t have) {
-    char advice[512] = "";
-    size_t need = training_bytes(config, args.B, args.recompute), n = 0;
-    for (int r = args.recompute + 1; r <= 2 && n == 0; r++) {
-        size_t bytes = training_bytes(config, args.B, r);
-        if (bytes <= have) {
-            n += snprintf(advice + n, sizeof(advice) - n, "; -r %d needs %.1f", r, (double)bytes * 1e-9);
-        }
-    }
-    for (int b = args.B / 2; b >= 1; b /= 2) {
-        size_t bytes = training_bytes(config, b, args.recompute);
-        bool divides = args.total_batch % ((int64_t)b * args.T) == 0;
-        if (bytes <= have && divides) {
-            n += snprintf(advice + n, sizeof(advice) - n, "; -b %d -d %lld needs %.1f for the same result", b,
-                          (long long)args.total_batch, (double)bytes * 1e-9);
-            break;
-        }
-    }
-    if (n == 0) { snprintf(advice, sizeof(advice), "; neither -r 2 nor a smaller -b is enough: take a smaller model"); }
-    die("the run needs %.1f GB and %s has %.1f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
-}
-
-// Plans, says what is needed, and allocates it.
-static void allocate_training(GPT2* model, const GPT2Config* config) {
-    char device[256];
-    Plan parameters, activations;
-    size_t have = device_memory(device);
-    plan_training(&parameters, &activations, model, config, args.B, args.T, args.recompute);
-    size_t need = parameters.total + activations.total + memory_beside();
-    printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
-           config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
-           (double)num_parameters(config) * 1e-6, PRECISION_NAME);
-    printf(
-        "memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f, library and driver %.2f: %.2f of the "
-        "%.1f GB free on %s\n",
-        (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
-        (double)parameters.bytes[PLAN_ADAMW] * 1e-9, (double)activations.total * 1e-9, (double)memory_beside() * 1e-9,
-        (double)need * 1e-9, (double)have * 1e-9, device);
-    if (need > have) { die_of_memory(config, device, have); }
-    model->arenas[0] = plan_allocate(&parameters);
-    model->arenas[1] = plan_allocate(&activations);
-    model->num_bytes = parameters.total + activations.total;
-    point_gradients(&model->acts, config);
-    point_parameters(&model->params, model->params_memory, config);
-    point_parameters(&model->grads, model->grads_memory, config);
-}
-
-static void gpt2_open(GPT2* model, const GPT2Config* config) {
-    memset(model, 0, sizeof(*model));
-    check_config(config);
-    model->config = *config;
-    model->recompute = args.recompute;
-    model->gelu_fusion = args.gelu_fusion;
-    model->stochastic_rounding = args.stochastic_rounding;
-    model->seed = (uint32_t)splitmix64((uint64_t)args.seed) | 1; // not 0, which means nearest
-    cudaCheck(cudaStreamCreate(&model->stream));                 // in order with plain cudaMemcpy and cudaMemset, too
-}
-
-// What one token's loss counts in the gradient: the step's loss is the mean over all its tokens, times the loss scale.
-static void set_dloss(Trainer* t) {
-    float dloss = (float)(t->job.run.loss_scale / (double)args.total_batch);
-    cudaCheck(
-        cudaMemcpyAsync(&t->model.scalars->dloss, &dloss, sizeof(dloss), cudaMemcpyHostToDevice, t->model.stream));
-    cudaCheck(cudaStreamSynchronize(t->model.stream));
-}
-
-// The next micro-batch on its way to the GPU.
-static void load_batch(Trainer* t, DataLoader* loader) {
-    Error err;
-    int slot = (int)(t->num_batches++ % 2);
-    size_t BT = (size_t)args.B * args.T;
-    cudaCheck(cudaEventSynchronize(t->copied[slot])); // of two micro-batches ago
-    if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, &err)) { die("%s", err.text); }
-    cudaStream_t stream = t->model.stream;
-    Activations* acts = &t->model.acts;
-    cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaEventRecord(t->copied[slot], stream));
-}
-
-static void launch_micro_step(GPT2* model, bool first) {
-    gpt2_forward(model, &model->acts, args.B, args.T, NULL);
-    gpt2_loss(model, &model->acts, args.B, args.T, true, 1.0f / (float)args.total_batch);
-    gpt2_backward(model, args.B, args.T, first);
-}
-
-// Forward and backward of one micro-batch, as a graph from the second time on.
-static void micro_step(Trainer* t, bool first) {
-    Range range("micro_step");
-    GPT2* model = &t->model;
-    if (!args.use_graph || profile().listing || t->graphs[first].num_runs++ == 0) {
-        launch_micro_step(model, first);
-        return;
-    }
-    if (!t->graphs[first].exec) {
-        cudaGraph_t graph;
-        cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-        launch_micro_step(model, first);
-        cudaCheck(cudaStreamEndCapture(model->stream, &graph));
-        cudaCheck(cudaGraphInstantiate(&t->graphs[first].exec, graph, 0));
-        cudaCheck(cudaGraphDestroy(graph));
-    }
-    cudaCheck(cudaGraphLaunch(t->graphs[first].exec, model->stream));
-}
-
-static void read_scalars(Trainer* t, float* scalars) { // (2) pinned: loss, norm
-    cudaCheck(
-        cudaMemcpyAsync(scalars, &t->model.scalars->loss, 2 * sizeof(float), cudaMemcpyDeviceToHost, t->model.stream));
-}
-
-// With -sl or -sg the host says whether the update happens, and must see loss and norm before it.
-static bool judge_before_update(Trainer* t, Report* r) {
-    read_scalars(t, r->scalars);
-    cudaCheck(cudaStreamSynchronize(t->model.stream));
-    double loss = r->scalars[0], norm = r->scalars[1] / r->loss_scale;
-    r->judged = true;
-    r->loss_z = outlier_update(&t->job.run.loss_outliers, loss);
-    r->norm_z = outlier_update(&t->job.run.norm_outliers, norm);
-    return training_step_is_sound(&t->job, r->step, loss, norm, r->loss_z, r->norm_z);
-}
-
-// Puts one step on the stream. Its report is due when the GPU has done it.
-static void launch_step(Trainer* t) {
-    Range range("step %lld", (long long)t->job.run.step + 1);
-    GPT2* model = &t->model;
-    Report* r = &t->reports[t->job.run.step % 2];
-    r->step = t->job.run.step + 1;
-    r->learning_rate = lr_at(&t->job.schedule, t->job.run.step);
-    r->loss_scale = t->job.run.loss_scale;
-    r->judged = false;
-    if (args.overfit) { dataloader_reset(&t->job.train); }
-    cudaCheck(cudaEventRecord(r->begin, model->stream));
-    cudaCheck(cudaMemsetAsync(&model->scalars->loss, 0, sizeof(float), model->stream));
-    for (int64_t i = 0, n = num_micro_steps(); i < n; i++) {
-        load_batch(t, &t->job.train);
-        micro_step(t, i == 0);
-    }
-    gpt2_gradient_norm(model);
-    AdamW optimizer = {
-        r->learning_rate, args.beta1, args.beta2, args.eps, args.weight_decay, args.clip, (float)(1.0 / r->loss_scale)};
-    bool host_judges = args.skip_loss_z > 0 || args.skip_norm_z > 0;
-    if (!host_judges || judge_before_update(t, r)) { gpt2_update(model, &optimizer); }
-    read_scalars(t, r->scalars);
-    cudaCheck(cudaEventRecord(r->end, model->stream));
-    t->job.run.step++;
-    t->job.run.num_tokens_seen += args.total_batch;
-    t->pending = r;
-}
-
-// Where the choice of matmul algorithms is kept, so that a resumed run gives the same bits.
-static void choices_path(char* path) { snprintf(path, 4096, "%s/matmul_choices.txt", args.output); } // path (4096)
-
-static void save_checkpoint(Trainer* t) {
-    Error err;
-    char path[4096];
-    choices_path(path);
-    if (!cublaslt_save(path, &err)) { die("%s", err.text); }
-    size_t n = num_parameters(&t->model.config);
-    float* arrays[3];
-    for (float*& array : arrays) { array = (float*)malloc_check(n * sizeof(float)); }
-    gpt2_download(&t->model, arrays[0]);
-    cudaCheck(cudaMemcpy(arrays[1], t->model.m_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
-    cudaCheck(cudaMemcpy(arrays[2], t->model.v_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
-    training_save(&t->job, arrays[0], arrays[1], arrays[2]);
-    for (float* array : arrays) { free(array); }
-}
-
-// fp16: half the scale after a step that overflowed, twice after many that did not. Returns whether a smaller scale may be
-// all that the step needed.
-static bool adapt_loss_scale(Trainer* t, double loss, double norm) {
-#if defined(ENABLE_FP16)
-    enum { GOOD_STEPS = 2000 };
-    RunState* run = &t->job.run;
-    if (isfinite(loss) && isfinite(norm)) {
-        if (++run->loss_scale_good_steps < GOOD_STEPS || run->loss_scale >= 65536.0) { return false; }
-        run->loss_scale *= 2.0;
-    } else {
-        if (!isfinite(loss) || run->loss_scale <= 1.0) { return false; }
-        run->loss_scale /= 2.0;
-        printf("step %lld: gradients overflow in fp16, loss scale lowered to %g\n", (long long)run->step,
-               run->loss_scale);
-    }
-    run->loss_scale_good_steps = 0;
-    set_dloss(t);
-    return !isfinite(norm);
-#else
-    (void)t, (void)loss, (void)norm;
-    return false;
-#endif
-}
-
-// Ends a run whose steps were not finite too often in a row.
-__attribute__((noreturn)) static void give_up(Trainer* t) {
-    size_t n = num_parameters(&t->model.config);
-    float* weights = (float*)malloc_check(n * sizeof(float));
-    gpt2_download(&t->model, weights);
-    bool good = true;
-    for (size_t i = 0; i < n; i++) { good &= (bool)isfinite(weights[i]); }
-    if (good && args.output) { save_checkpoint(t); }
-    training_give_up(good);
-}
-
-// Waits for a step and says how it went. Returns whether too many in a row were not finite.
-static bool report_step(Trainer* t, Report* r) {
-    cudaCheck(cudaEventSynchronize(r->end));
-    float step_ms;
-    cudaCheck(cudaEventElapsedTime(&step_ms, r->begin, r->end));
-    double loss = r->scalars[0], norm = r->scalars[1] / r->loss_scale, ms = step_ms;
-    if (!r->judged) {
-        r->loss_z = outlier_update(&t->job.run.loss_outliers, loss);
-        r->norm_z = outlier_update(&t->job.run.norm_outliers, norm);
-        training_step_is_sound(&t->job, r->step, loss, norm, r->loss_z, r->norm_z);
-    }
-    if (adapt_loss_scale(t, loss, norm)) { t->job.nonfinite_in_a_row = 0; }
-
-    double tokens_per_second = args.total_batch / ms * 1e3;
-    double flops = training_flops_per_token(&t->model.config, args.T) * tokens_per_second;
-    t->job.step_ms = t->job.step_ms > 0 ? 0.9 * t->job.step_ms + 0.1 * ms : ms;
-    char line[512], left[32];
-    format_step_line(line, sizeof(line), r->step, args.num_steps, loss, r->loss_z, norm, r->norm_z, r->learning_rate,
-                     ms, 100.0 * flops / t->machine_flops, PRECISION_NAME, tokens_per_second);
-    format_duration(left, sizeof(left), (double)(args.num_steps - r->step) * t->job.step_ms * 1e-3);
-    printf("%s | %.1f TFLOP/s | %.1f GB | ETA %s\n", line, flops * 1e-12, (double)t->model.num_bytes * 1e-9, left);
-    logger_train(&t->job.logger, r->step, loss, r->learning_rate, norm, ms, tokens_per_second);
-    if (args.log_memory_every && r->step % args.log_memory_every == 0) {
-        size_t free_bytes, all_bytes;
-        cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-        printf("GPU memory: %.2f GB in use, %.2f free\n", (double)(all_bytes - free_bytes) * 1e-9,
-               (double)free_bytes * 1e-9);
-    }
-    return t->job.nonfinite_in_a_row >= args.max_nonfinite;
-}
-
-// The same for the step that is under way, if there is one.
-static void finish_report(Trainer* t) {
-    Report* r = t->pending;
-    t->pending = nullptr;
-    if (r && report_step(t, r)) { give_up(t); }
-}
-
-// One step, and the report of the one before: the GPU has work while the host prints.
-static void train_step(Trainer* t) {
-    Report* earlier = t->pending;
-    launch_step(t);
-    if (earlier && report_step(t, earlier)) {
-        report_step(t, t->pending); // it has run as well: what is saved shall know how it went
-        give_up(t);
-    }
-    // fp16: the next step's loss scale depends on this one
-    if (sizeof(floatX) == 2 && strcmp(PRECISION_NAME, "fp16") == 0) { finish_report(t); }
-}
-
-// ---- evaluation ----------------------------------------------------------------------------------
-
-static double read_loss(GPT2* model) {
-    float loss;
-    cudaCheck(cudaMemcpyAsync(&loss, &model->scalars->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->stream));
-    cudaCheck(cudaStreamSynchronize(model->stream));
-    return loss;
-}
-
-static double evaluate(Trainer* t) {
-    Range range("evaluate");
-    GPT2* model = &t->model;
-    int64_t epoch = t->job.val.batches_per_epoch, steps = args.val_steps < epoch ? args.val_steps : epoch;
-    dataloader_reset(&t->job.val);
-    cudaCheck(cudaMemsetAsync(&model->scalars->loss, 0, sizeof(float), model->stream));
-    for (int64_t i = 0; i < steps; i++) {
-        load_batch(t, &t->job.val);
-        gpt2_forward(model, &model->acts, args.B, args.T, NULL);
-        gpt2_loss(model, &model->acts, args.B, args.T, false, 1.0f / ((float)args.B * args.T * steps));
-    }
-    return read_loss(model);
-}
-
-// The share of HellaSwag's questions whose right ending has the lowest mean loss.
-static double evaluate_hellaswag(Trainer* t) {
-    Range range("hellaswag");
-    GPT2* model = &t->model;
-    Activations* acts = &model->acts;
-    Error err;
-    int B = t->hellaswag.B, T = t->hellaswag.T; // no more tokens than args.B * args.T
-    size_t BT = (size_t)B * T;
-    float* losses = (float*)malloc_check(BT * sizeof(float));
-    double start = time_ms();
-    eval_reset(&t->hellaswag);
-    while (eval_next(&t->hellaswag, t->batches[0], t->batches[0] + BT, &err)) {
-        cudaStream_t stream = model->stream;
-        cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[0], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-        cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[0] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-        gpt2_forward(model, acts, B, T, NULL);
-        gpt2_loss(model, acts, B, T, false, 0.0f);
-        cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, stream));
-        cudaCheck(cudaStreamSynchronize(stream));
-        eval_score(&t->hellaswag, losses);
-        if (isatty(STDERR_FILENO)) {
-            fprintf(stderr, "\rHellaSwag: %lld of %lld", (long long)t->hellaswag.num_scored,
-                    (long long)t->hellaswag.num_examples);
-        }
-    }
-    if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r\033[K"); }
-    if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
-    free(losses);
-    double accuracy = (double)t->hellaswag.num_correct / (double)t->hellaswag.num_examples;
-    printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)t->hellaswag.num_correct,
-           (long long)t->hellaswag.num_examples, accuracy, time_ms() - start);
-    return accuracy;
-}
-
-static void sample_in_training(Trainer* t) {
-    int eot = t->job.has_tokenizer ? t->job.tokenizer.eot_id : t->model.config.vocab_size - 1;
-    int prompt = eot >= 0 ? eot : 0, length = 1, count;
-    Sampler sampler = {1.0f, 0, 1.0f, t->job.run.sampler_rng};
-    TextOutput out = {
-        t->job.has_tokenizer ? &t->job.tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, (bool)isatty(STDOUT_FILENO)};
-    std::vector<int> tokens(args.sample_tokens);
-    printf("generating:\n---\n");
-    bool good =
-        generate(&t->model, &sampler, &prompt, &length, 1, 1, args.sample_tokens, -1, tokens.data(), &count, &out);
-    text_end(&out);
-    printf("---\n");
-    if (!good) { printf("the logits are not numbers: no sample\n"); }
-    t->job.run.sampler_rng = sampler.rng;
-    logger_text(&t->job.logger, t->job.run.step, out.text, out.length);
-    free(out.text);
-}
-
-// ---- the machine -----------------------------------------------------------------------------------
-
-// bytes/s of a large copy on the device, bytes read plus bytes written: the best of 20, for it is a roof
-static double measure_copy_bandwidth(cudaStream_t stream) {
-    const size_t bytes = (size_t)1 << 30;
-    char* memory;
-    cudaCheck(cudaMalloc(&memory, 2 * bytes));
-    cudaCheck(cudaMemset(memory, 1, 2 * bytes));
-    float least = INFINITY, ms;
-    cudaEvent_t begin, end;
-    cudaCheck(cudaEventCreate(&begin));
-    cudaCheck(cudaEventCreate(&end));
-    for (int i = 0; i < 20; i++) {
-        cudaCheck(cudaEventRecord(begin, stream));
-        cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream));
-        cudaCheck(cudaEventRecord(end, stream));
-        cudaCheck(cudaEventSynchronize(end));
-        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
-        least = ms < least ? ms : least;
-    }
-    cudaCheck(cudaEventDestroy(begin));
-    cudaCheck(cudaEventDestroy(end));
-    cudaCheck(cudaFree(memory));
-    return 2.0 * bytes / least * 1e3;
-}
-
-static void find_machine_flops(Trainer* t) {
-    char name[256];
-    device_memory(name);
-    t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args.tf32);
-    if (t->machine_flops > 0) { return; }
-    t->machine_flops = 1e12 * cublaslt_matrix_rate();
-    printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
-           t->machine_flops * 1e-12);
-}
-
-// --profile: one step, each operation timed by events; a table sorted by time.
-static int print_profile(Trainer* t) {
-    struct Row {
-        const char* name;
-        int calls;
-        double ms, least_ms, bytes, flops;
-    };
-    std::vector<Row> rows;
-    for (int i = 0; i < 3; i++) { train_step(t); } // matmuls are timed in the first one
-    finish_report(t);
-    double bandwidth = measure_copy_bandwidth(t->model.stream), rate = 1e12 * cublaslt_matrix_rate();
-    profile().listing = profile().timing = true;
-    train_step(t);
-    finish_report(t);
-    profile().listing = profile().timing = false;
-    double sum = 0.0;
-    for (ProfileEntry& entry : profile().entries) {
-        ProfileEntry* e = &entry;
-        float ms;
-        cudaCheck(cudaEventElapsedTime(&ms, e->begin, e->end));
-        auto same = [&](const Row& row) { return strcmp(row.name, e->name) == 0; };
-        auto row = std::find_if(rows.begin(), rows.end(), same);
-        if (row == rows.end()) { row = rows.insert(row, {e->name, 0, 0, 0, 0, 0}); }
-        double memory_ms = e->bytes / bandwidth * 1e3, math_ms = e->flops / rate * 1e3;
-        row->calls++, row->ms += ms, row->bytes += e->bytes, row->flops += e->flops;
-        row->least_ms += memory_ms > math_ms ? memory_ms : math_ms;
-        sum += ms;
-        cudaCheck(cudaEventDestroy(e->begin));
-        cudaCheck(cudaEventDestroy(e->end));
-    }
-    std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.ms > b.ms; });
-    printf("\nroofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, PRECISION_NAME,
-           rate * 1e-12);
-    printf("%-32s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
-    for (const Row& row : rows) {
-        printf("%-32s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name, row.calls, row.ms, 100.0 * row.ms / sum,
-               row.bytes / row.ms * 1e-9, row.flops / row.ms * 1e-9, 100.0 * row.least_ms / row.ms);
-    }
-    printf("%-32s %6d %9.3f\n", "sum", (int)profile().entries.size(), sum);
-    return EXIT_SUCCESS;
-}
-
-// ---- the run ---------------------------------------------------------------------------------------
-
-// Everything that a run needs, checked in an order that finds mistakes before anything is written.
-static void trainer_open(Trainer* t) {
-    Error err;
-    ModelSource source;
-    char resolved[4200];
-    memset(t, 0, sizeof(*t));
-    training_find_checkpoint(&t->job);
-    training_open_model(&t->job, &source, resolved);
-    settle_batch(&source.config);
-    gpt2_open(&t->model, &source.config);
-    allocate_training(&t->model, &source.config);
-    training_open_data(&t->job, &source.config);
-    if (args.hellaswag && !eval_open(&t->hellaswag, args.hellaswag, args.B, args.T, source.config.vocab_size, &err)) {
-        die("--hellaswag %s", err.text);
-    }
-    if (args.hellaswag) { eval_fit(&t->hellaswag); }
-    for (int i = 0; i < 2; i++) {
-        cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)args.B * args.T * sizeof(int)));
-        cudaCheck(cudaMallocHost(&t->reports[i].scalars, 2 * sizeof(float)));
-        cudaCheck(cudaEventCreateWithFlags(&t->copied[i], cudaEventDisableTiming));
-        cudaCheck(cudaEventCreate(&t->reports[i].begin));
-        cudaCheck(cudaEventCreate(&t->reports[i].end));
-    }
-    find_machine_flops(t);
-
-    size_t n = num_parameters(&source.config);
-    bool resumed = t->job.checkpoint[0];
-    float* arrays[3] = {NULL, NULL, NULL};
-    for (int i = 0; i < (resumed ? 3 : 1); i++) { arrays[i] = (float*)malloc_check(n * sizeof(float)); }
-    if (!resumed) { model_source_read(&source, arrays[0]); }
-    bool fp16 = strcmp(PRECISION_NAME, "fp16") == 0;
-    t->job.run.loss_scale = 65536.0;
-    training_begin(&t->job, &source.config, arrays[0], arrays[1], arrays[2]);
-    if (!fp16) { t->job.run.loss_scale = 1.0; } // also where the checkpoint is of another precision
-    int num_updates = (int)(t->job.run.step - t->job.run.skipped_steps);
-    gpt2_upload(&t->model, arrays[0], num_updates);
-    if (resumed) {
-        model_source_close(&source);
-        cudaCheck(cudaMemcpy(t->model.m_memory, arrays[1], n * sizeof(float), cudaMemcpyHostToDevice));
-        cudaCheck(cudaMemcpy(t->model.v_memory, arrays[2], n * sizeof(float), cudaMemcpyHostToDevice));
-        cudaCheck(
-            cudaMemcpy(&t->model.scalars->num_updates, &num_updates, sizeof(num_updates), cudaMemcpyHostToDevice));
-    }
-    for (float* array : arrays) { free(array); }
-    set_dloss(t);
-    char choices[4096];
-    if (resumed) { choices_path(choices); }
-    if (resumed && file_exists(choices) && !cublaslt_load(choices, &err)) { die("%s", err.text); }
-}
-
-static int trainer_close(Trainer* t) {
-    cudaCheck(cudaStreamSynchronize(t->model.stream));
-    for (int i = 0; i < 2; i++) {
-        if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
-        cudaCheck(cudaFreeHost(t->batches[i]));
-        cudaCheck(cudaFreeHost(t->reports[i].scalars));
-        cudaCheck(cudaEventDestroy(t->copied[i]));
-        cudaCheck(cudaEventDestroy(t->reports[i].begin));
-        cudaCheck(cudaEventDestroy(t->reports[i].end));
-    }
-    if (args.hellaswag) { eval_close(&t->hellaswag); }
-    gpt2_free(&t->model);
-    return training_end(&t->job);
-}
-
-// The training run. Returns the exit code.
-static int train() {
-    static Trainer trainer;
-    Trainer* t = &trainer;
-    trainer_open(t);
-    if (args.profile) { return print_profile(t); }
-    run_install_signal_handlers();
-    int64_t first = t->job.run.step;
-    for (;;) {
-        int64_t step = t->job.run.step;
-        bool last = step >= args.num_steps,
-             resumed = step == first && first > 0; // a checkpoint comes after all of these
-        bool validate = !resumed && args.val_every && (step % args.val_every == 0 || last);
-        bool sample = !resumed && args.sample_every && step > 0 && (step % args.sample_every == 0 || last);
-        bool stop = last || run_stop_signal;
-        bool save = !resumed && step > 0 && args.output && ((args.save_every && step % args.save_every == 0) || stop);
-        if (validate || sample || save || stop) { finish_report(t); }
-        if (validate && t->job.has_val) {
-            double loss = evaluate(t);
-            printf("val loss %.6f\n", loss);
-            logger_val(&t->job.logger, step, loss);
-        }
-        if (validate && args.hellaswag) { logger_eval(&t->job.logger, step, evaluate_hellaswag(t)); }
-        if (sample) { sample_in_training(t); }
-        if (save) { save_checkpoint(t); }
-        if (stop) { break; }
-        train_step(t);
-    }
-    return trainer_close(t);
-}
-
-// The lines of a file, without their ends; at most 64, which are continued side by side.
-static void read_lines(const char* path, std::vector<std::string>* lines) {
-    Error err;
-    MappedFile file;
-    const size_t most = 64;
-    if (!map_file(&file, path, &err)) { die("--prompts %s", err.text); }
-    for (size_t at = 0; at < file.size;) {
-        const void* newline = memchr(file.data + at, '\n', file.size - at);
-        size_t end = newline ? (size_t)((const uint8_t*)newline - file.data) : file.size;
-        lines->push_back(std::string((const char*)file.data + at, end - at));
-        at = end + 1;
-    }
-    unmap_file(&file);
-    if (lines->empty() || lines->size() > most) {
-        die("--prompts %s: has %zu lines, want 1 to %zu", path, lines->size(), most);
-    }
-}
-
-// --prompt, --prompts: continues texts. Returns the exit code.
-static int sample() {
-    Error err;
-    GPT2 model;
-    ModelSource source;
-    Tokenizer tokenizer;
-    bool has_tokenizer;
-    char resolved[4200];
-    double start = time_ms();
-    model_source_open(&source, resolve_model_path(args.model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
-    const GPT2Config* config = &source.config;
-    Sampler sampler = {args.temperature, args.top_k, args.top_p, splitmix64((uint64_t)args.seed)};
-    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
-
-    // the prompts, each as often as --num-samples says, padded to the longest
-    std::vector<std::string> texts;
-    if (args.prompt) {
-        texts.assign(args.num_samples, args.prompt);
-    } else {
-        read_lines(args.prompts, &texts);
-    }
-    int B = (int)texts.size(), T = 0;
-    std::vector<int*> prompts(B);
-    std::vector<int> lengths(B);
-    for (int b = 0; b < B; b++) {
-        lengths[b] = encode_prompt(&prompts[b], texts[b].c_str(), &tokenizer, has_tokenizer, config->max_seq_len);
-        T = lengths[b] > T ? lengths[b] : T;
-    }
-    std::vector<int> padded((size_t)B * T, 0), tokens((size_t)B * args.num_tokens), counts(B);
-    for (int b = 0; b < B; b++) {
-        memcpy(&padded[(size_t)b * T], prompts[b], lengths[b] * sizeof(int));
-        free(prompts[b]);
-    }
-
-    gpt2_open(&model, config);
-    Plan plan = {};
-    plan_parameters(&plan, &model, config, false, false);
-    char device[256];
-    size_t have = device_memory(device);
-    if (plan.total + memory_beside() > have) {
-        die("the weights need %.1f GB and %s has %.1f free", (double)plan.total * 1e-9, device, (double)have * 1e-9);
-    }
-    model.arenas[0] = plan_allocate(&plan);
-    point_parameters(&model.params, model.params_memory, config);
-    float* weights = (float*)malloc_check(num_parameters(config) * sizeof(float));
-    model_source_read(&source, weights);
-    gpt2_upload(&model, weights, 0);
-    free(weights);
-    double load_ms = time_ms() - start;
-
-    int stop = args.stop_at_eot && has_tokenizer ? tokenizer.eot_id : -1;
-    bool terminal = isatty(STDOUT_FILENO);
-    TextOutput out = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, terminal};
-    if (B > 1) { printf("---- 1 of %d ----\n", B); }
-    fputs(texts[0].c_str(), stdout);
-    fflush(stdout);
-    start = time_ms();
-    double prefill_ms = 0.0;
-    bool good = generate(&model, &sampler, padded.data(), lengths.data(), B, T, args.num_tokens, stop, tokens.data(),
-                         counts.data(), &out, &prefill_ms);
-    double ms = time_ms() - start - prefill_ms;
-    text_end(&out);
-    free(out.text);
-    int made = counts[0], longest = lengths[0] + counts[0];
-    for (int b = 1; b < B; b++) {
-        TextOutput other = {has_tokenizer ? &tokenizer : NULL, stdout, {{0}, 0}, NULL, 0, terminal};
-        printf("---- %d of %d ----\n%s", b + 1, B, texts[b].c_str());
-        for (int i = 0; i < counts[b]; i++) { text_token(&other, tokens[(size_t)b * args.num_tokens + i]); }
-        text_end(&other);
-        free(other.text);
-        made += counts[b];
-        longest = lengths[b] + counts[b] > longest ? lengths[b] + counts[b] : longest;
-    }
-    if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
-    if (!good) { die("%s: its logits are not numbers", args.model); }
-    int steps = *std::max_element(counts.begin(), counts.end()) - 1; // after the first tokens
-    fprintf(stderr, "[loaded in %.0f ms; first token after %.0f ms; %d tokens", load_ms, prefill_ms, made);
-    if (steps > 0) { fprintf(stderr, ", %.1f us a step, %.1f tok/s", ms / steps * 1e3, (made - B) / ms * 1e3); }
-    fprintf(stderr, "]\n");
-    if (longest > config->max_seq_len) {
-        fprintf(stderr, "[stopped: all %d positions of the model are used]\n", config->max_seq_len);
-    }
-    if (has_tokenizer) { tokenizer_free(&tokenizer); }
-    gpt2_free(&model);
-    return EXIT_SUCCESS;
-}
-
-// ================================================================================================
-// 6. command line
-// ================================================================================================
-
-// Says what is missing, where a CUDA error would only have a number.
-static void open_device() {
-    int num_devices = 0;
-    cudaError_t e = cudaGetDeviceCount(&num_devices);
-    if (e != cudaSuccess || num_devices == 0) {
-        die("no usable GPU: %s; ./train_gpt2 is the same program for the CPU",
-            e == cudaErrorInsufficientDriver ? "no NVIDIA driver, or one older than this program's CUDA"
-            : e == cudaSuccess               ? "none is there"
-                                             : cudaGetErrorString(e));
-    }
-    cudaCheck(cudaSetDevice(0));
-    cudaFuncAttributes attributes;
-    e = cudaFuncGetAttributes(&attributes, (const void*)adamw_prepare_kernel);
-    if (e != cudaSuccess) {
-        die("this program was not built for this GPU (compute capability %d.%d): make clean, then make train_gpt2cu "
-            "GPU_COMPUTE_CAPABILITY=%d%d",
-            device_attribute(cudaDevAttrComputeCapabilityMajor), device_attribute(cudaDevAttrComputeCapabilityMinor),
-            device_attribute(cudaDevAttrComputeCapabilityMajor), device_attribute(cudaDevAttrComputeCapabilityMinor));
-    }
-#if defined(ENABLE_BF16)
-    if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) {
-        die("this GPU has no bf16: make train_gpt2cu PRECISION=FP16");
-    }
-#endif
-    cublaslt_open();
-    cublaslt_set_tf32(args.tf32);
-    cublaslt_tune(args.tune);
-}
-
-#ifndef TESTING
-int main(int argc, char** argv) {
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // each line at once, also into a file or a pipe
-    if (argc == 1) {                       // the demo, as `make demo` runs it
-        execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
-        die("cannot run scripts/demo.sh: %s", strerror(errno));
-    }
-    cli_parse(argc, argv,
-              "GPT-2 on the GPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a "
-              "minute.",
-              options, sizeof(options) / sizeof(options[0]));
-    if (args.prompt || args.prompts) {
-        open_device();
-        int code = sample();
-        cublaslt_close();
-        return code;
-    }
-    cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
-    open_device();
-    int code = train();
-    cublaslt_close();
-    return code;
-}
-#endif

@@ -25,6 +25,11 @@ typedef half floatX;
 typedef __nv_bfloat16 floatX;
 #define PRECISION_NAME "bf16"
 #endif
+#if defined(ENABLE_FP16)
+constexpr bool IS_FP16 = true; // the range of fp16 is so small that gradients need a loss scale
+#else
+constexpr bool IS_FP16 = false;
+#endif
 
 // ---- errors ---------------------------------------------------------------------
 // A failed call prints what was called, where, and why, and exits 1. require() of utils.h is for preconditions.

@@ -178,7 +178,7 @@ static const Option options[] = {
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
      "spend time to save memory: 1 computes GELU again in the backward pass, 2 the layernorms too", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "GELU inside the matmul: 0 neither pass, 1 forward, 2 forward and backward", 0, 2},
+     "accepted for llm.c's command lines, without effect: GELU is always part of the matmuls", 0, 2},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
      "fp32 builds: matmuls on the tensor cores, with 10 bits of mantissa", 0, 0},
     {OPT_BOOL, 'w', NULL, "master-weights", &settings.master_weights, NULL,
@@ -513,27 +513,32 @@ typedef struct {
     double ms;             // time of the step
 } StepReport;
 
-// Takes the z-scores of r->loss and r->norm and says whether this step may change the weights. A step that may not is
-// counted and reported.
+// Takes the z-scores of r->loss and r->norm, once for each step, and says whether the step may change the weights: loss and
+// norm are finite, and not further out than -sl and -sg allow.
 static inline bool training_judge(Training* t, StepReport* r) {
-    bool finite = isfinite(r->loss) && isfinite(r->norm);
     r->loss_z = outlier_update(&t->run.loss_outliers, r->loss);
     r->norm_z = outlier_update(&t->run.norm_outliers, r->norm);
+    bool loss_is_out = args->skip_loss_z > 0 && r->loss_z > args->skip_loss_z;
+    bool norm_is_out = args->skip_norm_z > 0 && r->norm_z > args->skip_norm_z;
+    return isfinite(r->loss) && isfinite(r->norm) && !loss_is_out && !norm_is_out;
+}
+
+// Counts a step that was taken; of one that did not change the weights (applied: false) it says why.
+static inline void training_count(Training* t, const StepReport* r, bool applied) {
+    bool finite = isfinite(r->loss) && isfinite(r->norm);
     t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
+    if (applied) { return; }
+    t->run.skipped_steps++;
     if (!finite) {
         printf("step %lld: loss %f, gradient norm %f: not finite, weights left as they are\n", (long long)r->step,
                r->loss, r->norm);
     } else if (args->skip_loss_z > 0 && r->loss_z > args->skip_loss_z) {
         printf("step %lld: loss z-score %.2f is over -sl %g: update skipped\n", (long long)r->step, r->loss_z,
                (double)args->skip_loss_z);
-    } else if (args->skip_norm_z > 0 && r->norm_z > args->skip_norm_z) {
+    } else {
         printf("step %lld: gradient norm z-score %.2f is over -sg %g: update skipped\n", (long long)r->step, r->norm_z,
                (double)args->skip_norm_z);
-    } else {
-        return true;
     }
-    t->run.skipped_steps++;
-    return false;
 }
 
 // FLOPs of training on one token: 6 for each weight of a matmul, and attention's, which are causal.

@@ -1,67 +1,89 @@
-/* adamw: one step of AdamW on one tensor, elementwise; adamw_prepare: what of it depends on this step's loss and norm
+/* adamw: one step of AdamW on a piece of all parameters, elementwise; adamw_prepare: the verdict on the step before it
 
    m = beta1 * m + (1 - beta1) * g,  v = beta2 * v + (1 - beta2) * g^2,  with g = grads * grad_scale
    p -= learning_rate * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p)
 
    params (n) floatX out, and in where master is NULL | master (n) float inout or NULL | m, v (n) float inout
-   grads (n) float in | step one AdamWStep in device memory, from adamw_prepare
+   grads (n) float in | state one StepState in device memory, after adamw_prepare
    Bound: memory: m, v, master read and written, grads read, params written: 30*n bytes for 16-bit params with master,
    28*n for fp32. Constraint: pointers aligned to 16 bytes; any n.
    Error: m, v, master a few ulps of fp32 (square root and division of --use_fast_math are good to 2 ulps, denormals
    become 0); params one ulp of floatX, rounded to nearest or stochastically.
-   Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
+   Source: Loshchilov and Hutter 2019, arXiv:1711.05101; dynamic loss scale: Micikevicius et al. 2018, arXiv:1710.03740.
 
    nvcc -O3 --use_fast_math adamw.cu -o adamw      (or: make adamw)
    ./adamw 4      check kernel 4 against the CPU and sweep its block sizes
    ./adamw        every kernel, side by side                                         */
 #include "bench.h"
 
-// ==== promoted: adamw ====
-
-// What adamw_prepare decides on the device, so that no step waits for the host.
-struct AdamWStep {
-    int apply;  // 0: the loss or a gradient is not finite, and the update does nothing
-    int update; // t = 1, 2, ... of those that are applied
-    float grad_scale;
-    float inverse_bias1, inverse_bias2; // 1 / (1 - beta^t)
+// ==== promoted: adamw_state ====
+// What the host decides of an update.
+struct AdamW {
+    float learning_rate, beta1, beta2, eps, weight_decay;
+    float clip; // greatest norm of the gradient; 0: no clipping
 };
 
-__global__ void adamw_prepare_kernel(AdamWStep* step, int* num_updates, const float* loss, const float* norm,
-                                     float inverse_loss_scale, float clip, float beta1, float beta2) {
-    step->apply = isfinite(*loss) && isfinite(*norm);
-    int t = *num_updates + step->apply;
-    *num_updates = t;
-    step->update = t;
-    float true_norm = *norm * inverse_loss_scale;
-    step->grad_scale = inverse_loss_scale * (clip > 0.0f && true_norm > clip ? clip / true_norm : 1.0f);
-    step->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)beta1, (double)t)));
-    step->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)beta2, (double)t)));
+// What the kernels of a step leave for later ones: one struct in device memory, which the host copies when the step is done.
+struct StepState {
+    float loss;        // mean over the tokens of the step
+    float scaled_norm; // of the gradients as they are, loss scale included
+    float norm;        // of the true gradients; written with the verdict
+    int applied;       // the verdict: 1, the weights change; 0, loss or norm is not finite, or the host skips the step
+    int num_updates;   // steps that changed the weights: t of AdamW
+    float loss_scale;  // gradients are so many times too large; 1 but in fp16; after the verdict: of the next step
+    float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
+    int good_steps;    // finite ones since the loss scale last changed
+    float grad_scale;  // what AdamW multiplies gradients by: clipping, and the loss scale divided out
+    float inverse_bias1, inverse_bias2; // 1 / (1 - beta^t)
+};
+// ==== end promoted: adamw_state ====
+
+// ==== promoted: adamw ====
+// fp16: half the loss scale after an overflow, twice the scale after LOSS_SCALE_STEPS finite steps. A loss that is itself
+// not finite, or a scale of 1, has another cause than the scale.
+__device__ inline void adamw_adapt_loss_scale(StepState* s) {
+    constexpr int LOSS_SCALE_STEPS = 2000;
+    constexpr float LARGEST_LOSS_SCALE = 65536.0f;
+    float factor = 1.0f;
+    if (isfinite(s->loss) && isfinite(s->scaled_norm)) {
+        s->good_steps++;
+        if (s->good_steps >= LOSS_SCALE_STEPS && s->loss_scale < LARGEST_LOSS_SCALE) { factor = 2.0f; }
+    } else if (isfinite(s->loss) && s->loss_scale > 1.0f) {
+        factor = 0.5f;
+    }
+    if (factor == 1.0f) { return; }
+    s->loss_scale *= factor, s->dloss *= factor;
+    s->good_steps = 0;
 }
 
-// step, num_updates, loss, norm: one each in device memory. num_updates grows by 1 when the step is applied. norm is of
-// the gradients as they are, 1 / inverse_loss_scale times too large. clip: the greatest norm, 0 for no clipping.
-void adamw_prepare(AdamWStep* step, int* num_updates, const float* loss, const float* norm, float inverse_loss_scale,
-                   float clip, float beta1, float beta2, cudaStream_t stream) {
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(step, num_updates, loss, norm, inverse_loss_scale, clip, beta1, beta2);
+__global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
+    float unscale = __frcp_rn(s->loss_scale); // exact: the scale is a power of two
+    s->norm = s->scaled_norm * unscale;
+    s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
+    int t = s->num_updates += s->applied;
+    s->grad_scale = unscale * (o.clip > 0.0f && s->norm > o.clip ? o.clip / s->norm : 1.0f);
+    s->inverse_bias1 = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)t)));
+    s->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)t)));
+    if (IS_FP16) { adamw_adapt_loss_scale(s); }
+}
+
+// state: one, in device memory, after the loss and global_norm; skip: the host's verdict, on top of the device's
+void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
+    Op op(stream, sizeof(StepState), 0, "step verdict");
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
     cudaCheck(cudaGetLastError());
 }
 
-// What is the same for all elements of a tensor.
-struct AdamWScalars {
-    float learning_rate, beta1, beta2, eps, weight_decay;
-};
-
 // The new parameter; updates m and v.
-__device__ inline float adamw_update(float p, float& m, float& v, float grad, const AdamWStep& step,
-                                     const AdamWScalars& s) {
-    float g = grad * step.grad_scale;
-    m = s.beta1 * m + (1.0f - s.beta1) * g;
-    v = s.beta2 * v + (1.0f - s.beta2) * g * g;
-    float direction = m * step.inverse_bias1 / (sqrtf(v * step.inverse_bias2) + s.eps);
-    return p - s.learning_rate * (direction + s.weight_decay * p);
+__device__ inline float adamw_update(float p, float& m, float& v, float grad, const StepState& s, const AdamW& o) {
+    float g = grad * s.grad_scale;
+    m = o.beta1 * m + (1.0f - o.beta1) * g;
+    v = o.beta2 * v + (1.0f - o.beta2) * g * g;
+    float direction = m * s.inverse_bias1 / (sqrtf(v * s.inverse_bias2) + o.eps);
+    return p - o.learning_rate * (direction + o.weight_decay * p);
 }
 
-// The seed of one update, from that of the tensor; 0, which rounds to nearest, stays 0.
+// The seed of one update, from that of the piece; 0, which rounds to nearest, stays 0.
 __device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
     return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
 }
@@ -76,17 +98,84 @@ struct alignas(4 * sizeof(floatX)) AdamWParams {
 };
 
 __device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
-                                    const AdamWStep& step, const AdamWScalars& s, size_t i, uint32_t seed) {
-    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], step, s);
+                                    const StepState& s, const AdamW& o, size_t i, uint32_t seed) {
+    float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], s, o);
     if (master) { master[i] = p; }
     params[i] = adamw_round(p, i, seed);
 }
+// ==== end promoted: adamw ====
 
+// ---- kernel 1: one thread per element --------------------------------------------------------------
+
+__global__ void adamw_kernel1(floatX* params, float* master, float* m, float* v, const float* grads,
+                              const StepState* state, size_t n, AdamW o, uint32_t seed) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && state->applied) {
+        adamw_scalar(params, master, m, v, grads, *state, o, i, adamw_seed(seed, state->num_updates));
+    }
+}
+
+void adamw1(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
+    size_t num_blocks = ceil_div(n, (size_t)block_size);
+    adamw_kernel1<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: four elements a thread in 128-bit vectors, cached as usual ----
+// ---- kernel 3: the same, streamed past what the caches hold ----
+
+template <bool streamed> __device__ inline f128 adamw_load(const float* p) {
+    return streamed ? load128cs(p) : load128(p);
+}
+template <bool streamed> __device__ inline void adamw_store(float* p, const f128& x) {
+    streamed ? store128cs(p, x) : store128(p, x);
+}
+
+template <bool streamed> __global__ void __launch_bounds__(512)
+    adamw_kernel3(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
+                  size_t n, AdamW o, uint32_t seed) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    StepState s = *state;
+    if (!s.applied) { return; }
+    seed = adamw_seed(seed, s.num_updates);
+    if (i + 4 > n) {
+        for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
+        return;
+    }
+    f128 p, m4 = adamw_load<streamed>(m + i), v4 = adamw_load<streamed>(v + i), g4 = adamw_load<streamed>(grads + i);
+    if (master) {
+        p = adamw_load<streamed>(master + i);
+    } else {
+        AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
+        for (int k = 0; k < 4; k++) { p[k] = (float)old.x[k]; }
+    }
+    AdamWParams rounded;
+    for (int k = 0; k < 4; k++) {
+        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o);
+        rounded.x[k] = adamw_round(p[k], i + k, seed);
+    }
+    adamw_store<streamed>(m + i, m4);
+    adamw_store<streamed>(v + i, v4);
+    if (master) { adamw_store<streamed>(master + i, p); }
+    *reinterpret_cast<AdamWParams*>(params + i) = rounded; // the next forward pass reads it: not streamed
+}
+
+template <bool streamed> void adamw3(floatX* params, float* master, float* m, float* v, const float* grads,
+                                     const StepState* state, size_t n, const AdamW& optimizer, uint32_t seed,
+                                     cudaStream_t stream, int block_size) {
+    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
+    adamw_kernel3<streamed>
+        <<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
+    cudaCheck(cudaGetLastError());
+}
+
+// ==== promoted: adamw ====
 // ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
-    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
-                  size_t n, AdamWScalars s, uint32_t seed) {
+    adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
+                  size_t n, AdamW o, uint32_t seed) {
     size_t first = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * 4, stride = (size_t)blockDim.x * 4;
     f128 p[2], m4[2], v4[2], g4[2];
 #pragma unroll
@@ -101,19 +190,19 @@ __global__ void __launch_bounds__(128)
             for (int k = 0; k < 4; k++) { p[j][k] = (float)old.x[k]; }
         }
     }
-    AdamWStep step = *step_;
-    if (!step.apply) { return; }
-    seed = adamw_seed(seed, step.update);
+    StepState s = *state;
+    if (!s.applied) { return; }
+    seed = adamw_seed(seed, s.num_updates);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         size_t i = first + j * stride;
         if (i + 4 > n) {
-            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
+            for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
             continue;
         }
         AdamWParams rounded;
         for (int k = 0; k < 4; k++) {
-            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], step, s);
+            p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
             rounded.x[k] = adamw_round(p[j][k], i + k, seed);
         }
         store128(m + i, m4[j]);
@@ -123,24 +212,22 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// master: NULL when params are all there is. seed: 0 rounds params to nearest; else by chance, other in each update.
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream, int block_size) {
+// params (n) floatX, master (n) float or NULL when params are all there is, m, v (n) | grads (n) | state: after
+// adamw_prepare. seed 0: params are rounded to nearest; else stochastically, with new random bits in every update.
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
     // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
     require(block_size <= 128);
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
     size_t num_blocks = ceil_div(n, 8 * (size_t)block_size);
-    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
+    adamw_kernel4<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, state, n, optimizer, seed);
     cudaCheck(cudaGetLastError());
 }
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream) {
-    adamw(params, master, m, v, grads, step, n, learning_rate, beta1, beta2, eps, weight_decay, seed, stream, 128);
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+           const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, 128);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -157,131 +244,32 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 }
 // ==== end promoted: adamw ====
 
-// ---- kernel 1: one thread per element --------------------------------------------------------------
-
-__global__ void adamw_kernel1(floatX* params, float* master, float* m, float* v, const float* grads,
-                              const AdamWStep* step, size_t n, AdamWScalars s, uint32_t seed) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n && step->apply) {
-        adamw_scalar(params, master, m, v, grads, *step, s, i, adamw_seed(seed, step->update));
-    }
-}
-
-void adamw1(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
-    size_t num_blocks = ceil_div(n, (size_t)block_size);
-    adamw_kernel1<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 2: four elements a thread in 128-bit vectors, cached as usual ----
-
-__global__ void __launch_bounds__(512)
-    adamw_kernel2(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
-                  size_t n, AdamWScalars s, uint32_t seed) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    AdamWStep step = *step_;
-    if (!step.apply) { return; }
-    seed = adamw_seed(seed, step.update);
-    if (i + 4 > n) {
-        for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
-        return;
-    }
-    f128 p, m4 = load128(m + i), v4 = load128(v + i), g4 = load128(grads + i);
-    if (master) {
-        p = load128(master + i);
-    } else {
-        AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old.x[k]; }
-    }
-    AdamWParams rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], step, s);
-        rounded.x[k] = adamw_round(p[k], i + k, seed);
-    }
-    store128(m + i, m4);
-    store128(v + i, v4);
-    if (master) { store128(master + i, p); }
-    *reinterpret_cast<AdamWParams*>(params + i) = rounded;
-}
-
-void adamw2(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
-    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
-    adamw_kernel2<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 3: four elements a thread, streamed past what the caches hold ----
-
-__global__ void __launch_bounds__(512)
-    adamw_kernel3(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
-                  size_t n, AdamWScalars s, uint32_t seed) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    AdamWStep step = *step_;
-    if (!step.apply) { return; }
-    seed = adamw_seed(seed, step.update);
-    if (i + 4 > n) {
-        for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
-        return;
-    }
-    f128 p, m4 = load128cs(m + i), v4 = load128cs(v + i), g4 = load128cs(grads + i);
-    if (master) {
-        p = load128cs(master + i);
-    } else {
-        AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old.x[k]; }
-    }
-    AdamWParams rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], step, s);
-        rounded.x[k] = adamw_round(p[k], i + k, seed);
-    }
-    store128cs(m + i, m4);
-    store128cs(v + i, v4);
-    if (master) { store128cs(master + i, p); }
-    *reinterpret_cast<AdamWParams*>(params + i) = rounded; // the next forward pass reads it: not streamed
-}
-
-void adamw3(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
-    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
-    adamw_kernel3<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
-    cudaCheck(cudaGetLastError());
-}
-
 // The promoted kernel; block size 0 is its default.
-void adamw4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
+void adamw4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
+            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
     if (block_size == 0) {
-        adamw(params, master, m, v, grads, step, n, learning_rate, beta1, beta2, eps, weight_decay, seed, stream);
+        adamw(params, master, m, v, grads, state, n, optimizer, seed, stream);
     } else {
-        adamw(params, master, m, v, grads, step, n, learning_rate, beta1, beta2, eps, weight_decay, seed, stream,
-              block_size);
+        adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, block_size);
     }
 }
 
-typedef void (*AdamW)(floatX*, float*, float*, float*, const float*, const AdamWStep*, size_t, float, float, float,
-                      float, float, uint32_t, cudaStream_t, int);
-
-static Buffer<float> constant(Bench& b, const char* name, float value) {
-    return b.input_from<float>(name, 1, [=](float* x) { *x = value; });
+__global__ void set_state_kernel(StepState* state, StepState value) { *state = value; }
+__global__ void get_verdict_kernel(float* verdict, const StepState* s) { // (5)
+    verdict[0] = s->applied, verdict[1] = s->num_updates, verdict[2] = s->norm, verdict[3] = s->loss_scale;
+    verdict[4] = s->dloss;
 }
 
 static void declare(Bench& b) {
     size_t n = (size_t)b.B * b.T * b.C;
-    // shapes of an odd T check stochastic rounding, those of one batch go without a master and try a NaN loss first
+    // shapes of an odd T check stochastic rounding, those of one batch go without a master and try bad steps first
     uint32_t seed = b.T % 2 ? 1337 : 0;
-    bool has_master = sizeof(floatX) < 4 && b.B > 1, try_nan = b.B == 1;
-    float learning_rate = 0.01f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
-    float inverse_loss_scale = 1.0f / 1024.0f, clip = 1.0f, norm_value = 2048.0f; // a norm of 2 becomes 1
+    bool has_master = sizeof(floatX) < 4 && b.B > 1, try_bad_steps = b.B == 1;
+    const AdamW optimizer = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
+    const int updates_before = 4;
+    StepState start = {}; // a norm of 2, which clipping makes 1
+    start.loss = 3.0f, start.scaled_norm = 2048.0f, start.loss_scale = 1024.0f, start.dloss = 8.0f;
+    start.num_updates = updates_before;
 
     Buffer<floatX> params0 = b.input<floatX>("params0", n);
     Buffer<float> master0 = {}, master = {};
@@ -289,9 +277,6 @@ static void declare(Bench& b) {
         for (size_t i = 0; i < n; i++) { x[i] = 0.01f + hash_bits((uint32_t)i, 7) / 4294967296.0f; }
     });
     Buffer<float> grads = b.input<float>("grads", n, 1024.0f);
-    Buffer<float> loss = constant(b, "loss", 3.0f), nan_loss = constant(b, "nan_loss", NAN);
-    Buffer<float> norm = constant(b, "norm", norm_value);
-    Buffer<int> num_updates0 = b.input_ids("num_updates0", 1, 10);
 
     float params_ulps = sizeof(floatX) == 4 ? 4.0f : 1.0f;
     Buffer<floatX> params =
@@ -301,35 +286,49 @@ static void declare(Bench& b) {
         master = b.inout<float>("master", n, master0, ulps<float>(4, 1));
     }
     Buffer<float> m = b.inout<float>("m", n, m0, ulps<float>(2, 0.5f)), v = b.inout<float>("v", n, v0, ulps<float>(4));
-    Buffer<int> num_updates = b.inout<int>("num_updates", 1, num_updates0, {0, 0});
-    Buffer<AdamWStep> step = b.scratch<AdamWStep>("step", 1);
+    Buffer<StepState> state = b.scratch<StepState>("state", 1);
+    Buffer<float> good = b.output<float>("verdict", 5, {0, 0}), overflow = {};
+    if (try_bad_steps) { overflow = b.output<float>("verdict on an overflow", 5, {0, 0}); }
     b.reference([=] {
-        *num_updates.host = *num_updates0.host + 1;
-        double grad_scale = (double)inverse_loss_scale * clip / (norm_value * inverse_loss_scale);
+        float good_verdict[] = {1, updates_before + 1, 2, 1024, 8};
+        float halved = IS_FP16 ? 0.5f : 1.0f,
+              overflow_verdict[] = {0, updates_before, INFINITY, 1024 * halved, 8 * halved};
+        memcpy(good.host, good_verdict, sizeof(good_verdict));
+        if (try_bad_steps) { memcpy(overflow.host, overflow_verdict, sizeof(overflow_verdict)); }
         adamw_cpu(has_master ? master.host : params.host, m.host, v.host, has_master ? master0.host : params0.host,
-                  m0.host, v0.host, grads.host, n, grad_scale, (int)*num_updates.host, learning_rate, beta1, beta2, eps,
-                  weight_decay);
+                  m0.host, v0.host, grads.host, n, 1.0 / 2048.0, updates_before + 1, optimizer.learning_rate,
+                  optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.weight_decay);
         if (has_master) { memcpy(params.host, master.host, n * sizeof(float)); }
     });
     b.cost((double)n * (20 + (has_master ? 8 + sizeof(floatX) : 2 * sizeof(floatX))), 0);
     cudaStream_t stream = b.stream;
-    auto kernel = [&](int number, const char* what, AdamW update, std::vector<int> block_sizes) {
-        auto run = [=](float* its_loss, int bs) {
-            adamw_prepare(step, num_updates, its_loss, norm, inverse_loss_scale, clip, beta1, beta2, stream);
-            update(params, master, m, v, grads, step, n, learning_rate, beta1, beta2, eps, weight_decay, seed, stream,
-                   bs);
+    typedef void Update(floatX*, float*, float*, float*, const float*, const StepState*, size_t, const AdamW&, uint32_t,
+                        cudaStream_t, int);
+    auto kernel = [&](int number, const char* what, Update* update, std::vector<int> block_sizes) {
+        auto run = [=](float loss, float scaled_norm, bool skip, float* verdict, int bs) {
+            StepState before = start;
+            before.loss = loss, before.scaled_norm = scaled_norm;
+            set_state_kernel<<<1, 1, 0, stream>>>(state, before);
+            adamw_prepare(state, optimizer, skip, stream);
+            update(params, master, m, v, grads, state, n, optimizer, seed, stream, bs);
+            get_verdict_kernel<<<1, 1, 0, stream>>>(verdict, state);
+            cudaCheck(cudaGetLastError());
         };
         b.kernel(
             number, what,
             [=](int bs) {
-                if (try_nan) { run(nan_loss, bs); } // must change nothing
-                run(loss, bs);
+                if (try_bad_steps) { // none of them may change anything
+                    run(NAN, start.scaled_norm, false, good, bs);
+                    run(start.loss, start.scaled_norm, true, good, bs);
+                    run(start.loss, INFINITY, false, overflow, bs);
+                }
+                run(start.loss, start.scaled_norm, false, good, bs);
             },
             block_sizes);
     };
     kernel(1, "one thread per element", adamw1, {64, 128, 256, 512, 1024});
-    kernel(2, "128-bit vectors", adamw2, {64, 128, 256, 512});
-    kernel(3, "streamed", adamw3, {64, 128, 256, 512});
+    kernel(2, "128-bit vectors", adamw3<false>, {64, 128, 256, 512});
+    kernel(3, "streamed", adamw3<true>, {64, 128, 256, 512});
     kernel(4, "two vectors a thread in flight", adamw4, {0, 64, 128});
     b.promoted(4);
 }
