@@ -155,7 +155,7 @@ static void compare_golden_gradients(const GPT2* model, double tolerance) {
             snprintf(name, sizeof(name), "grad.%s", hf);
             float* want = golden_floats(name);
             size_t n = elements(golden_tensor(name)), cols = param_cols(c, p), rows = n / cols;
-            const float* ours = grads.data() + param_offset(c, p) + (size_t)l * param_layer_size(c, p);
+            const float* ours = grads.data() + param_place(c, p, l);
             std::vector<float> ordered(n);
             for (size_t i = 0; i < n; i++) {
                 ordered[i] = gpt2_params[p].conv1d ? ours[i % rows * cols + i / rows] : ours[i];
@@ -290,14 +290,65 @@ static void test_d12_tinyshakespeare(void) {
 static void compare_all_gradients(const GPT2* model, const std::vector<float>& a, const std::vector<float>& b,
                                   double tolerance) {
     for (int p = 0; p < NUM_PARAMS; p++) {
-        size_t at = param_offset(&model->config, p);
-        double error = relative_error(a.data() + at, b.data() + at, param_size(&model->config, p));
-        check_msg(error <= tolerance, "d%s is off by %g of its norm", gpt2_params[p].name, error);
+        for (int l = 0; l < param_copies(&model->config, p); l++) {
+            size_t at = param_place(&model->config, p, l);
+            double error = relative_error(a.data() + at, b.data() + at, param_layer_size(&model->config, p));
+            check_msg(error <= tolerance, "d%s of layer %d is off by %g of its norm", gpt2_params[p].name, l, error);
+        }
     }
 }
 
 static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// The model's arrays hold every tensor of every layer once, without gaps; a layer is one contiguous piece; what is uploaded
+// comes back.
+static void test_layout(void) {
+    GPT2Config config = {16, 100, padded_vocab(100), 3, 2, 64};
+    size_t n = num_parameters(&config), layer = 0;
+    std::vector<int> places(n, 0), offsets(n, 0), decays(n, -1);
+    for_each_tensor(&config, [&](size_t place, size_t offset, size_t size) {
+        for (size_t i = 0; i < size; i++) { places[place + i]++, offsets[offset + i]++; }
+    });
+    check(std::count(places.begin(), places.end(), 1) == (ptrdiff_t)n);
+    check(std::count(offsets.begin(), offsets.end(), 1) == (ptrdiff_t)n);
+    for (int p = 0; p < NUM_PARAMS; p++) { layer += gpt2_params[p].per_layer ? param_layer_size(&config, p) : 0; }
+    size_t first = param_place(&config, 4, 0); // qkvw, a layer's first matrix
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        for (int l = 0; l < param_copies(&config, p); l++) {
+            size_t at = param_place(&config, p, l);
+            bool inside = at >= first + l * layer && at + param_layer_size(&config, p) <= first + (l + 1) * layer;
+            check_msg(inside == gpt2_params[p].per_layer, "%s of layer %d", gpt2_params[p].name, l);
+            check(at % 8 == 0); // aligned to 16 bytes
+            for (size_t i = 0; i < param_layer_size(&config, p); i++) { decays[at + i] = gpt2_params[p].decay; }
+        }
+    }
+    size_t end = 0;
+    for (int i = 0; i < num_pieces(&config); i++) {
+        Piece piece = parameter_piece(&config, i);
+        check_msg(piece.place == end, "piece %d begins at %zu, want %zu", i, piece.place, end);
+        for (size_t j = 0; j < piece.n; j++) { check(decays[piece.place + j] == piece.decay); }
+        end += piece.n;
+    }
+    check(end == n);
+    if (!have_gpu()) { return; }
+    GPT2 model;
+    std::vector<float> weights(n), back(n);
+    for (size_t i = 0; i < n; i++) { weights[i] = (float)(i % 251); } // exact in every precision
+    for (bool master : {true, false}) {
+        test_options.master_weights = master;
+        open_model(&model, &config, weights.data(), 1, 16);
+        gpt2_download(&model, back.data());
+        check(same_bits(weights, back));
+        upload_floats(&model, model.m_memory, weights.data());
+        download_floats(&model, back.data(), model.m_memory);
+        check(same_bits(weights, back));
+        float value = get_scalar(&model, model.m_memory + param_place(&config, 10, 2) + 5); // fcw of layer 2
+        check(value == weights[param_offset(&config, 10) + 2 * param_layer_size(&config, 10) + 5]);
+        gpt2_free(&model);
+    }
+    test_options.master_weights = true;
 }
 
 static void test_gradient_accumulation(void) {
@@ -408,7 +459,7 @@ static void test_nan_is_seen(void) {
     size_t n = num_parameters(&model.config);
     floatX nan = (floatX)NAN;
     for (int p = 0; p < NUM_PARAMS; p++) {
-        floatX saved, *weight = model.params_memory + param_offset(&model.config, p);
+        floatX saved, *weight = model.params_memory + param_place(&model.config, p, 0);
         if (p == 0) { weight += (size_t)inputs[3] * model.config.channels; }
         cudaCheck(cudaMemcpy(&saved, weight, sizeof(saved), cudaMemcpyDeviceToHost));
         cudaCheck(cudaMemcpy(weight, &nan, sizeof(nan), cudaMemcpyHostToDevice));
@@ -923,6 +974,7 @@ static const Test tests[] = {
     {"golden", "hidden states, logits, loss, every gradient against PyTorch in float64", test_golden},
     {"ten_steps", "ten steps of AdamW: losses, norms, weights", test_ten_steps},
     {"d12_tinyshakespeare", "20 steps of 124M on real text against PyTorch", test_d12_tinyshakespeare},
+    {"layout", "parameters layer by layer: every one in its place", test_layout},
     {"gradient_accumulation", "four micro-batches of one are one of four", test_gradient_accumulation},
     {"recompute", "the three recompute levels agree", test_recompute},
     {"same_bits_again", "two runs give the same bits", test_same_bits_again},

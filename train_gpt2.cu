@@ -218,16 +218,56 @@ template <class T> static T** parameter_array(Parameters<T>* p) {
     return (T**)p;
 }
 
+// The order in memory, of weights, gradients and moments alike: embeddings, layer 0, layer 1, ..., the last layernorm. A
+// layer is one contiguous piece; in it matrices come before vectors, so that what decays is contiguous, too.
+static int param_rank(int p) {
+    const ParamInfo* info = &gpt2_params[p];
+    return info->per_layer ? (info->decay ? 1 : 2) : (info->decay ? 0 : 3);
+}
+
+// The place of tensor p of layer l (0 where there is but one) in that order.
+static size_t param_place(const GPT2Config* config, int p, int l) {
+    bool per_layer = gpt2_params[p].per_layer;
+    size_t place = 0;
+    for (int q = 0; q < NUM_PARAMS; q++) {
+        bool before = param_rank(q) < param_rank(p) || (param_rank(q) == param_rank(p) && q < p);
+        if (before) { place += per_layer ? param_layer_size(config, q) : param_size(config, q); }
+        if (per_layer && gpt2_params[q].per_layer) { place += l * param_layer_size(config, q); }
+    }
+    return place;
+}
+
 template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
-    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_offset(config, i); }
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_place(config, i, 0); }
 }
 
 // The same tensors as layer l sees them: those that each layer has point to its own.
 template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
     for (int i = 0; i < NUM_PARAMS; i++) {
-        if (gpt2_params[i].per_layer) { parameter_array(&p)[i] += l * param_layer_size(config, i); }
+        if (gpt2_params[i].per_layer) {
+            parameter_array(&p)[i] += param_place(config, i, l) - param_place(config, i, 0);
+        }
     }
     return p;
+}
+
+// A piece of all parameters with one weight decay: number 0 is wte and wpe, 1 + 2l and 2 + 2l the matrices and the vectors
+// of layer l, 2L + 1 the last layernorm.
+struct Piece {
+    size_t place, n;
+    bool decay;
+};
+static int num_pieces(const GPT2Config* config) { return 2 * config->num_layers + 2; }
+
+static Piece parameter_piece(const GPT2Config* config, int i) {
+    int l = (i - 1) / 2, rank = i == 0 ? 0 : i == num_pieces(config) - 1 ? 3 : 1 + (i - 1) % 2;
+    Piece piece = {SIZE_MAX, 0, rank <= 1};
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        if (param_rank(p) != rank) { continue; }
+        piece.place = std::min(piece.place, param_place(config, p, gpt2_params[p].per_layer ? l : 0));
+        piece.n += param_layer_size(config, p);
+    }
+    return piece;
 }
 
 // What the forward pass leaves for the backward pass, for B x T tokens. In training tensors with an L are kept for every
@@ -306,7 +346,7 @@ struct GPT2 {
     GPT2Config config;
     GPT2Options options;
     cudaStream_t stream;
-    floatX* params_memory; // (num_params), all tensors one after the other
+    floatX* params_memory; // (num_params) in the order of param_place
     float* master_memory;  // (num_params) fp32 weights; NULL when params are float, or without master weights
     float* grads_memory;   // (num_params)
     float* m_memory;       // (num_params), AdamW's first moment
@@ -400,11 +440,14 @@ static void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* s
 // Matrices are larger and need none: their first gradient is written. For wte the head's does that, before
 // encoder_backward adds to it.
 static void zero_gradients(GPT2* model) {
-    for (int i = 0; i < NUM_PARAMS; i++) {
-        float* gradient = parameter_array(&model->grads)[i];
-        if (gpt2_params[i].rows == DIM_1 || gradient == model->grads.wpe) {
-            cudaCheck(cudaMemsetAsync(gradient, 0, param_size(&model->config, i) * sizeof(float), model->stream));
-        }
+    const GPT2Config* config = &model->config;
+    size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
+    cudaCheck(cudaMemsetAsync(model->grads.wpe, 0, wpe_bytes, model->stream));
+    for (int i = 0; i < num_pieces(config); i++) {
+        Piece piece = parameter_piece(config, i);
+        if (piece.decay) { continue; } // matrices
+        float* gradients = model->grads_memory + piece.place;
+        cudaCheck(cudaMemsetAsync(gradients, 0, piece.n * sizeof(float), model->stream));
     }
 }
 
@@ -462,23 +505,24 @@ static void gpt2_gradient_norm(GPT2* model) {
                 model->stream);
 }
 
-// Seed of stochastic rounding for tensor p; 0: round to nearest.
-static uint32_t rounding_seed(const GPT2* model, int p) {
+// Seed of stochastic rounding for a piece of the parameters; 0: round to nearest.
+static uint32_t rounding_seed(const GPT2* model, int piece) {
     if (!model->options.stochastic_rounding || !model->master_memory) { return 0; }
     uint32_t seed = (uint32_t)splitmix64(model->options.seed) | 1;
-    return hash_bits((uint32_t)p, seed) | 1;
+    return hash_bits((uint32_t)piece, seed) | 1;
 }
 
 // One step of AdamW on all parameters, after gpt2_gradient_norm; none if loss or norm is not finite, or with skip. Source:
 // Loshchilov and Hutter 2019, arXiv:1711.05101.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip) {
     adamw_prepare(model->state, *optimizer, skip, model->stream);
-    for (int i = 0; i < NUM_PARAMS; i++) {
-        size_t at = param_offset(&model->config, i), n = param_size(&model->config, i);
+    for (int i = 0; i < num_pieces(&model->config); i++) {
+        Piece piece = parameter_piece(&model->config, i);
+        size_t at = piece.place;
         AdamW o = *optimizer;
-        if (!gpt2_params[i].decay) { o.weight_decay = 0.0f; }
+        if (!piece.decay) { o.weight_decay = 0.0f; }
         adamw(model->params_memory + at, model->master_memory ? model->master_memory + at : NULL, model->m_memory + at,
-              model->v_memory + at, model->grads_memory + at, model->state, n, o, rounding_seed(model, i),
+              model->v_memory + at, model->grads_memory + at, model->state, piece.n, o, rounding_seed(model, i),
               model->stream);
     }
 }
@@ -639,43 +683,68 @@ static void gpt2_free(GPT2* model) {
     memset(model, 0, sizeof(*model));
 }
 
+// Calls copy(place, offset, n) for each tensor of each layer: n values from `place` in the model's arrays are those from
+// `offset` in a checkpoint's, which are tensor by tensor over all layers.
+template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy copy) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        size_t n = param_layer_size(config, p);
+        for (int l = 0; l < param_copies(config, p); l++) {
+            copy(param_place(config, p, l), param_offset(config, p) + l * n, n);
+        }
+    }
+}
+
+// An array of num_params floats from a checkpoint's order on the host to the model's on the device, and back.
+static void upload_floats(const GPT2* model, float* device, const float* host) {
+    for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
+        cudaCheck(cudaMemcpy(device + place, host + offset, n * sizeof(float), cudaMemcpyHostToDevice));
+    });
+}
+static void download_floats(const GPT2* model, float* host, const float* device) {
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
+        cudaCheck(cudaMemcpy(host + offset, device + place, n * sizeof(float), cudaMemcpyDeviceToHost));
+    });
+}
+
 // The weights from host memory (num_params), rounded as update number `num_updates` of a run had rounded them.
 static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
-    size_t n = num_parameters(&model->config), chunk = (size_t)1 << 24;
+    const GPT2Config* config = &model->config;
     if (model->master_memory) {
-        cudaCheck(cudaMemcpy(model->master_memory, weights, n * sizeof(float), cudaMemcpyHostToDevice));
-        for (int p = 0; p < NUM_PARAMS; p++) {
-            size_t at = param_offset(&model->config, p), count = param_size(&model->config, p);
-            adamw_round_weights(model->params_memory + at, model->master_memory + at, count,
-                                num_updates > 0 ? rounding_seed(model, p) : 0, num_updates, model->stream);
+        upload_floats(model, model->master_memory, weights);
+        for (int i = 0; i < num_pieces(config); i++) {
+            Piece piece = parameter_piece(config, i);
+            uint32_t seed = num_updates > 0 ? rounding_seed(model, i) : 0;
+            adamw_round_weights(model->params_memory + piece.place, model->master_memory + piece.place, piece.n, seed,
+                                num_updates, model->stream);
         }
     } else {
+        size_t largest = 0;
+        for_each_tensor(config, [&](size_t, size_t, size_t n) { largest = std::max(largest, n); });
         float* staging;
-        cudaCheck(cudaMalloc(&staging, std::min(n, chunk) * sizeof(float)));
-        for (size_t at = 0; at < n; at += chunk) {
-            size_t count = std::min(n - at, chunk);
-            cudaCheck(cudaMemcpy(staging, weights + at, count * sizeof(float), cudaMemcpyHostToDevice));
-            adamw_round_weights(model->params_memory + at, staging, count, 0, 0, model->stream);
-            cudaCheck(cudaStreamSynchronize(model->stream));
-        }
-        cudaCheck(cudaFree(staging));
+        cudaCheck(cudaMalloc(&staging, largest * sizeof(float)));
+        for_each_tensor(config, [&](size_t place, size_t offset, size_t n) {
+            cudaCheck(cudaMemcpy(staging, weights + offset, n * sizeof(float), cudaMemcpyHostToDevice));
+            adamw_round_weights(model->params_memory + place, staging, n, 0, 0, model->stream);
+        });
+        cudaCheck(cudaFree(staging)); // waits for the last copy
     }
     cudaCheck(cudaStreamSynchronize(model->stream));
 }
 
 // The weights to host memory (num_params): the master weights where there are any.
 static void gpt2_download(const GPT2* model, float* weights) {
-    size_t n = num_parameters(&model->config);
-    cudaCheck(cudaStreamSynchronize(model->stream));
     if (model->master_memory || sizeof(floatX) == sizeof(float)) {
-        const void* source = model->master_memory ? (void*)model->master_memory : (void*)model->params_memory;
-        cudaCheck(cudaMemcpy(weights, source, n * sizeof(float), cudaMemcpyDeviceToHost));
+        download_floats(model, weights, model->master_memory ? model->master_memory : (float*)model->params_memory);
         return;
     }
-    floatX* rounded = (floatX*)malloc_check(n * sizeof(floatX));
-    cudaCheck(cudaMemcpy(rounded, model->params_memory, n * sizeof(floatX), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < n; i++) { weights[i] = (float)rounded[i]; }
-    free(rounded);
+    std::vector<floatX> rounded(num_parameters(&model->config));
+    cudaCheck(cudaStreamSynchronize(model->stream));
+    cudaCheck(
+        cudaMemcpy(rounded.data(), model->params_memory, rounded.size() * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
+        for (size_t i = 0; i < n; i++) { weights[offset + i] = (float)rounded[place + i]; }
+    });
 }
 
 // ================================================================================================
@@ -1060,8 +1129,8 @@ static void save_checkpoint(Trainer* t) {
     float* arrays[3];
     for (float*& array : arrays) { array = (float*)malloc_check(n * sizeof(float)); }
     gpt2_download(&t->model, arrays[0]);
-    cudaCheck(cudaMemcpy(arrays[1], t->model.m_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
-    cudaCheck(cudaMemcpy(arrays[2], t->model.v_memory, n * sizeof(float), cudaMemcpyDeviceToHost));
+    download_floats(&t->model, arrays[1], t->model.m_memory);
+    download_floats(&t->model, arrays[2], t->model.v_memory);
     training_save(&t->job, arrays[0], arrays[1], arrays[2]);
     for (float* array : arrays) { free(array); }
 }
@@ -1250,8 +1319,8 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
     if (resumed) {
         model_source_close(source);
-        cudaCheck(cudaMemcpy(model->m_memory, arrays[1], n * sizeof(float), cudaMemcpyHostToDevice));
-        cudaCheck(cudaMemcpy(model->v_memory, arrays[2], n * sizeof(float), cudaMemcpyHostToDevice));
+        upload_floats(model, model->m_memory, arrays[1]);
+        upload_floats(model, model->v_memory, arrays[2]);
     }
     for (float* array : arrays) { free(array); }
 }
@@ -1332,30 +1401,6 @@ static int train() {
 }
 
 // ---- profile --------------------------------------------------------------------------------------
-
-// Bytes/s of a large copy on the device, read plus written: the best of 20, because it serves as a roofline.
-static double measure_copy_bandwidth(cudaStream_t stream) {
-    const size_t bytes = (size_t)1 << 30;
-    char* memory;
-    cudaCheck(cudaMalloc(&memory, 2 * bytes));
-    cudaCheck(cudaMemset(memory, 1, 2 * bytes));
-    float least = INFINITY, ms;
-    cudaEvent_t begin, end;
-    cudaCheck(cudaEventCreate(&begin));
-    cudaCheck(cudaEventCreate(&end));
-    for (int i = 0; i < 20; i++) {
-        cudaCheck(cudaEventRecord(begin, stream));
-        cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream));
-        cudaCheck(cudaEventRecord(end, stream));
-        cudaCheck(cudaEventSynchronize(end));
-        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
-        least = ms < least ? ms : least;
-    }
-    cudaCheck(cudaEventDestroy(begin));
-    cudaCheck(cudaEventDestroy(end));
-    cudaCheck(cudaFree(memory));
-    return 2.0 * bytes / least * 1e3;
-}
 
 // All calls of one operation in a step.
 struct ProfileRow {

@@ -93,3 +93,27 @@ struct Op : Range {
         if (entry >= 0 && p.entries[entry].end) { cudaCheck(cudaEventRecord(p.entries[entry].end, stream)); }
     }
 };
+
+// Bytes/s of a large copy on the device, read plus written: the best of 20, because it serves as a roofline.
+inline double measure_copy_bandwidth(cudaStream_t stream) {
+    const size_t bytes = (size_t)1 << 30;
+    char* memory;
+    cudaCheck(cudaMalloc(&memory, 2 * bytes));
+    cudaCheck(cudaMemset(memory, 1, 2 * bytes));
+    float least = INFINITY, ms;
+    cudaEvent_t begin, end;
+    cudaCheck(cudaEventCreate(&begin));
+    cudaCheck(cudaEventCreate(&end));
+    for (int i = 0; i < 20; i++) {
+        cudaCheck(cudaEventRecord(begin, stream));
+        cudaCheck(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream));
+        cudaCheck(cudaEventRecord(end, stream));
+        cudaCheck(cudaEventSynchronize(end));
+        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
+        least = ms < least ? ms : least;
+    }
+    cudaCheck(cudaEventDestroy(begin));
+    cudaCheck(cudaEventDestroy(end));
+    cudaCheck(cudaFree(memory));
+    return 2.0 * bytes / least * 1e3;
+}
