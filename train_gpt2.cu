@@ -225,14 +225,19 @@ static int param_rank(int p) {
     return info->per_layer ? (info->decay ? 1 : 2) : (info->decay ? 0 : 3);
 }
 
+static size_t layer_size(const GPT2Config* config) { // values in the tensors of a layer
+    size_t size = 0;
+    for (int p = 0; p < NUM_PARAMS; p++) { size += gpt2_params[p].per_layer ? param_layer_size(config, p) : 0; }
+    return size;
+}
+
 // The place of tensor p of layer l (0 where there is but one) in that order.
 static size_t param_place(const GPT2Config* config, int p, int l) {
     bool per_layer = gpt2_params[p].per_layer;
-    size_t place = 0;
+    size_t place = per_layer ? l * layer_size(config) : 0;
     for (int q = 0; q < NUM_PARAMS; q++) {
         bool before = param_rank(q) < param_rank(p) || (param_rank(q) == param_rank(p) && q < p);
         if (before) { place += per_layer ? param_layer_size(config, q) : param_size(config, q); }
-        if (per_layer && gpt2_params[q].per_layer) { place += l * param_layer_size(config, q); }
     }
     return place;
 }
@@ -243,11 +248,8 @@ template <class T> static void point_parameters(Parameters<T>* p, T* memory, con
 
 // The same tensors as layer l sees them: those that each layer has point to its own.
 template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
-    for (int i = 0; i < NUM_PARAMS; i++) {
-        if (gpt2_params[i].per_layer) {
-            parameter_array(&p)[i] += param_place(config, i, l) - param_place(config, i, 0);
-        }
-    }
+    size_t offset = l * layer_size(config);
+    for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += gpt2_params[i].per_layer ? offset : 0; }
     return p;
 }
 
