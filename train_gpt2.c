@@ -522,8 +522,6 @@ typedef struct {
     float* scratch;   // (B, T, C)
 } Activations;
 
-enum { NUM_ACTIVATIONS = 20 };
-
 // Scratch of the backward pass, used again by every layer.
 typedef struct {
     float* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
@@ -555,6 +553,35 @@ static float* allocate_floats(size_t n) {
     return p;
 }
 
+enum { MAX_TENSORS = 32 }; // of a list
+
+// A tensor of a struct: its pointer there, and its size.
+typedef struct {
+    float** pointer;
+    size_t size; // floats
+} Tensor;
+
+// All tensors of a struct: what is allocated, counted and freed. It ends at the first one without a pointer.
+typedef struct {
+    Tensor tensors[MAX_TENSORS];
+} TensorList;
+
+static size_t total_floats(TensorList list) {
+    size_t sum = 0;
+    for (int i = 0; i < MAX_TENSORS && list.tensors[i].pointer; i++) { sum += list.tensors[i].size; }
+    return sum;
+}
+
+static void allocate_tensors(TensorList list) {
+    for (int i = 0; i < MAX_TENSORS && list.tensors[i].pointer; i++) {
+        *list.tensors[i].pointer = allocate_floats(list.tensors[i].size);
+    }
+}
+
+static void free_tensors(TensorList list) {
+    for (int i = 0; i < MAX_TENSORS && list.tensors[i].pointer; i++) { free(*list.tensors[i].pointer); }
+}
+
 static void point_parameters(Parameters* p, float* memory, const GPT2Config* config) {
     float** tensors = (float**)p; // a struct of NUM_PARAMS pointers in the order of the table
     for (int i = 0; i < NUM_PARAMS; i++) { tensors[i] = memory + param_offset(config, i); }
@@ -575,44 +602,66 @@ static void gpt2_allocate_training(GPT2* model) {
     point_parameters(&model->grads, model->grads_memory, &model->config);
 }
 
-// Floats of each tensor of Activations in its order. Logits for the last position only when !all_logits.
-static void activation_sizes(size_t* sizes, const GPT2Config* config, int B, int T, bool all_logits) {
+// For B x T tokens, and the logits of all of them or of the last position only.
+static TensorList activation_list(Activations* a, const GPT2Config* config, int B, int T, bool all_logits) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
-    size_t logits = (all_logits ? BT : (size_t)B) * config->padded_vocab_size;
-    size_t all[NUM_ACTIVATIONS] = {BT * C,     L * BT * C, L * BT, L * BT, L * BT * 3 * C, L * BT * C,     L * BT * NH,
-                                   L * BT * C, L * BT * C, L * BT, L * BT, L * BT * 4 * C, L * BT * 4 * C, L * BT * C,
-                                   BT * C,     BT,         BT,     BT,     logits,         BT * C};
-    memcpy(sizes, all, sizeof(all));
+    size_t num_logits = all_logits ? BT : (size_t)B, Vp = config->padded_vocab_size;
+    TensorList list = {{
+        {&a->encoded, BT * C},
+        {&a->ln1, L * BT * C},
+        {&a->ln1_mean, L * BT},
+        {&a->ln1_rstd, L * BT},
+        {&a->qkv, L * BT * 3 * C},
+        {&a->atty, L * BT * C},
+        {&a->lse, L * BT * NH},
+        {&a->residual2, L * BT * C},
+        {&a->ln2, L * BT * C},
+        {&a->ln2_mean, L * BT},
+        {&a->ln2_rstd, L * BT},
+        {&a->fch, L * BT * 4 * C},
+        {&a->fch_gelu, L * BT * 4 * C},
+        {&a->residual3, L * BT * C},
+        {&a->lnf, BT * C},
+        {&a->lnf_mean, BT},
+        {&a->lnf_rstd, BT},
+        {&a->losses, BT},
+        {&a->logits, num_logits * Vp},
+        {&a->scratch, BT * C},
+    }};
+    return list;
+}
+
+static TensorList gradient_list(Gradients* d, const GPT2Config* config, int B, int T) {
+    size_t BTC = (size_t)B * T * config->channels;
+    TensorList list = {{
+        {&d->dresidual, BTC},
+        {&d->dbtc, BTC},
+        {&d->dqkv, BTC * 3},
+        {&d->dfch, BTC * 4},
+    }};
+    return list;
 }
 
 static void activations_allocate(Activations* acts, const GPT2Config* config, int B, int T, bool all_logits) {
-    size_t sizes[NUM_ACTIVATIONS];
-    activation_sizes(sizes, config, B, T, all_logits);
     acts->B = B;
     acts->T = T;
-    float** tensors = &acts->encoded;
-    for (int i = 0; i < NUM_ACTIVATIONS; i++) { tensors[i] = allocate_floats(sizes[i]); }
+    allocate_tensors(activation_list(acts, config, B, T, all_logits));
 }
 
-static void activations_free(Activations* acts) {
-    float** tensors = &acts->encoded;
-    for (int i = 0; acts->B && i < NUM_ACTIVATIONS; i++) { free(tensors[i]); }
+static void activations_free(Activations* acts, const GPT2Config* config) {
+    free_tensors(activation_list(acts, config, acts->B, acts->T, true));
     memset(acts, 0, sizeof(*acts));
 }
 
 // Makes room for a forward and backward pass of B x T tokens.
 static void gpt2_allocate_batch(GPT2* model, int B, int T) {
-    size_t BTC = (size_t)B * T * model->config.channels;
     activations_allocate(&model->acts, &model->config, B, T, true);
-    float** tensors = (float**)&model->dacts;
-    const size_t widths[4] = {1, 1, 3, 4};
-    for (int i = 0; i < 4; i++) { tensors[i] = allocate_floats(BTC * widths[i]); }
+    allocate_tensors(gradient_list(&model->dacts, &model->config, B, T));
 }
 
 static void gpt2_free(GPT2* model) {
-    activations_free(&model->acts);
-    float** tensors = (float**)&model->dacts;
-    for (int i = 0; i < 4; i++) { free(tensors[i]); }
+    free_tensors(gradient_list(&model->dacts, &model->config, model->acts.B, model->acts.T));
+    activations_free(&model->acts, &model->config);
     free(model->params_memory);
     free(model->grads_memory);
     free(model->m_memory);
@@ -798,19 +847,30 @@ typedef struct {
     float* logits;        // (Vp)
 } Generator;
 
-static void generator_allocate(Generator* g, const GPT2Config* config, int capacity) {
+static TensorList generator_list(Generator* g, const GPT2Config* config, int capacity) {
     size_t C = config->channels, cache = (size_t)config->num_layers * capacity * C;
-    g->length = 0;
-    g->capacity = capacity;
-    size_t sizes[9] = {
-        cache, cache, C, C, 3 * C, C, 4 * C, (size_t)config->num_heads * capacity, (size_t)config->padded_vocab_size};
-    float** tensors = &g->keys;
-    for (int i = 0; i < 9; i++) { tensors[i] = allocate_floats(sizes[i]); }
+    TensorList list = {{
+        {&g->keys, cache},
+        {&g->values, cache},
+        {&g->x, C},
+        {&g->norm, C},
+        {&g->qkv, 3 * C},
+        {&g->out, C},
+        {&g->fch, 4 * C},
+        {&g->att, (size_t)config->num_heads * capacity},
+        {&g->logits, (size_t)config->padded_vocab_size},
+    }};
+    return list;
 }
 
-static void generator_free(Generator* g) {
-    float** tensors = &g->keys;
-    for (int i = 0; i < 9; i++) { free(tensors[i]); }
+static void generator_allocate(Generator* g, const GPT2Config* config, int capacity) {
+    g->length = 0;
+    g->capacity = capacity;
+    allocate_tensors(generator_list(g, config, capacity));
+}
+
+static void generator_free(Generator* g, const GPT2Config* config) {
+    free_tensors(generator_list(g, config, g->capacity));
     memset(g, 0, sizeof(*g));
 }
 
@@ -885,7 +945,7 @@ static void generator_prefill(Generator* g, const GPT2* model, const int* tokens
     }
     gpt2_head(model, g->logits, acts.lnf + (size_t)(n - 1) * C, 1);
     g->length = n;
-    activations_free(&acts);
+    activations_free(&acts, &model->config);
 }
 
 // Continues prompt (n tokens, n >= 1) by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to the last
@@ -913,7 +973,7 @@ static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int 
         generator_step(&g, model, token);
     }
     free(scratch);
-    generator_free(&g);
+    generator_free(&g, &model->config);
     return made;
 }
 
@@ -939,16 +999,17 @@ static void check_memory(const GPT2Config* config) {
 
 // What a training run needs, said before it is allocated.
 static void print_memory_need(const GPT2Config* config, int B, int T) {
-    size_t sizes[NUM_ACTIVATIONS], activations = (size_t)B * T * config->channels * 9; // 9: what Gradients holds
-    activation_sizes(sizes, config, B, T, true);
-    for (int i = 0; i < NUM_ACTIVATIONS; i++) { activations += sizes[i]; }
+    Activations acts;
+    Gradients dacts;
+    double activations = 4e-9 * (double)(total_floats(activation_list(&acts, config, B, T, true)) +
+                                         total_floats(gradient_list(&dacts, config, B, T)));
     double params = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
-    double need = 4 * params + (double)activations * 4e-9;
+    double need = 4 * params + activations;
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6);
     printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f: %.2f of this machine's %.1f GB\n",
-           params, params, 2 * params, (double)activations * 4e-9, need, have);
+           params, params, 2 * params, activations, need, have);
     if (need > have) { die("the run needs %.1f GB and the machine has %.1f; take a smaller -b or -t", need, have); }
 }
 

@@ -82,7 +82,7 @@ static void bench_generate(const GPT2* model) {
     printf(
         "generation, batch 1: %.1f ms a token, %.1f tok/s, %.1f GB/s = %.0f%% of the %.1f GB/s that a read loop gets\n",
         whole, 1e3 / whole, bytes / whole / 1e6, 100.0 * bytes / whole * 1e3 / bandwidth, bandwidth / 1e9);
-    generator_free(&g);
+    generator_free(&g, &model->config);
 }
 
 static void bench_load(const GPT2* model) {

@@ -346,7 +346,7 @@ static void test_cache(void) {
             double worst = largest_difference(g.logits, model.acts.logits + (size_t)t * Vp, (size_t)V);
             check_msg(worst <= 2e-5, "prefill %d, position %d: logits differ by %g", prefill, t, worst);
         }
-        generator_free(&g);
+        generator_free(&g, &model.config);
     }
     free(tokens);
     gpt2_free(&model);
