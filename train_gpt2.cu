@@ -42,35 +42,37 @@ follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev
 // ================================================================================================
 
 // ==== promoted: encoder_forward ====
-constexpr int ENCODER_FORWARD_SEQUENCES = 4;
+constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
 
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
-    constexpr int S = ENCODER_FORWARD_SEQUENCES;
+    constexpr int sequences = ENCODER_FORWARD_SEQUENCES;
     unsigned vectors = C / x128::size; // of a row
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= T * vectors) { return; }
     unsigned t = i / vectors, c = i % vectors * x128::size;
-    int first = blockIdx.y * S;
-    int ids[S];
-    x128 token[S];
+    int first = blockIdx.y * sequences;
+    int ids[sequences];
+    x128 token[sequences];
 #pragma unroll
-    for (int j = 0; j < S; j++) { ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0; } // 0: read, not used
+    for (int j = 0; j < sequences; j++) { // past B: row 0 is loaded and not used
+        ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0;
+    }
     x128 position = load128(wpe + (size_t)t * C + c);
 #pragma unroll
-    for (int j = 0; j < S; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
+    for (int j = 0; j < sequences; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
 #pragma unroll
-    for (int j = 0; j < S; j++) {
+    for (int j = 0; j < sequences; j++) {
         x128 sum;
         for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)token[j][k] + (float)position[k]); }
         if (first + j < B) { store128(out + ((size_t)(first + j) * T + t) * C + c, sum); }
     }
 }
 
-// out (B,T,C) | inp (B,T), ids of rows of wte | wte (Vp,C) | wpe (maxT,C), maxT >= T
+// out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]: out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
-    // rows of wte are read too: how many depends on the tokens
+    // without the rows of wte that are read: how many depends on the tokens
     Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
@@ -87,30 +89,27 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 // ==== promoted: encoder_backward ====
-// dwpe: a thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token. The sorted
-// list is cut into tiles of 32, however long the runs of equal tokens are, and a warp sums the runs of its tile in
-// order. A run inside one tile is added to its row of dwte; one that crosses a cut leaves a partial sum in each of its
-// tiles, and the next kernel adds these up in order. So every sum has one order, and a frequent token many warps.
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and each warp
+// sums the runs of equal tokens in a tile of 32 sorted positions. A run within a tile is added to its row of dwte.
 
-constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits a pass
-constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 for each digit
-constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // every block reads the counts of all
+// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So every sum
+// has one order, and a frequent token is shared by many warps.
+
+constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
+constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all
 constexpr int ENCODER_MAX_BLOCK = 512;      // threads; rows in flight take registers
-constexpr int ENCODER_TILE = 32;            // sorted indices, one for each lane
-constexpr int ENCODER_COLUMNS = 768;        // for which there is room for partial sums; more columns are more launches
-constexpr int ENCODER_WARP_COLUMNS = 128;   // a warp's: four a lane, so that rows of dwte are read and written whole
+constexpr int ENCODER_TILE = 32;            // sorted indices, one per lane
+constexpr int ENCODER_COLUMNS = 768;        // per launch: the room for partial sums
+constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp: four per lane
 static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
 
-struct alignas(4 * sizeof(floatX)) EncoderVec4 {
-    floatX v[4];
-};
-
-// Where things lie in the launcher's scratch.
+// The layout of the launcher's scratch.
 struct EncoderScratch {
-    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): of a run from an earlier tile, of a run into a later one
-    int* positions[2]; // (N) each; [0] is the sorted one in the end
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): sums of a run from an earlier tile, of a run into a later one
+    int* positions[2]; // (N) each; the passes alternate, and [0] is sorted at the end
     int* tokens;       // (N) inp[positions[0][i]], ascending
-    int* counts;       // (sort_blocks, ENCODER_DIGITS) of the digits in each block's part of the list
+    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs in each block's part of the list
     size_t num_ints;
 };
 static EncoderScratch encoder_backward_layout(int* scratch, int N) {
@@ -125,7 +124,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     return s;
 }
 
-// Counts the digits of a block's `num` indices. positions NULL: not sorted yet, index i is position i.
+// Each block counts the digits of its `num` indices. positions is NULL in the first pass: index i is position i.
 __global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
@@ -134,33 +133,33 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
         int token = inp[positions ? positions[i] : i];
-        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: any order gives the same
+        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: the result does not depend on the order
     }
     __syncthreads();
     if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
 }
 
-// One stable pass: index i goes behind all smaller digits, and behind the same digit at smaller indices.
+// One stable pass: index i goes after all smaller digits, and after the same digit at smaller indices.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
-    constexpr int W = ENCODER_SORT_BLOCK / 32, P = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
-    __shared__ int offset[W][ENCODER_DIGITS]; // where a warp's next index of a digit goes
+    constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
+    __shared__ int offset[num_warps][ENCODER_DIGITS]; // where a warp's next index of a digit goes
     __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
 
-    int before = 0, total = 0; // of this digit: in earlier blocks, in all
+    int before = 0, total = 0; // of this digit: how many in earlier blocks, in all blocks
 #pragma unroll 8
-    for (int b = part; b < gridDim.x; b += P) {
+    for (int b = part; b < gridDim.x; b += num_parts) {
         int n = counts[b * ENCODER_DIGITS + digit];
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[P + part][digit] = total; // offset lent: the parts' sums
+    offset[part][digit] = before, offset[num_parts + part][digit] = total; // borrowed for the partial sums
     __syncthreads();
     if (part == 0) {
-        for (int p = 1; p < P; p++) { before += offset[p][digit], total += offset[P + p][digit]; }
+        for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
         scan[digit] = total, next[digit] = before - total;
     }
     __syncthreads();
@@ -174,7 +173,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
 
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int start = first; start < end; start += ENCODER_SORT_BLOCK) {
-        for (int w = part; w < W; w += P) { offset[w][digit] = 0; }
+        for (int w = part; w < num_warps; w += num_parts) { offset[w][digit] = 0; }
         __syncthreads();
         int i = start + threadIdx.x;
         bool valid = i < end;
@@ -182,13 +181,13 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         int token = valid ? inp[position] : 0;
         int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
         unsigned same = __match_any_sync(0xFFFFFFFFu, d);
-        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's same digits
+        int rank = __popc(same & ((1u << lane) - 1)); // among equal digits of the warp
         if (valid && rank == 0) { offset[warp][d] = __popc(same); }
         __syncthreads();
-        if (part == 0) { // counts to offsets, over the warps in order
+        if (part == 0) { // turns counts into offsets, over the warps in order
             int at = next[digit];
 #pragma unroll 8
-            for (int w = 0; w < W; w++) {
+            for (int w = 0; w < num_warps; w++) {
                 int n = offset[w][digit];
                 offset[w][digit] = at;
                 at += n;
@@ -204,10 +203,10 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     }
 }
 
-// Fills positions[0] and tokens of the layout that it returns.
+// Sorts the positions by token: fills positions[0] and tokens of the layout that it returns.
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
-    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // of a block
+    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // per block
     int num_blocks = ceil_div(N, num), num_passes = 1;
     while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
     const int* positions = NULL;
@@ -224,7 +223,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     return s;
 }
 
-// Sums the runs of a tile, for ENCODER_WARP_COLUMNS columns from c0 on.
+// A warp sums the runs of one tile over ENCODER_WARP_COLUMNS columns: slice `warp % num_slices` of those from c0 on.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
@@ -237,27 +236,27 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
     int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
     int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
-    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
-    // whether the first run comes from the tile before, whether the last one goes on in the tile after
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of the runs
+    // whether the first run began in an earlier tile, whether the last one continues in the next tile
     bool from_before = first > 0 && tokens[first - 1] == tokens[first];
     bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
 
-    constexpr int U = 4; // rows in flight
+    constexpr int unroll = 4; // rows in flight
     f128 sum = {};
-    for (int i = 0; i < num; i += U) {
-        EncoderVec4 d[U];
-        f128 old[U];
-        float* row[U]; // where the run that ends here is summed up, else NULL
-        int p[U], id[U];
+    for (int i = 0; i < num; i += unroll) {
+        x4 d[unroll];
+        f128 old[unroll];
+        float* row[unroll]; // if a run ends here, where its sum is added, else NULL
+        int p[unroll], id[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) { // before the branches part the lanes
+        for (int u = 0; u < unroll; u++) { // shuffles come before the lanes diverge
             p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             row[u] = NULL;
             if (i + u >= num || !active) { continue; }
-            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p[u] * C + c0 + column);
+            d[u] = *reinterpret_cast<const x4*>(dout + (size_t)p[u] * C + c0 + column);
             if (!(ends >> (i + u) & 1)) { continue; }
             bool is_first = (ends & ((1u << (i + u)) - 1)) == 0;
             int slot = is_first && from_before ? 0 : (i + u == num - 1 && into_after ? 1 : -1);
@@ -270,9 +269,9 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
             }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (i + u >= num || !active) { continue; }
-            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u].v[k]; }
+            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u][k]; }
             if (!row[u]) { continue; }
             for (int k = 0; k < 4; k++) { sum[k] += old[u][k]; }
             store128(row[u], sum);
@@ -281,11 +280,12 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     }
 }
 
-// The block of the tile in which a run begins that crosses cuts adds up the run's partial sums.
+// One block per tile. If a run of equal tokens starts in this tile and continues past it, this block adds up the run's
+// partial sums.
 __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
-    constexpr int U = 8, MAX_WARPS = 8; // partial sums in flight
-    __shared__ f128 sums[MAX_WARPS][32];
+    constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
+    __shared__ f128 sums[max_warps][32];
     int tile = blockIdx.x, first = tile * ENCODER_TILE, last = first + ENCODER_TILE - 1;
     if (last + 1 >= N) { return; }
     int token = tokens[last];
@@ -298,22 +298,22 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     const float* slots = partial + column;
     f128 sum = {};
     if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
-    for (int t = tile + 1 + warp * U;; t += num_warps * U) {
-        // how many of the next U tiles begin with the token: sorted, so it is the first of them that do
-        bool goes_on = lane < U && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
+    for (int t = tile + 1 + warp * unroll;; t += num_warps * unroll) {
+        // how many of the next tiles begin with the token; the list is sorted, so they come first
+        bool goes_on = lane < unroll && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
         int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
-        f128 x[U];
+        f128 x[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (u < num && active) { x[u] = load128(slots + (size_t)(t + u) * 2 * ENCODER_COLUMNS); }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (u < num && active) {
                 for (int k = 0; k < 4; k++) { sum[k] += x[u][k]; }
             }
         }
-        if (num < U) { break; }
+        if (num < unroll) { break; }
     }
     sums[warp][lane] = sum;
     __syncthreads();
@@ -326,19 +326,20 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
+// dwpe (maxT,C) += dout (B,T,C) summed over the batch: one vector of a position per thread
 __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
-    constexpr int U = 8; // rows in flight
+    constexpr int unroll = 8; // rows in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
     const floatX* p = dout + i;
     float sum[x128::size] = {};
     int b = 0;
-    for (; b + U <= B; b += U, p += U * stride) {
-        x128 d[U];
+    for (; b + unroll <= B; b += unroll, p += unroll * stride) {
+        x128 d[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) { d[u] = load128(p + u * stride); }
+        for (int u = 0; u < unroll; u++) { d[u] = load128(p + u * stride); }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[u][k]; }
         }
     }
@@ -359,17 +360,17 @@ static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, i
     cudaCheck(cudaGetLastError());
 }
 
-// The scratch that encoder_backward needs, in ints.
+// Ints of scratch.
 size_t encoder_backward_scratch(int B, int T, int V) {
-    (void)V; // its size sets the number of passes only
+    (void)V; // sets only the number of passes
     return encoder_backward_layout(NULL, B * T).num_ints;
 }
 
-// dwte (Vp,C), dwpe (maxT,C) += | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C)
-// inp (B,T), each in [0,V)
+// dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
+// | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream, int block_size) {
-    // rows of dwte are read and written too: how many depends on the tokens
+    // without the rows of dwte that are read and written: how many depends on the tokens
     Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
@@ -397,11 +398,11 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 // ==== end promoted: encoder_backward ====
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
-constexpr int layernorm_forward_max_vecs = 3;
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
+constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
-// one barrier for each call is enough.
+// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
+// barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -418,12 +419,12 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
     float inv_C = 1.0f / C;
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zero past the end
+    x128 x[num_vecs] = {}; // zeros beyond the row
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
@@ -447,7 +448,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // all rows want the same weight and bias: they come from L1
+            // the same for all rows: from L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -458,14 +459,14 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (first == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N), of each row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -485,7 +486,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads what it wrote itself
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote itself
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -515,14 +516,14 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
-// residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
+// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N), of each row
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // what a block has without asking
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // dynamic shared memory without an attribute
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
@@ -3302,14 +3303,12 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 // ==== end promoted: mean_loss ====
 
 // ==== promoted: global_norm ====
-
-// ---- kernel 4: 128-bit loads, 4 of them in flight, one sum a block, and a second launch adds those in order ----
-
+// A sum of squares per block, over a grid-stride loop with four loads in flight per thread.
 __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
-    float sums[4][f128::size] = {}; // short sums are exact sums
+    float sums[4][f128::size] = {}; // 16 short sums lose less to rounding than one long one
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
         for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
@@ -3331,7 +3330,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
 }
 
-// One warp; the order is fixed.
+// norm = sqrt(sum of block_sums). One warp, so that the order of the sum is fixed.
 __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
@@ -3339,13 +3338,14 @@ __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums,
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
-// Floats of scratch: one for each block.
+// Floats of scratch: one per block.
 size_t global_norm_scratch() { return 4096; }
 
+// norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // as many as run at once
+    int num_blocks; // one wave
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
@@ -3422,8 +3422,6 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     if (master) { master[i] = p; }
     params[i] = adamw_round(p, i, seed);
 }
-
-// ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,

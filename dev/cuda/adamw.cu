@@ -81,9 +81,84 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     if (master) { master[i] = p; }
     params[i] = adamw_round(p, i, seed);
 }
+// ==== end promoted: adamw ====
+
+// ---- kernel 1: one thread per element --------------------------------------------------------------
+
+__global__ void adamw_kernel1(floatX* params, float* master, float* m, float* v, const float* grads,
+                              const AdamWStep* step, size_t n, AdamWScalars s, uint32_t seed) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && step->apply) {
+        adamw_scalar(params, master, m, v, grads, *step, s, i, adamw_seed(seed, step->update));
+    }
+}
+
+void adamw1(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+            cudaStream_t stream, int block_size) {
+    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
+    size_t num_blocks = ceil_div(n, (size_t)block_size);
+    adamw_kernel1<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 2: four elements per thread in 128-bit vectors, cached as usual ----
+
+// streamed: see kernel 3
+template <bool streamed> __global__ void __launch_bounds__(512)
+    adamw_kernel2(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
+                  size_t n, AdamWScalars s, uint32_t seed) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    AdamWStep step = *step_;
+    if (!step.apply) { return; }
+    seed = adamw_seed(seed, step.update);
+    if (i + 4 > n) {
+        for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
+        return;
+    }
+    auto load = [](const float* from) { return streamed ? load128cs(from) : load128(from); };
+    auto store = [](float* to, const f128& x) { streamed ? store128cs(to, x) : store128(to, x); };
+    f128 p, m4 = load(m + i), v4 = load(v + i), g4 = load(grads + i);
+    if (master) {
+        p = load(master + i);
+    } else {
+        AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
+        for (int k = 0; k < 4; k++) { p[k] = (float)old.x[k]; }
+    }
+    AdamWParams rounded;
+    for (int k = 0; k < 4; k++) {
+        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], step, s);
+        rounded.x[k] = adamw_round(p[k], i + k, seed);
+    }
+    store(m + i, m4);
+    store(v + i, v4);
+    if (master) { store(master + i, p); }
+    *reinterpret_cast<AdamWParams*>(params + i) = rounded; // the next forward pass reads it: never streamed
+}
+
+void adamw2(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+            cudaStream_t stream, int block_size) {
+    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
+    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
+    adamw_kernel2<false><<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: kernel 2, its tensors of floats streamed past what the caches hold ----
+
+void adamw3(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+            cudaStream_t stream, int block_size) {
+    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
+    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
+    adamw_kernel2<true><<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
+    cudaCheck(cudaGetLastError());
+}
 
 // ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
 
+// ==== promoted: adamw ====
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
                   size_t n, AdamWScalars s, uint32_t seed) {
@@ -156,105 +231,6 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
     cudaCheck(cudaGetLastError());
 }
 // ==== end promoted: adamw ====
-
-// ---- kernel 1: one thread per element --------------------------------------------------------------
-
-__global__ void adamw_kernel1(floatX* params, float* master, float* m, float* v, const float* grads,
-                              const AdamWStep* step, size_t n, AdamWScalars s, uint32_t seed) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n && step->apply) {
-        adamw_scalar(params, master, m, v, grads, *step, s, i, adamw_seed(seed, step->update));
-    }
-}
-
-void adamw1(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
-    size_t num_blocks = ceil_div(n, (size_t)block_size);
-    adamw_kernel1<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 2: four elements a thread in 128-bit vectors, cached as usual ----
-
-__global__ void __launch_bounds__(512)
-    adamw_kernel2(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
-                  size_t n, AdamWScalars s, uint32_t seed) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    AdamWStep step = *step_;
-    if (!step.apply) { return; }
-    seed = adamw_seed(seed, step.update);
-    if (i + 4 > n) {
-        for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
-        return;
-    }
-    f128 p, m4 = load128(m + i), v4 = load128(v + i), g4 = load128(grads + i);
-    if (master) {
-        p = load128(master + i);
-    } else {
-        AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old.x[k]; }
-    }
-    AdamWParams rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], step, s);
-        rounded.x[k] = adamw_round(p[k], i + k, seed);
-    }
-    store128(m + i, m4);
-    store128(v + i, v4);
-    if (master) { store128(master + i, p); }
-    *reinterpret_cast<AdamWParams*>(params + i) = rounded;
-}
-
-void adamw2(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
-    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
-    adamw_kernel2<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 3: four elements a thread, streamed past what the caches hold ----
-
-__global__ void __launch_bounds__(512)
-    adamw_kernel3(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step_,
-                  size_t n, AdamWScalars s, uint32_t seed) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    AdamWStep step = *step_;
-    if (!step.apply) { return; }
-    seed = adamw_seed(seed, step.update);
-    if (i + 4 > n) {
-        for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, step, s, i, seed); }
-        return;
-    }
-    f128 p, m4 = load128cs(m + i), v4 = load128cs(v + i), g4 = load128cs(grads + i);
-    if (master) {
-        p = load128cs(master + i);
-    } else {
-        AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old.x[k]; }
-    }
-    AdamWParams rounded;
-    for (int k = 0; k < 4; k++) {
-        p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], step, s);
-        rounded.x[k] = adamw_round(p[k], i + k, seed);
-    }
-    store128cs(m + i, m4);
-    store128cs(v + i, v4);
-    if (master) { store128cs(master + i, p); }
-    *reinterpret_cast<AdamWParams*>(params + i) = rounded; // the next forward pass reads it: not streamed
-}
-
-void adamw3(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
-    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
-    adamw_kernel3<<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
-    cudaCheck(cudaGetLastError());
-}
 
 // The promoted kernel; block size 0 is its default.
 void adamw4(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,

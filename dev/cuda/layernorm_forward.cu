@@ -196,11 +196,11 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
 // ---- kernel 6: the row is kept in registers, by a warp or a few; the many warps of an SM hide latency ----
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
-constexpr int layernorm_forward_max_vecs = 3;
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
+constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
-// one barrier for each call is enough.
+// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
+// barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -217,12 +217,12 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
     float inv_C = 1.0f / C;
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zero past the end
+    x128 x[num_vecs] = {}; // zeros beyond the row
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
@@ -246,7 +246,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // all rows want the same weight and bias: they come from L1
+            // the same for all rows: from L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -257,14 +257,14 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (first == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N), of each row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -288,7 +288,7 @@ template <class Kernel> static void layernorm_forward_persistent(Kernel* const k
                                                                  const floatX* weight, const floatX* bias, int N, int C,
                                                                  cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
     if (row_warps > 1) { block_size = 32 * row_warps; }
     require(block_size % 32 == 0 && block_size <= 512);
@@ -364,7 +364,7 @@ void layernorm_forward7(floatX* out, float* mean, float* rstd, const floatX* inp
     layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
 }
 
-// ---- kernel 8: persistent: the next row is under way to registers while this one is summed ---------
+// ---- kernel 8: persistent: the next row is loaded into registers while this one is summed ---------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
@@ -428,8 +428,8 @@ void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp
 
 // ---- kernel 9: persistent: a ring in shared memory, filled by cp.async, holds the next 4 rows ------
 
-// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
-constexpr int layernorm_forward_stages = 4;
+// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+constexpr int LAYERNORM_FORWARD_STAGES = 4;
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
@@ -441,7 +441,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     bool last_valid = first + (num_vecs - 1) * stride < C;
     float inv_C = 1.0f / C;
 
-    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int stage) {
         if (row < N) {
 #pragma unroll
@@ -455,9 +455,9 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         cp_async_commit();
     };
     int row = blockIdx.x * block_rows + threadIdx.x / width, stage = 0;
-    for (int i = 0; i < layernorm_forward_stages; i++) { fetch(row + i * row_step, i); }
+    for (int i = 0; i < LAYERNORM_FORWARD_STAGES; i++) { fetch(row + i * row_step, i); }
     for (; row < N; row += row_step) {
-        cp_async_wait<layernorm_forward_stages - 1>();
+        cp_async_wait<LAYERNORM_FORWARD_STAGES - 1>();
         float x[num_vecs][x128::size], sum = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -472,8 +472,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
             }
         }
         float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + layernorm_forward_stages * row_step, stage); // the sum is known: the slot has been read
-        stage = (stage + 1) % layernorm_forward_stages;
+        fetch(row + LAYERNORM_FORWARD_STAGES * row_step, stage); // its slot has been read for the sum
+        stage = (stage + 1) % LAYERNORM_FORWARD_STAGES;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
@@ -502,7 +502,7 @@ void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp
     }
     decltype(&layernorm_forward_kernel9<1>) kernels[3] = {layernorm_forward_kernel9<1>, layernorm_forward_kernel9<2>,
                                                           layernorm_forward_kernel9<3>};
-    layernorm_forward_persistent(kernels, layernorm_forward_stages, out, mean, rstd, inp, weight, bias, N, C, stream,
+    layernorm_forward_persistent(kernels, LAYERNORM_FORWARD_STAGES, out, mean, rstd, inp, weight, bias, N, C, stream,
                                  block_size);
 }
 
@@ -615,7 +615,7 @@ template <int R> void layernorm_forward10(floatX* out, float* mean, float* rstd,
                                           const floatX* weight, const floatX* bias, int N, int C, cudaStream_t stream,
                                           int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     if (row_warps > 8) { // more threads than there are registers for
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
         return;
