@@ -69,7 +69,8 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
     }
 }
 
-// out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]: out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
+// out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
+// out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
     // without the rows of wte that are read: how many depends on the tokens
@@ -89,11 +90,11 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 // ==== promoted: encoder_backward ====
-// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and each warp
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and a warp
 // sums the runs of equal tokens in a tile of 32 sorted positions. A run within a tile is added to its row of dwte.
 
-// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So every sum
-// has one order, and a frequent token is shared by many warps.
+// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So a sum has
+// one order, and a frequent token is shared by many warps.
 
 constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
 constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
@@ -398,7 +399,7 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 // ==== end promoted: encoder_backward ====
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
 constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
 // Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
@@ -538,15 +539,15 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 
 // ==== promoted: layernorm_backward ====
 // A team of 1, 2, 4, 8 or 16 warps owns a row, and a thread holds up to 3 vectors of it. Its columns stay the same from
-// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams into one partial
-// sum per column, and column_sums() adds up those of all blocks, always in the same order.
+// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams, one partial sum
+// per column, and column_sums() adds up those of all blocks, always in the same order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
 constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers each
 constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of partial sums
 constexpr int LAYERNORM_BACKWARD_PADDING = 4;          // floats: threads that read one vector's columns hit all banks
 
-// Sums a and b over the team; all its threads get the same bits. Callers alternate between two buffers `shared` (2, 16),
-// so that one barrier per call is enough.
+// Sums a and b over the team; all its threads get the same bits. Callers alternate between two `shared` (2, 16) buffers,
+// so one barrier per call is enough.
 __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
     // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
     bool upper = threadIdx.x & 16;
@@ -564,8 +565,8 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread at
-// a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
+// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread
+// at a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
@@ -644,7 +645,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // same value, hidden from the compiler, so that it recomputes norm from x instead of keeping it, which would spill
+        // same value, hidden from the compiler, so that it recomputes norm from x: keeping norm would spill
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -3135,13 +3136,12 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 // ==== end promoted: attention_backward ====
 
 // ==== promoted: fused_classifier ====
-
-// What a thread knows of the logits it has seen: the greatest, the sum of exp(x - max), the least.
+// Online softmax: over the logits that a thread has seen, the maximum, the sum of exp(x - max), and the minimum.
 struct FusedClassifierSums {
     float max, sum, min;
 };
 
-// An infinity among x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
+// Adds a vector to s. An infinity in x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
 __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
     float max = s.max;
     for (int k = 0; k < x128::size; k++) {
@@ -3153,46 +3153,69 @@ __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& 
     s.max = max;
 }
 
-// Maximum and sum over the block; `shared` (32) is scratch.
+// Maximum and sum over the block; `shared` (32) is scratch. NaN if a logit is NaN or infinite.
 __device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
     *max = block_max(s.max, shared);
-    // exp(-inf) is 0 and would hide that the head overflowed
+    // exp(-inf) is 0, so the sum alone would not show that a logit overflowed
     *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
 }
 
+// softmax of a vector times dloss; scale = dloss / sum
 __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
     x128 gradient;
     for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
     return gradient;
 }
 
-// The thread that writes column `target`, when vectors go to threads in turn and columns from `tail` one to a thread.
+// The thread that writes column `target`: vectors go to the threads round-robin, columns from `tail` on one to each.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
 
-// ---- kernel 6: two reads, the second from the end of the row, where the caches still hold it ----
+// What a thread keeps of a row besides the vectors: the last V % x128::size columns, from `tail` on, go one to each of
+// the first threads; the owner of the target's column adjusts the gradient there and writes the loss.
+struct FusedClassifierRow {
+    int tail, target;
+    bool owner;
+    float x_tail, correct; // this thread's logit of the tail; the target's logit, for the owner
+};
+
+// Reads them; s starts with this thread's logit of the tail, if it has one.
+__device__ inline FusedClassifierRow fused_classifier_begin(FusedClassifierSums& s, const floatX* row, int target,
+                                                            int V) {
+    FusedClassifierRow r;
+    r.tail = V / x128::size * x128::size, r.target = target;
+    r.owner = (int)threadIdx.x == fused_classifier_owner(target, r.tail);
+    r.correct = r.owner ? (float)row[target] : 0.0f;
+    r.x_tail = r.tail + (int)threadIdx.x < V ? (float)row[r.tail + threadIdx.x] : 0.0f;
+    s = {-INFINITY, 0.0f, INFINITY};
+    if (r.tail + (int)threadIdx.x < V) { s = {r.x_tail, 1.0f, r.x_tail}; }
+    return r;
+}
+
+// Writes the gradient of the tail, zeros from V to Vp, and the target's gradient.
+__device__ inline void fused_classifier_finish(floatX* row, const FusedClassifierRow& r, float max, float scale,
+                                               const float* dloss, int V, int Vp) {
+    for (int c = r.tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(r.x_tail - max) * scale : 0.0f);
+    }
+    if (r.owner) { row[r.target] = (floatX)(__expf(r.correct - max) * scale - *dloss); }
+}
 
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel6(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     __shared__ float shared[32];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
-    int target = targets[blockIdx.x];
-    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
-    float correct = owner ? (float)row[target] : 0.0f;
-    // the last V % x128::size columns: one for each of the first threads
-    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
-    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
-    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
-
+    int num_vectors = V / x128::size;
+    FusedClassifierSums s;
+    FusedClassifierRow r = fused_classifier_begin(s, row, targets[blockIdx.x], V);
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
         fused_classifier_add(s, load128(row + i * x128::size));
     }
     float max, sum;
     fused_classifier_reduce(&max, &sum, s, shared);
     // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
-    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
     float scale = *dloss / sum;
@@ -3202,22 +3225,17 @@ __global__ void __launch_bounds__(1024)
         x128 x = load128(row + i * x128::size);
         store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
-    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
-        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
-    }
-    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+    fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
-
-// ---- kernel 7: one read: the row stays in shared memory, and is summed while the rest of it still travels ----
 
 // Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
+    int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
-    // 4 groups of copies; each thread reads what it copied itself, so none needs a barrier
+    // 4 groups of copies; each thread reads only what it copied itself, so no barrier is needed
     int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
     for (int j = 0; j < 4; j++) {
         int end = min((j + 1) * group, num_vectors);
@@ -3227,12 +3245,8 @@ __global__ void __launch_bounds__(1024)
         cp_async_commit();
     }
 
-    int target = targets[blockIdx.x];
-    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
-    float correct = owner ? (float)row[target] : 0.0f;
-    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
-    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
-    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
+    FusedClassifierSums s;
+    FusedClassifierRow r = fused_classifier_begin(s, row, targets[blockIdx.x], V);
     for (int j = 0; j < 4; j++) {
         if (j == 0) { cp_async_wait<3>(); }
         if (j == 1) { cp_async_wait<2>(); }
@@ -3245,7 +3259,7 @@ __global__ void __launch_bounds__(1024)
     }
     float max, sum;
     fused_classifier_reduce(&max, &sum, s, shared);
-    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
     float scale = *dloss / sum;
@@ -3253,24 +3267,24 @@ __global__ void __launch_bounds__(1024)
         x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
         store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
-    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
-        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
-    }
-    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+    fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
 
-// Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2
-// in 16 bits share an SM of an H200: one is read while the other is written. In 32 bits one block has the SM alone.
+// losses (N) = log(sum(exp(logits))) - logits[target], for each row; and in place the gradient: logits (N,Vp) =
+// dloss * (softmax(logits) - onehot(target)), 0 from column V on | targets (N), each in [0,V)
+// dloss (1) or NULL: only the losses, logits stay as they are
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream, int block_size) {
     Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
+    // Rows too long for shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2 in 16 bits share an
+    // SM of an H200, so that one is read while the other is written. In fp32 one block has the SM alone.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // else one row an SM
+                                       cudaSharedmemCarveoutMaxShared)); // else one row per SM
         fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
@@ -3284,7 +3298,6 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 // ==== end promoted: fused_classifier ====
 
 // ==== promoted: mean_loss ====
-
 // One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
 __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
     __shared__ float shared[32];
@@ -3294,7 +3307,7 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
     if (threadIdx.x == 0) { *mean += sum * scale; }
 }
 
-// mean one float, += | losses (N) | scale: 1 / (N * micro steps)
+// mean (1) += scale * sum(losses) | losses (N) | scale = 1 / (N * micro-steps)
 void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
     Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
     mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
@@ -3775,31 +3788,30 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 // ==== end promoted: decode_matvec ====
 
 // ==== promoted: decode_attention ====
-
-constexpr int decode_attention_warps = 8;                             // of a block
-constexpr int decode_attention_threads = 32 * decode_attention_warps; // one for each element of a head: HS <= 256
-constexpr int decode_attention_step = 64;                             // keys of a part: a multiple of this
-constexpr int decode_attention_ahead = 2;                             // keys that a thread has in flight
-constexpr float decode_attention_lowest = -1e30f;                     // finite: the difference of two is no NaN
+constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
+constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
+constexpr int DECODE_ATTENTION_STEP = 64;                             // a part has a multiple of this many keys
+constexpr int DECODE_ATTENTION_AHEAD = 2;                             // keys in flight per thread
+constexpr float DECODE_ATTENTION_LOWEST = -1e30f;                     // finite, so that a difference of two is not NaN
 
 struct DecodeAttentionShared {
-    float sum[decode_attention_warps][decode_attention_threads]; // of values, weighted relative to the warp's maximum
-    float max[decode_attention_warps], total[decode_attention_warps]; // of the scores, of the weights
+    float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS]; // of weighted values; weights are exp2(score - max)
+    float max[DECODE_ATTENTION_WARPS], total[DECODE_ATTENTION_WARPS]; // max of the scores, sum of the weights
     bool last;
 };
 
-// One element of a weighted sum of values, with the maximum of the scores that the weights are relative to.
+// One element of a weighted sum of values. The weights are exp2(score - max), and `total` is their sum.
 struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// What the warps left in shared memory, for the element of this thread; always in the order of the warps.
+// Joins the warps' results in shared memory for the element of this thread, always in the order of the warps.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
-    DecodeAttentionSum x = {0.0f, decode_attention_lowest, 0.0f};
+    DecodeAttentionSum x = {0.0f, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
-    for (int w = 0; w < decode_attention_warps; w++) { x.max = fmaxf(x.max, shared.max[w]); }
+    for (int w = 0; w < DECODE_ATTENTION_WARPS; w++) { x.max = fmaxf(x.max, shared.max[w]); }
 #pragma unroll
-    for (int w = 0; w < decode_attention_warps; w++) {
+    for (int w = 0; w < DECODE_ATTENTION_WARPS; w++) {
         float scale = exp2f(shared.max[w] - x.max);
         x.sum += scale * shared.sum[w][threadIdx.x];
         x.total += scale * shared.total[w];
@@ -3807,13 +3819,13 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// This thread's vectors of the keys or values that a step of the block begins at `row`; of those from `end` on, zeros.
-template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[decode_attention_ahead][depth],
+// Loads this thread's vectors of the keys or values for the step that starts at `row`; zeros from row `end` on.
+template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
-    constexpr int groups = decode_attention_threads / lanes;
+    constexpr int groups = DECODE_ATTENTION_THREADS / lanes;
 #pragma unroll
-    for (int u = 0; u < decode_attention_ahead; u++) {
+    for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
         int t = row + u * groups + (int)threadIdx.x / lanes;
 #pragma unroll
         for (int d = 0; d < depth; d++) {
@@ -3824,21 +3836,21 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// Attends over keys begin .. end-1, of which number `now` is the new token's, not yet in the cache: it is put there.
-// `lanes` lanes have a key, `depth` vectors each. cache and qkv point to the head's first element. Every thread gets
-// the result for element threadIdx.x, without meaning from HS on.
+// Attends over keys begin .. end-1. Key `now` is the new token's: it is read from qkv and written to the cache.
+// `lanes` lanes share a key, `depth` vectors each. keys, values and qkv point to the head's first element. Every thread
+// gets the result for element threadIdx.x; from HS on it is meaningless.
 template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
                                                     const floatX* qkv, int begin, int end, int now, int C, int HS) {
-    constexpr int groups = decode_attention_threads / lanes, ahead = decode_attention_ahead;
+    constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
     decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // nothing that earlier kernels write has been read
+    grid_wait_dependency(); // up to here nothing was read that earlier kernels of the step write
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = decode_attention_lowest, total = 0.0f, scale = 1.4426950409f * rsqrtf((float)HS); // log2(e): for exp2
+    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // for exp2
 #pragma unroll
     for (int d = 0; d < depth; d++) {
         x128 vec = {};
@@ -3896,7 +3908,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // over the keys of the warp's groups of lanes
+    float warp_max = max; // over the groups of lanes, each of which has its own keys
 #pragma unroll
     for (int offset = 16; offset >= lanes; offset /= 2) {
         warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
@@ -3921,14 +3933,14 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     return decode_attention_join(shared);
 }
 
-// The sum of num_parts partial sums, each {max, total, sum (HS)}: every warp takes some, always the same ones.
+// The sum of num_parts partial sums, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
                                                               int num_parts, int HS) {
-    constexpr int num_elements = decode_attention_threads / 32; // of a lane
+    constexpr int num_elements = DECODE_ATTENTION_THREADS / 32; // per lane
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float sum[num_elements] = {}, max = decode_attention_lowest, total = 0.0f;
+    float sum[num_elements] = {}, max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll 2
-    for (int p = warp; p < num_parts; p += decode_attention_warps) {
+    for (int p = warp; p < num_parts; p += DECODE_ATTENTION_WARPS) {
         const float* from = partial + (size_t)p * (HS + 2);
         float part_max = __ldcg(from), part_total = __ldcg(from + 1), both = fmaxf(max, part_max);
         float old_scale = exp2f(max - both), part_scale = exp2f(part_max - both);
@@ -3946,16 +3958,22 @@ __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionSha
     return decode_attention_join(shared);
 }
 
-// Where a head's partial sums stand in scratch: after a counter for each head.
+// A head's partial sums in scratch, which starts with a counter per head.
 __device__ inline float* decode_attention_partials(float* scratch, int num_heads, int head, int num_parts, int HS) {
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-template <int lanes, int depth> __global__ void __launch_bounds__(decode_attention_threads)
+// Keys per part, for as many parts as give every SM four blocks when the cache is full.
+inline int decode_attention_part_keys(int B, int NH, int capacity) {
+    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
+    return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
+}
+
+template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start to fetch its weights
+    grid_launch_dependents(); // the next kernel may start and fetch its weights
     int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
     int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
     if (begin >= end) { return; }
@@ -3963,7 +3981,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(decode_attenti
     DecodeAttentionSum x = decode_attention_part<lanes, depth>(
         shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
 
-    int num_parts = now / part_keys + 1; // that have keys
+    int num_parts = now / part_keys + 1; // with keys
     if (num_parts > 1) {
         int head = b * NH + h;
         int* counter = reinterpret_cast<int*>(scratch) + head;
@@ -3985,13 +4003,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(decode_attenti
     if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
 }
 
-// Keys of a part: as many parts as give every SM four blocks, when the cache is full.
-inline int decode_attention_part_keys(int B, int NH, int capacity) {
-    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, decode_attention_step)));
-    return ceil_div(ceil_div(capacity, parts), decode_attention_step) * decode_attention_step;
-}
-
-// Floats of scratch. They are zeroed once, before the first launch; decode_attention leaves the counters at zero.
+// Floats of scratch. They must be zero before the first launch; decode_attention leaves the counters at zero.
 inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
     return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
@@ -4002,22 +4014,21 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
                                     cudaStream_t stream) {
     require(B > 0 && B <= 65535 && NH > 0 && NH <= 65535 && C % NH == 0 && capacity > 0);
     int HS = C / NH, num_vec = HS / x128::size;
-    require(HS % 8 == 0 && HS <= decode_attention_threads);
+    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
     auto kernel = decode_attention_kernel4<8, 1>;
     if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
     if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
     if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
-    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), decode_attention_threads, 0, stream, out, keys,
+    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), DECODE_ATTENTION_THREADS, 0, stream, out, keys,
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
-// out (B,C): the new token of each sequence, qkv (B,3,NH,HS), attends over itself and the positions[b] tokens before it in
-// keys, values (B,capacity,C), and is put there as row positions[b]. scratch: see decode_attention_scratch(). Before the
-// kernel ahead of it in the stream has ended it reads positions and the rows before it: they are written by kernels
-// before decode_embed.
+// A new token attends over the positions[b] tokens before it and itself; its key and value become row positions[b].
+// out (B,C) | keys, values (B,capacity,C) inout | scratch, see decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
+// positions and earlier rows are read before the kernel ahead has ended: kernels before decode_embed write them.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    // the cache is read too: how much depends on the positions
+    // without the cache that is read: how much depends on the positions
     Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
                             decode_attention_part_keys(B, NH, capacity), stream);
@@ -4025,7 +4036,6 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
 // ==== end promoted: decode_attention ====
 
 // ==== promoted: decode_cache_fill ====
-
 __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const floatX* qkv, int T, int num_vec,
                                           int capacity, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -4037,7 +4047,7 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
     store128(values + to, load128(from + (size_t)2 * num_vec * x128::size));
 }
 
-// The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).
+// Copies the prompt's keys and values: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
@@ -4055,11 +4065,7 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 // ==== end promoted: decode_cache_fill ====
 
 // ==== promoted: decode_sample ====
-
-constexpr int decode_sample_room = 4096;   // candidates whose keys shared memory holds: 32 KB
-constexpr int decode_sample_chunks = 1024; // of the vocabulary, one for each thread
-
-// Larger for a larger logit, among equals for the lower id, so no two are the same; 0 for what is never drawn.
+// A key per token: larger for a larger logit, and for the lower id among equal logits. 0: never drawn (NaN, -inf).
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
     if (!(logit > -INFINITY)) { return 0; } // NaN, too
     uint32_t bits = __float_as_uint(logit);
@@ -4081,7 +4087,7 @@ __device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
     for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
     return x;
 }
-// of this lane's x and those of the lanes below it
+// inclusive prefix sum over the lanes
 __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     for (int offset = 1; offset < 32; offset *= 2) {
         uint64_t below = __shfl_up_sync(0xFFFFFFFFu, x, offset);
@@ -4099,7 +4105,7 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
-// tokens: of the largest logits. best (B), arrived (B): zero, and zero again at the end.
+// tokens (B): the largest logit of each row. best (B), arrived (B): zero before and after the launch.
 __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
                                              const float* logits, int V, int Vp) {
     __shared__ uint64_t shared[32];
@@ -4118,7 +4124,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     key = decode_sample_reduce<decode_sample_warp_max>(key, shared);
     if (threadIdx.x != 0) { return; }
     unsigned long long* top = reinterpret_cast<unsigned long long*>(best + b);
-    atomicMax(top, (unsigned long long)key); // the same in any order
+    atomicMax(top, (unsigned long long)key); // the result does not depend on the order
     __threadfence();
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
     tokens[b] = decode_sample_id(atomicExch(top, 0ull));
@@ -4126,15 +4132,26 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     positions[b] += 1;
 }
 
+// `blocks` blocks per sequence
+inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+                                 int blocks, cudaStream_t stream, int block_size) {
+    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
+                 reinterpret_cast<int*>(best + B), logits, V, Vp);
+}
+
+constexpr int DECODE_SAMPLE_ROOM = 4096;   // candidates whose keys fit in shared memory: 32 KB
+constexpr int DECODE_SAMPLE_CHUNKS = 1024; // of the vocabulary, one per thread
+
 struct DecodeSampleShared {
-    uint64_t list[decode_sample_room]; // keys of the candidates, in no order
-    uint64_t chunk[decode_sample_chunks];
+    uint64_t list[DECODE_SAMPLE_ROOM]; // keys of the candidates, unordered
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS];
     uint64_t reduce[32];
     uint64_t rest;
     int list_size, found, token;
 };
 
-// The candidates of a sequence: `count` keys from `floor` on. They are found among n logits, or in the list.
+// The candidates of a sequence: the `count` keys >= `floor` among n logits, or, once listed, among n keys of the list.
 struct DecodeSampleRow {
     const float* logits;
     int n;
@@ -4143,7 +4160,8 @@ struct DecodeSampleRow {
     float scale;                 // log2(e) / temperature
 };
 
-// What a token weighs in the draw, the best 2^44: a sum of integers is the same in any order.
+// A token's weight in the draw: its probability relative to the best one, times 2^44. It is an integer, because sums of
+// integers do not depend on the order.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
     float distance = logit == best ? 0.0f : (logit - best) * row.scale; // inf - inf is NaN
@@ -4155,7 +4173,7 @@ __device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& sha
     return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
 }
 
-// Of the candidates from `floor` on: how many, and their weight: their shares, or one each.
+// Counts the candidates with keys >= `floor` and returns their weight: the sum of their shares, or else their number.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
@@ -4170,7 +4188,7 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
     return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
 }
 
-// Copies the candidates, at most decode_sample_room, to the list.
+// Copies the candidates, at most DECODE_SAMPLE_ROOM, to the list.
 __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
     if (threadIdx.x == 0) { shared.list_size = 0; }
     __syncthreads();
@@ -4182,11 +4200,11 @@ __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSample
     row.listed = true, row.n = (int)row.count;
 }
 
-// Raises row.floor until it leaves the fewest of the best candidates that weigh `target` together; all of them do.
+// Raises row.floor by bisection, to the fewest best candidates whose weight reaches `target`; all together reach it.
 __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
-    uint64_t end = row.best + 1, end_count = 0; // those from `end` on weigh less than the target
+    uint64_t end = row.best + 1, end_count = 0; // the keys >= `end` weigh less than the target
     while (row.count - end_count > 1 && end - row.floor > 1) {
-        if (!row.listed && row.count <= decode_sample_room) { decode_sample_make_list(shared, row); }
+        if (!row.listed && row.count <= DECODE_SAMPLE_ROOM) { decode_sample_make_list(shared, row); }
         uint64_t middle = row.floor + (end - row.floor) / 2, count;
         if (decode_sample_weight(shared, row, middle, shares, &count) >= target) {
             row.floor = middle, row.count = count;
@@ -4196,12 +4214,12 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
     }
 }
 
-// The first token, in the order of ids, with which the shares of the candidates come to more than `random` (0 to 1) of
-// their sum.
+// Inverse transform sampling: the first token, in the order of ids, at which the running sum of the candidates' shares
+// exceeds `random` (0 to 1) of the total.
 __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int size = ceil_div(ceil_div(V, decode_sample_chunks), 32) * 32; // of a chunk
-    for (int c = warp; c < decode_sample_chunks; c += blockDim.x / 32) {
+    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // per chunk
+    for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
         uint64_t sum = 0;
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
             uint64_t key = decode_sample_key(row.logits[i], i);
@@ -4219,14 +4237,14 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
     upto += warp > 0 ? warps_before : 0;
     uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
-    if (upto - own <= point && point < upto) { // one thread
+    if (upto - own <= point && point < upto) { // true in one thread
         shared.found = threadIdx.x;
         shared.rest = point - (upto - own);
     }
     __syncthreads();
     if (warp == 0) {
         uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // ends within the chunk
+        for (int begin = shared.found * size;; begin += 32) { // the token lies in this chunk
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
             uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
             uint64_t reached = before + decode_sample_warp_scan(share);
@@ -4242,13 +4260,13 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     return shared.token;
 }
 
-__global__ void __launch_bounds__(decode_sample_chunks, 1)
+__global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
                           int top_k, float top_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     int b = blockIdx.x;
     grid_wait_dependency();
-    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, 1.4426950409f / temperature};
+    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, LOG2E / temperature};
     uint64_t key = 0, lowest = ~0ull, count = 0;
 #pragma unroll 4
     for (int i = threadIdx.x; i < V; i += blockDim.x) {
@@ -4260,7 +4278,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
     row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
 
-    int token = -1; // nothing can be drawn
+    int token = -1; // if nothing can be drawn
     if (row.count > 0) {
         if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
         if (top_p < 1.0f) {
@@ -4273,7 +4291,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
         x ^= x >> 27;
         double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
         token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all have read it: there are barriers in the draw
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
@@ -4281,20 +4299,12 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     }
 }
 
-inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
-                                 int blocks, cudaStream_t stream, int block_size) {
-    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
-                 reinterpret_cast<int*>(best + B), logits, V, Vp);
-}
-
-// Floats of scratch, aligned to 8 bytes. They are zeroed once, before the first launch; decode_sample leaves zeros.
+// Floats of scratch, aligned to 8 bytes. They must be zero before the first launch; decode_sample leaves zeros.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), and positions (B) += 1, for logits (B,Vp), of which V count. temperature 0: the largest, rng_state may be
-// NULL. Else drawn with rng_state (B), among the top_k largest (0: all), among the fewest that hold the share top_p of
-// the probability (1: all). A NaN or -inf logit is never drawn; -1 when there is no other. tokens and positions must not
-// be read before this kernel has ended: decode_embed is launched without overlap.
+// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), of which V count | rng_state (B) inout
+// temperature 0: the largest logit; rng_state may be NULL. Else drawn from softmax(logits / temperature), among the top_k
+// largest (0: all) and the fewest that hold the share top_p (1: all). NaN and -inf are never drawn; if all are, -1.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
                    int block_size) {
@@ -4302,12 +4312,12 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
     if (temperature == 0.0f) {
-        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors a thread
+        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
         decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, blocks, stream, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel4, dim3(B), decode_sample_chunks, 0, stream, tokens, positions, logits, rng_state,
+    launch_early(decode_sample_kernel4, dim3(B), DECODE_SAMPLE_CHUNKS, 0, stream, tokens, positions, logits, rng_state,
                  temperature, top_k, top_p, V, Vp);
 }
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,

@@ -170,8 +170,8 @@ template <float (*warp_op)(float)> __device__ inline float block_reduce(float x,
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
 
-// out[y] (C) += the sum of partials[i, y, :] over i; partials (num_partials, gridDim.y, C). A block sums 32 columns: each
-// of its warps takes every num_warps-th i, then the first warp adds up the warps' sums, always in the same order.
+// out[y] (C) += the sum of partials[i, y, :] over i; partials (num_partials, gridDim.y, C). A block sums 32 columns: a
+// warp takes every num_warps-th i, then the first warp adds up the sums of all warps, always in the same order.
 template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
     column_sums_kernel(float* out0, float* out1, const float* partials, int num_partials, int C) {
     constexpr int unroll = 128 / num_warps; // 128 rows in flight per block
@@ -192,8 +192,8 @@ template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
     (blockIdx.y == 0 ? out0 : out1)[c] += sum;
 }
 
-// out0 (C) += the column sums of partials (num_partials, C). With out1 (C) partials are (num_partials, 2, C) and hold the
-// terms of both. The kernel starts as the one that writes partials ends.
+// out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C) hold
+// the terms of both. The kernel starts as the one that writes partials ends.
 template <int num_warps>
 void column_sums(float* out0, float* out1, const float* partials, int num_partials, int C, cudaStream_t stream) {
     launch_early(column_sums_kernel<num_warps>, dim3(ceil_div(C, 32), out1 ? 2 : 1), 32 * num_warps, 0, stream, out0,

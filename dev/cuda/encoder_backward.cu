@@ -136,11 +136,11 @@ void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dou
 // ---- kernel 5: the sorted list in equal tiles, one warp each; runs across tiles are joined after ----
 
 // ==== promoted: encoder_backward ====
-// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and each warp
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and a warp
 // sums the runs of equal tokens in a tile of 32 sorted positions. A run within a tile is added to its row of dwte.
 
-// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So every sum
-// has one order, and a frequent token is shared by many warps.
+// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So a sum has
+// one order, and a frequent token is shared by many warps.
 
 constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
 constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit

@@ -101,7 +101,8 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
     }
 }
 
-// out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]: out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
+// out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
+// out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
     // without the rows of wte that are read: how many depends on the tokens

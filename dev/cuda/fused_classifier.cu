@@ -110,7 +110,7 @@ __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float
     return gradient;
 }
 
-// The thread that writes column `target`: the vectors go to the threads round-robin, the columns from `tail` on one to each.
+// The thread that writes column `target`: vectors go to the threads round-robin, columns from `tail` on one to each.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
@@ -348,16 +348,16 @@ __global__ void __launch_bounds__(1024)
     fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
 
-// losses (N) = log(sum(exp(logits))) - logits[target]; in place the gradient: logits (N,Vp) = dloss times (softmax - onehot
-// of target), 0 from column V on | targets (N), each in [0,V) | dloss (1), or NULL: only the losses, logits stay as they are
-//
-// Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2 in 16 bits
-// share an SM of an H200, so that one is read while the other is written. In fp32 one block has the SM alone.
+// losses (N) = log(sum(exp(logits))) - logits[target], for each row; and in place the gradient: logits (N,Vp) =
+// dloss * (softmax(logits) - onehot(target)), 0 from column V on | targets (N), each in [0,V)
+// dloss (1) or NULL: only the losses, logits stay as they are
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream, int block_size) {
     Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
+    // Rows too long for shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2 in 16 bits share an
+    // SM of an H200, so that one is read while the other is written. In fp32 one block has the SM alone.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));

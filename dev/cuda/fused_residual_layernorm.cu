@@ -151,7 +151,7 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 
 // ---- kernel 4: the sum is kept in registers, by a warp or a few; the many warps of an SM hide latency -----
 
-// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
 constexpr int FUSED_RESIDUAL_LAYERNORM_MAX_VECS = 3;
 
 // Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one

@@ -83,7 +83,7 @@ void global_norm3(float* norm, float* scratch, const float* grads, size_t n, cud
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: 128-bit loads, 4 of them in flight per thread: one sum per block, added up in order by a second launch ----
+// ---- kernel 4: 128-bit loads, 4 of them in flight per thread: one sum per block, and a second launch adds those ----
 
 // ==== promoted: global_norm ====
 // A sum of squares per block, over a grid-stride loop with four loads in flight per thread.

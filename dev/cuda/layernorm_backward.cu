@@ -456,15 +456,15 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
 
 // ==== promoted: layernorm_backward ====
 // A team of 1, 2, 4, 8 or 16 warps owns a row, and a thread holds up to 3 vectors of it. Its columns stay the same from
-// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams into one partial
-// sum per column, and column_sums() adds up those of all blocks, always in the same order.
+// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams, one partial sum
+// per column, and column_sums() adds up those of all blocks, always in the same order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
 constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers each
 constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of partial sums
 constexpr int LAYERNORM_BACKWARD_PADDING = 4;          // floats: threads that read one vector's columns hit all banks
 
-// Sums a and b over the team; all its threads get the same bits. Callers alternate between two buffers `shared` (2, 16),
-// so that one barrier per call is enough.
+// Sums a and b over the team; all its threads get the same bits. Callers alternate between two `shared` (2, 16) buffers,
+// so one barrier per call is enough.
 __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
     // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
     bool upper = threadIdx.x & 16;
@@ -482,8 +482,8 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread at
-// a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
+// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread
+// at a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
@@ -562,7 +562,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // same value, hidden from the compiler, so that it recomputes norm from x instead of keeping it, which would spill
+        // same value, hidden from the compiler, so that it recomputes norm from x: keeping norm would spill
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -653,7 +653,7 @@ void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scra
                                    dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
-// ---- kernel 8: rows loaded ahead into shared memory by cp.async: kernel 9, the second kernel started after its end ----
+// ---- kernel 8: rows loaded ahead by cp.async: kernel 9, but the second launch waits for the end of the first ----
 
 inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size);
 

@@ -196,7 +196,7 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
 // ---- kernel 6: the row is kept in registers, by a warp or a few; the many warps of an SM hide latency ----
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
 constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
 // Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
