@@ -508,31 +508,32 @@ void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp
 
 // ---- kernels 10 and 11: rows wait in shared memory, for half the registers: more warps; 11: two rows at once ------
 
-// layernorm_forward_row_sum for R sums at once: one barrier, and the shuffles do not wait for each other
-template <int R> __device__ inline void layernorm_forward_row_sums(float x[R], float partial[R][16], int row_warps) {
+// layernorm_forward_row_sum for several rows at once: one barrier, and the shuffles do not wait for each other
+template <int rows>
+__device__ inline void layernorm_forward_row_sums(float x[rows], float partial[rows][16], int row_warps) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
 #pragma unroll
-        for (int i = 0; i < R; i++) { x[i] += __shfl_xor_sync(0xFFFFFFFFu, x[i], offset); }
+        for (int i = 0; i < rows; i++) { x[i] += __shfl_xor_sync(0xFFFFFFFFu, x[i], offset); }
     }
     if (row_warps == 1) { return; }
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         if (threadIdx.x % 32 == 0) { partial[i][threadIdx.x / 32] = x[i]; }
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         x[i] = 0.0f;
         for (int w = 0; w < row_warps; w++) { x[i] += partial[i][w]; }
     }
 }
 
-constexpr int layernorm_forward_min_blocks(int R) { // of 256 threads
+constexpr int layernorm_forward_min_blocks(int rows) { // of 256 threads
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
-    return R == 1 ? 8 : 5;
+    return rows == 1 ? 8 : 5;
 #else
-    return R == 1 ? 4 : 3; // an SM may hold no more than 1024 threads
+    return rows == 1 ? 4 : 3; // an SM may hold no more than 1024 threads
 #endif
 }
 
@@ -540,22 +541,22 @@ constexpr int layernorm_forward_min_blocks(int R) { // of 256 threads
 // 32 registers, 64 warps; two rows at once 48, 40 warps with twice as much in flight, and one read of weight and bias for
 // both. Kernels 7 to 9 save those reads too, but their blocks have fixed shares of the rows, and the SMs do not get equal
 // shares of the bandwidth: all wait for the last. Short-lived blocks go where there is room.
-template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(R))
+template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(rows))
     layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
-    __shared__ float partial[2][R][16];
-    extern __shared__ int4 layernorm_forward_rows[]; // (R, num_vecs, blockDim.x)
+    __shared__ float partial[2][rows][16];
+    extern __shared__ int4 layernorm_forward_rows[]; // (rows, num_vecs, blockDim.x)
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int row = (blockIdx.x * (blockDim.x / width) + threadIdx.x / width) * R;
+    int row = (blockIdx.x * (blockDim.x / width) + threadIdx.x / width) * rows;
     if (row >= N) { return; }
-    bool last_valid = first + (num_vecs - 1) * stride < C, second_valid = row + R - 1 < N;
-    float inv_C = 1.0f / C, m[R], r[R];
+    bool last_valid = first + (num_vecs - 1) * stride < C, second_valid = row + rows - 1 < N;
+    float inv_C = 1.0f / C, m[rows], r[rows];
     int4* own = layernorm_forward_rows + threadIdx.x; // vector j of row i: own[(i * num_vecs + j) * blockDim.x]
 
     const floatX* from = inp + (size_t)row * C + first;
-    int4 bits[R][num_vecs] = {};
+    int4 bits[rows][num_vecs] = {};
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if ((j < num_vecs - 1 || last_valid) && (i == 0 || second_valid)) {
@@ -564,7 +565,7 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
         }
     }
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         m[i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -573,10 +574,10 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
             for (int k = 0; k < x128::size; k++) { m[i] += (float)x[k]; }
         }
     }
-    layernorm_forward_row_sums<R>(m, partial[0], row_warps);
+    layernorm_forward_row_sums<rows>(m, partial[0], row_warps);
     __syncwarp(); // else the compiler would know what it reads, and keep it in registers
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         m[i] *= inv_C, r[i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -588,17 +589,17 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
             }
         }
     }
-    layernorm_forward_row_sums<R>(r, partial[1], row_warps);
+    layernorm_forward_row_sums<rows>(r, partial[1], row_warps);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < R; i++) { r[i] = rsqrtf(r[i] * inv_C + 1e-5f); }
+    for (int i = 0; i < rows; i++) { r[i] = rsqrtf(r[i] * inv_C + 1e-5f); }
     floatX* to = out + (size_t)row * C + first;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j == num_vecs - 1 && !last_valid) { continue; }
         x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
 #pragma unroll
-        for (int i = 0; i < R; i++) {
+        for (int i = 0; i < rows; i++) {
             x128 x = vec128_from_bits<floatX>(own[(i * num_vecs + j) * blockDim.x]);
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[k] - m[i]) * r[i] * (float)w[k] + (float)b[k]);
@@ -608,12 +609,12 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
     }
     if (first != 0) { return; }
     mean[row] = m[0], rstd[row] = r[0];
-    if (R == 2 && second_valid) { mean[row + 1] = m[R - 1], rstd[row + 1] = r[R - 1]; }
+    if (rows == 2 && second_valid) { mean[row + 1] = m[rows - 1], rstd[row + 1] = r[rows - 1]; }
 }
 
-template <int R> void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* inp,
-                                          const floatX* weight, const floatX* bias, int N, int C, cudaStream_t stream,
-                                          int block_size) {
+template <int rows> void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                             const floatX* weight, const floatX* bias, int N, int C,
+                                             cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     if (row_warps > 8) { // more threads than there are registers for
@@ -622,11 +623,11 @@ template <int R> void layernorm_forward10(floatX* out, float* mean, float* rstd,
     }
     if (row_warps > 1) { block_size = 32 * row_warps; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && block_size <= 256);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = R * (block_size / (32 * row_warps));
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel10<R, 1>
-                  : num_vecs == 2 ? layernorm_forward_kernel10<R, 2>
-                                  : layernorm_forward_kernel10<R, 3>;
-    size_t shared_bytes = (size_t)R * num_vecs * block_size * sizeof(x128);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = rows * (block_size / (32 * row_warps));
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel10<rows, 1>
+                  : num_vecs == 2 ? layernorm_forward_kernel10<rows, 2>
+                                  : layernorm_forward_kernel10<rows, 3>;
+    size_t shared_bytes = (size_t)rows * num_vecs * block_size * sizeof(x128);
     kernel<<<ceil_div(N, block_rows), block_size, shared_bytes, stream>>>(out, mean, rstd, inp, weight, bias, N, C,
                                                                           row_warps);
     cudaCheck(cudaGetLastError());

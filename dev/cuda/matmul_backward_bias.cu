@@ -235,7 +235,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 
 __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsigned* finished, const floatX* dout,
                                              int N, int OC, int rows) {
-    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, U = 4;
+    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4;
     extern __shared__ float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     __shared__ bool is_last;
@@ -244,12 +244,12 @@ __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsig
     float sum[x128::size] = {};
     if (c < OC) {
         int row = blockIdx.y * rows + warp, end = min(N, (int)(blockIdx.y + 1) * rows);
-        for (; row + (U - 1) * num_warps < end; row += U * num_warps) {
-            x128 x[U];
+        for (; row + (unroll - 1) * num_warps < end; row += unroll * num_warps) {
+            x128 x[unroll];
 #pragma unroll
-            for (int u = 0; u < U; u++) { x[u] = load128(dout + (size_t)(row + u * num_warps) * OC + c); }
+            for (int u = 0; u < unroll; u++) { x[u] = load128(dout + (size_t)(row + u * num_warps) * OC + c); }
 #pragma unroll
-            for (int u = 0; u < U; u++) {
+            for (int u = 0; u < unroll; u++) {
                 for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
             }
         }
@@ -299,23 +299,23 @@ void matmul_backward_bias8(float* dbias, float* scratch, unsigned* finished, con
 // has two rows, ones at even k and ones at odd k, which sum even and odd columns. Lane (g, t) loads eight columns,
 // vector g, of the rows t and t + 4; register r of both is one product, over eight rows.
 __global__ void matmul_backward_bias_kernel9(float* partial, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = 64, U = 2; // of a warp; products in flight for each register
+    constexpr int columns = 64, unroll = 2; // columns per warp; products in flight per register
     __shared__ float shared[32][columns];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
     int c = blockIdx.x * columns + g * 8, end = min(N, (int)(blockIdx.y + 1) * rows);
     uint32_t ones = g == 0 ? pack_16x2(1, 0, floatX()) : g == 1 ? pack_16x2(0, 1, floatX()) : 0;
     const uint32_t a[4] = {ones, 0, ones, 0};
     float d[4][4] = {};
-    for (int row = blockIdx.y * rows + warp * 8 * U; row < end; row += num_warps * 8 * U) {
-        int4 x[2 * U];
+    for (int row = blockIdx.y * rows + warp * 8 * unroll; row < end; row += num_warps * 8 * unroll) {
+        int4 x[2 * unroll];
 #pragma unroll
-        for (int u = 0; u < 2 * U; u++) {
+        for (int u = 0; u < 2 * unroll; u++) {
             int r = row + u * 4 + t;
             x[u] = make_int4(0, 0, 0, 0);
             if (r < end && c < OC) { x[u] = __ldcs(reinterpret_cast<const int4*>(dout + (size_t)r * OC + c)); }
         }
 #pragma unroll
-        for (int u = 0; u < 2 * U; u += 2) {
+        for (int u = 0; u < 2 * unroll; u += 2) {
             mma_16x8x16(d[0], a, x[u].x, x[u + 1].x, floatX());
             mma_16x8x16(d[1], a, x[u].y, x[u + 1].y, floatX());
             mma_16x8x16(d[2], a, x[u].z, x[u + 1].z, floatX());
