@@ -1647,35 +1647,38 @@ int main(int argc, char** argv) {
 // What stands between marks is copied from dev/cuda by scripts/promote.sh; change it there.
 
 // ==== promoted: encoder_forward ====
-constexpr int ENCODER_FORWARD_SEQUENCES = 4;
+constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
 
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
-    constexpr int S = ENCODER_FORWARD_SEQUENCES;
+    constexpr int sequences = ENCODER_FORWARD_SEQUENCES;
     unsigned vectors = C / x128::size; // of a row
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= T * vectors) { return; }
     unsigned t = i / vectors, c = i % vectors * x128::size;
-    int first = blockIdx.y * S;
-    int ids[S];
-    x128 token[S];
+    int first = blockIdx.y * sequences;
+    int ids[sequences];
+    x128 token[sequences];
 #pragma unroll
-    for (int j = 0; j < S; j++) { ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0; } // 0: read, not used
+    for (int j = 0; j < sequences; j++) { // past B: row 0 is loaded and not used
+        ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0;
+    }
     x128 position = load128(wpe + (size_t)t * C + c);
 #pragma unroll
-    for (int j = 0; j < S; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
+    for (int j = 0; j < sequences; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
 #pragma unroll
-    for (int j = 0; j < S; j++) {
+    for (int j = 0; j < sequences; j++) {
         x128 sum;
         for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)token[j][k] + (float)position[k]); }
         if (first + j < B) { store128(out + ((size_t)(first + j) * T + t) * C + c, sum); }
     }
 }
 
-// out (B,T,C) | inp (B,T), ids of rows of wte | wte (Vp,C) | wpe (maxT,C), maxT >= T
+// out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
+// out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
-    // rows of wte are read too: how many depends on the tokens
+    // without the rows of wte that are read: how many depends on the tokens
     Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
@@ -1692,30 +1695,27 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 // ==== promoted: encoder_backward ====
-// dwpe: a thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token. The sorted
-// list is cut into tiles of 32, however long the runs of equal tokens are, and a warp sums the runs of its tile in
-// order. A run inside one tile is added to its row of dwte; one that crosses a cut leaves a partial sum in each of its
-// tiles, and the next kernel adds these up in order. So every sum has one order, and a frequent token many warps.
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and a warp
+// sums the runs of equal tokens in a tile of 32 sorted positions. A run within a tile is added to its row of dwte.
 
-constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits a pass
-constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 for each digit
-constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // every block reads the counts of all
+// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So a sum has
+// one order, and a frequent token is shared by many warps.
+
+constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
+constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all
 constexpr int ENCODER_MAX_BLOCK = 512;      // threads; rows in flight take registers
-constexpr int ENCODER_TILE = 32;            // sorted indices, one for each lane
-constexpr int ENCODER_COLUMNS = 768;        // for which there is room for partial sums; more columns are more launches
-constexpr int ENCODER_WARP_COLUMNS = 128;   // a warp's: four a lane, so that rows of dwte are read and written whole
+constexpr int ENCODER_TILE = 32;            // sorted indices, one per lane
+constexpr int ENCODER_COLUMNS = 768;        // per launch: the room for partial sums
+constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp: four per lane
 static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
 
-struct alignas(4 * sizeof(floatX)) EncoderVec4 {
-    floatX v[4];
-};
-
-// Where things lie in the launcher's scratch.
+// The layout of the launcher's scratch.
 struct EncoderScratch {
-    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): of a run from an earlier tile, of a run into a later one
-    int* positions[2]; // (N) each; [0] is the sorted one in the end
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): sums of a run from an earlier tile, of a run into a later one
+    int* positions[2]; // (N) each; the passes alternate, and [0] is sorted at the end
     int* tokens;       // (N) inp[positions[0][i]], ascending
-    int* counts;       // (sort_blocks, ENCODER_DIGITS) of the digits in each block's part of the list
+    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs in each block's part of the list
     size_t num_ints;
 };
 static EncoderScratch encoder_backward_layout(int* scratch, int N) {
@@ -1730,7 +1730,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     return s;
 }
 
-// Counts the digits of a block's `num` indices. positions NULL: not sorted yet, index i is position i.
+// Each block counts the digits of its `num` indices. positions is NULL in the first pass: index i is position i.
 __global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
@@ -1739,33 +1739,33 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
         int token = inp[positions ? positions[i] : i];
-        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: any order gives the same
+        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: the result does not depend on the order
     }
     __syncthreads();
     if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
 }
 
-// One stable pass: index i goes behind all smaller digits, and behind the same digit at smaller indices.
+// One stable pass: index i goes after all smaller digits, and after the same digit at smaller indices.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
-    constexpr int W = ENCODER_SORT_BLOCK / 32, P = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
-    __shared__ int offset[W][ENCODER_DIGITS]; // where a warp's next index of a digit goes
+    constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
+    __shared__ int offset[num_warps][ENCODER_DIGITS]; // where a warp's next index of a digit goes
     __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
 
-    int before = 0, total = 0; // of this digit: in earlier blocks, in all
+    int before = 0, total = 0; // of this digit: how many in earlier blocks, in all blocks
 #pragma unroll 8
-    for (int b = part; b < gridDim.x; b += P) {
+    for (int b = part; b < gridDim.x; b += num_parts) {
         int n = counts[b * ENCODER_DIGITS + digit];
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[P + part][digit] = total; // offset lent: the parts' sums
+    offset[part][digit] = before, offset[num_parts + part][digit] = total; // borrowed for the partial sums
     __syncthreads();
     if (part == 0) {
-        for (int p = 1; p < P; p++) { before += offset[p][digit], total += offset[P + p][digit]; }
+        for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
         scan[digit] = total, next[digit] = before - total;
     }
     __syncthreads();
@@ -1779,7 +1779,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
 
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int start = first; start < end; start += ENCODER_SORT_BLOCK) {
-        for (int w = part; w < W; w += P) { offset[w][digit] = 0; }
+        for (int w = part; w < num_warps; w += num_parts) { offset[w][digit] = 0; }
         __syncthreads();
         int i = start + threadIdx.x;
         bool valid = i < end;
@@ -1787,13 +1787,13 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         int token = valid ? inp[position] : 0;
         int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
         unsigned same = __match_any_sync(0xFFFFFFFFu, d);
-        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's same digits
+        int rank = __popc(same & ((1u << lane) - 1)); // among equal digits of the warp
         if (valid && rank == 0) { offset[warp][d] = __popc(same); }
         __syncthreads();
-        if (part == 0) { // counts to offsets, over the warps in order
+        if (part == 0) { // turns counts into offsets, over the warps in order
             int at = next[digit];
 #pragma unroll 8
-            for (int w = 0; w < W; w++) {
+            for (int w = 0; w < num_warps; w++) {
                 int n = offset[w][digit];
                 offset[w][digit] = at;
                 at += n;
@@ -1809,10 +1809,10 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     }
 }
 
-// Fills positions[0] and tokens of the layout that it returns.
+// Sorts the positions by token: fills positions[0] and tokens of the layout that it returns.
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
-    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // of a block
+    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // per block
     int num_blocks = ceil_div(N, num), num_passes = 1;
     while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
     const int* positions = NULL;
@@ -1829,7 +1829,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     return s;
 }
 
-// Sums the runs of a tile, for ENCODER_WARP_COLUMNS columns from c0 on.
+// A warp sums the runs of one tile over ENCODER_WARP_COLUMNS columns: slice `warp % num_slices` of those from c0 on.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
@@ -1842,27 +1842,27 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
     int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
     int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
-    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
-    // whether the first run comes from the tile before, whether the last one goes on in the tile after
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of the runs
+    // whether the first run began in an earlier tile, whether the last one continues in the next tile
     bool from_before = first > 0 && tokens[first - 1] == tokens[first];
     bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
 
-    constexpr int U = 4; // rows in flight
+    constexpr int unroll = 4; // rows in flight
     f128 sum = {};
-    for (int i = 0; i < num; i += U) {
-        EncoderVec4 d[U];
-        f128 old[U];
-        float* row[U]; // where the run that ends here is summed up, else NULL
-        int p[U], id[U];
+    for (int i = 0; i < num; i += unroll) {
+        x4 d[unroll];
+        f128 old[unroll];
+        float* row[unroll]; // if a run ends here, where its sum is added, else NULL
+        int p[unroll], id[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) { // before the branches part the lanes
+        for (int u = 0; u < unroll; u++) { // shuffles come before the lanes diverge
             p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             row[u] = NULL;
             if (i + u >= num || !active) { continue; }
-            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p[u] * C + c0 + column);
+            d[u] = *reinterpret_cast<const x4*>(dout + (size_t)p[u] * C + c0 + column);
             if (!(ends >> (i + u) & 1)) { continue; }
             bool is_first = (ends & ((1u << (i + u)) - 1)) == 0;
             int slot = is_first && from_before ? 0 : (i + u == num - 1 && into_after ? 1 : -1);
@@ -1875,9 +1875,9 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
             }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (i + u >= num || !active) { continue; }
-            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u].v[k]; }
+            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u][k]; }
             if (!row[u]) { continue; }
             for (int k = 0; k < 4; k++) { sum[k] += old[u][k]; }
             store128(row[u], sum);
@@ -1886,11 +1886,12 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     }
 }
 
-// The block of the tile in which a run begins that crosses cuts adds up the run's partial sums.
+// One block per tile. If a run of equal tokens starts in this tile and continues past it, this block adds up the run's
+// partial sums.
 __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
-    constexpr int U = 8, MAX_WARPS = 8; // partial sums in flight
-    __shared__ f128 sums[MAX_WARPS][32];
+    constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
+    __shared__ f128 sums[max_warps][32];
     int tile = blockIdx.x, first = tile * ENCODER_TILE, last = first + ENCODER_TILE - 1;
     if (last + 1 >= N) { return; }
     int token = tokens[last];
@@ -1903,22 +1904,22 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     const float* slots = partial + column;
     f128 sum = {};
     if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
-    for (int t = tile + 1 + warp * U;; t += num_warps * U) {
-        // how many of the next U tiles begin with the token: sorted, so it is the first of them that do
-        bool goes_on = lane < U && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
+    for (int t = tile + 1 + warp * unroll;; t += num_warps * unroll) {
+        // how many of the next tiles begin with the token; the list is sorted, so they come first
+        bool goes_on = lane < unroll && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
         int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
-        f128 x[U];
+        f128 x[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (u < num && active) { x[u] = load128(slots + (size_t)(t + u) * 2 * ENCODER_COLUMNS); }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (u < num && active) {
                 for (int k = 0; k < 4; k++) { sum[k] += x[u][k]; }
             }
         }
-        if (num < U) { break; }
+        if (num < unroll) { break; }
     }
     sums[warp][lane] = sum;
     __syncthreads();
@@ -1931,19 +1932,20 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
+// dwpe (maxT,C) += dout (B,T,C) summed over the batch: one vector of a position per thread
 __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
-    constexpr int U = 8; // rows in flight
+    constexpr int unroll = 8; // rows in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
     const floatX* p = dout + i;
     float sum[x128::size] = {};
     int b = 0;
-    for (; b + U <= B; b += U, p += U * stride) {
-        x128 d[U];
+    for (; b + unroll <= B; b += unroll, p += unroll * stride) {
+        x128 d[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) { d[u] = load128(p + u * stride); }
+        for (int u = 0; u < unroll; u++) { d[u] = load128(p + u * stride); }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[u][k]; }
         }
     }
@@ -1964,17 +1966,17 @@ static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, i
     cudaCheck(cudaGetLastError());
 }
 
-// The scratch that encoder_backward needs, in ints.
+// Ints of scratch.
 size_t encoder_backward_scratch(int B, int T, int V) {
-    (void)V; // its size sets the number of passes only
+    (void)V; // sets only the number of passes
     return encoder_backward_layout(NULL, B * T).num_ints;
 }
 
-// dwte (Vp,C), dwpe (maxT,C) += | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C)
-// inp (B,T), each in [0,V)
+// dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
+// | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream, int block_size) {
-    // rows of dwte are read and written too: how many depends on the tokens
+    // without the rows of dwte that are read and written: how many depends on the tokens
     Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
@@ -2002,11 +2004,11 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 // ==== end promoted: encoder_backward ====
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
-constexpr int layernorm_forward_max_vecs = 3;
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
+constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
-// one barrier for each call is enough.
+// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
+// barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -2023,12 +2025,12 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
     float inv_C = 1.0f / C;
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zero past the end
+    x128 x[num_vecs] = {}; // zeros beyond the row
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
@@ -2052,7 +2054,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // all rows want the same weight and bias: they come from L1
+            // the same for all rows: from L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -2063,14 +2065,14 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (first == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N), of each row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -2090,7 +2092,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads what it wrote itself
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote itself
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -2120,14 +2122,14 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
-// residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
+// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N), of each row
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // what a block has without asking
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // dynamic shared memory without an attribute
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
@@ -2141,17 +2143,16 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 // ==== end promoted: fused_residual_layernorm ====
 
 // ==== promoted: layernorm_backward ====
-// A team of 1, 2, 4, 8 or 16 warps owns a row: a thread holds up to 3 vectors of it, a team's width apart. Their columns
-// stay the same from row to row, so that dweight and dbias are summed in registers; a block then adds up its teams into
-// one partial sum, and a second kernel all blocks' partial sums, always in the same order.
-constexpr int layernorm_backward_max_vecs = 3;
-constexpr int layernorm_backward_threads_per_sm = 512; // 128 registers each
-constexpr int layernorm_backward_min_block_size = 128; // bounds the number of partial sums
-constexpr int layernorm_backward_sum_block_size = 512; // of the second kernel
-constexpr int layernorm_backward_padding = 4;          // floats: threads that read one vector's columns hit all banks
+// A team of 1, 2, 4, 8 or 16 warps owns a row, and a thread holds up to 3 vectors of it. Its columns stay the same from
+// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams, one partial sum
+// per column, and column_sums() adds up those of all blocks, always in the same order.
+constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
+constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers each
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of partial sums
+constexpr int LAYERNORM_BACKWARD_PADDING = 4;          // floats: threads that read one vector's columns hit all banks
 
-// a and b summed over the team; all its threads get the same bits. Calls in a row alternate between two buffers
-// `shared` (2, 16), so that one barrier for each call is enough.
+// Sums a and b over the team; all its threads get the same bits. Callers alternate between two `shared` (2, 16) buffers,
+// so one barrier per call is enough.
 __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
     // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
     bool upper = threadIdx.x & 16;
@@ -2164,19 +2165,19 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    __syncthreads(); // of the whole block: its teams take the same number of turns
+    __syncthreads(); // of the whole block: all its teams make the same number of calls
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// partials (gridDim.x, 2, C): the block's sums of dweight and dbias over its teams, one vector of each thread at a time.
-// columns (2 * x128::size, blockDim.x + padding) in shared memory.
+// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread
+// at a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
                                                                              float* columns, int C, int team_size) {
     int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
-    int pitch = blockDim.x + layernorm_backward_padding;
+    int pitch = blockDim.x + LAYERNORM_BACKWARD_PADDING;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         for (int k = 0; k < x128::size; k++) {
@@ -2197,8 +2198,8 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
     }
 }
 
-// one_warp: a team is a warp, which may have fewer turns than others, for it meets no barrier.
-template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+// one_warp: a team is one warp. It meets no barrier, so it may have fewer rows than other teams.
+template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
@@ -2206,7 +2207,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
     extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
     int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
     float inv_C = 1.0f / C;
     int parity = 0;
 
@@ -2216,7 +2217,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
         if (one_warp && row >= N) { break; }
         bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
-        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the end dy is zero and adds nothing
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // beyond the row dy is zero and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
@@ -2234,7 +2235,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
               dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 w = {}; // from L1 for every row: there is no register left to keep it in
+            x128 w = {}; // read from L1 for every row: no register is left to keep it in
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
@@ -2249,7 +2250,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // the same mean, but the compiler cannot know: it computes norm again from x, where keeping it would spill
+        // same value, hidden from the compiler, so that it recomputes norm from x: keeping norm would spill
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -2264,116 +2265,17 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
 }
 
-// Kernel 8: the same with the next rows on their way into shared memory while this one is summed; a team is a warp.
-// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
-constexpr int layernorm_backward_stages = 2;
-
-template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
-    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                               int C, int /*team_warps*/) {
-    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x): dout, inp, dresidual
-    const int team_size = 32, stride = team_size * x128::size;
-    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
-    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-    int stage = 0;
-
-    // one group for each row, an empty one past the last, so that the count of groups tells what has come
-    auto fetch = [&](int row, int to_stage) {
-        if (row < N) {
-#pragma unroll
-            for (int j = 0; j < num_vecs; j++) {
-                size_t i = (size_t)row * C + first + j * stride;
-                bool valid = j < num_vecs - 1 || last_valid;
-                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
-                // what is not valid becomes zeros, and its address must still be a good one
-                cp_async_16(slot, dout + (valid ? i : 0), valid);
-                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
-                bool add = valid && dresidual;
-                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
-            }
-        }
-        cp_async_commit();
-    };
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
-    int row = blockIdx.x * num_teams + team;
-    for (int i = 0; i < layernorm_backward_stages; i++) { fetch(row + i * row_step, i); }
-    for (; row < N; row += row_step) {
-        const floatX* slots =
-            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
-        int pitch = blockDim.x * x128::size;
-        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
-        cp_async_wait<layernorm_backward_stages - 1>();
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
-            for (int k = 0; k < x128::size; k++) {
-                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
-                sum += dnorm;
-                dot += dnorm * norm;
-                dw[j][k] += d * norm;
-                db[j][k] += d;
-            }
-        }
-        layernorm_backward_team_sums(sum, dot, nullptr, 1);
-        sum *= inv_C;
-        dot *= inv_C;
-        __syncwarp(); // the compiler reads shared memory again, where keeping the row in registers would spill
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            x128 dx = load128(slots + (3 * j + 2) * pitch);
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
-            for (int k = 0; k < x128::size; k++) {
-                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
-                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
-            }
-            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
-        }
-        fetch(row + layernorm_backward_stages * row_step, stage); // the slot has been read
-        stage = (stage + 1) % layernorm_backward_stages;
-    }
-    cp_async_wait<0>();
-    __syncthreads(); // the ring's memory now holds the column sums
-
-    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
-}
-
-// dweight, dbias (C) += the sum of partials (num_partials, 2, C): a block takes 32 columns, a warp every 16th partial
-__global__ void __launch_bounds__(layernorm_backward_sum_block_size)
-    layernorm_backward_sum_kernel7(float* dweight, float* dbias, const float* partials, int num_partials, int C) {
-    constexpr int num_warps = layernorm_backward_sum_block_size / 32;
-    __shared__ float shared[num_warps][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-    grid_wait_dependency();
-    float sum = 0.0f;
-    if (c < 2 * C) {
-#pragma unroll 8
-        for (int i = warp; i < num_partials; i += num_warps) { sum += partials[(size_t)i * 2 * C + c]; }
-    }
-    shared[warp][lane] = sum;
-    __syncthreads();
-    if (warp == 0 && c < 2 * C) {
-        sum = 0.0f;
-        for (int i = 0; i < num_warps; i++) { sum += shared[i][lane]; }
-        *(c < C ? dweight + c : dbias + c - C) += sum;
-    }
-}
-
-// floats that layernorm_backward needs as scratch: dweight and dbias of each block
+// Floats of scratch: partial sums of dweight and dbias for each block.
 size_t layernorm_backward_scratch(int C) {
-    int blocks_per_sm = layernorm_backward_threads_per_sm / layernorm_backward_min_block_size;
+    int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
-// Warps to a row; several of them take 2 vectors a thread in 16 bits, where 3 and the predicates would spill.
+// Warps per row. Teams of several warps take at most 2 vectors per thread in 16 bits: 3 would spill.
 inline int layernorm_backward_team_warps(int num_vectors) {
-    const int team_vecs = sizeof(floatX) == 2 ? 2 : layernorm_backward_max_vecs;
+    const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
     int team_warps = 1;
-    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : layernorm_backward_max_vecs) * team_warps) {
+    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : LAYERNORM_BACKWARD_MAX_VECS) * team_warps) {
         team_warps *= 2;
     }
     return team_warps;
@@ -2391,53 +2293,139 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
                            : layernorm_backward_kernel7<3, true>;
 }
 
-// Variants of it for the ladder: ahead: by kernel 8, where it can be; early: the second kernel is launched under the first.
-inline void layernorm_backward_by(bool ahead, bool early, floatX* dinp, float* dweight, float* dbias, float* scratch,
-                                  const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                                  const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
-                                  int block_size) {
+typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
+                                        const float*, const float*, int, int, int);
+
+// How to launch the kernel that writes dinp and the partial sums: grid_size rows of them.
+struct LayernormBackwardLaunch {
+    LayernormBackwardKernel kernel;
+    int grid_size, block_size, num_vecs, team_warps;
+    size_t shared_bytes;
+};
+
+// Kernel 7 for rows of C elements; the block is enlarged to a whole team.
+inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     require(block_size % (32 * team_warps) == 0);
-    require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
+    require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
-    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
-    if (ahead && team_warps == 1) {
-        auto kernel8 = num_vecs == 1   ? layernorm_backward_kernel8<1>
-                       : num_vecs == 2 ? layernorm_backward_kernel8<2>
-                                       : layernorm_backward_kernel8<3>;
-        size_t ring_bytes = (size_t)layernorm_backward_stages * num_vecs * 3 * block_size * sizeof(x128);
-        size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
-        if (compiled_arch(kernel8) >= 80 && max(ring_bytes, shared_bytes) <= limit) {
-            kernel = kernel8;
-            shared_bytes = max(ring_bytes, shared_bytes);
-            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
-        }
-    }
-    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
-    grid_size = min(grid_size, ceil_div(N, num_teams));
-    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
-                                                            C, team_warps);
-    cudaCheck(cudaGetLastError());
-    dim3 grid(ceil_div(2 * C, 32)), block(layernorm_backward_sum_block_size);
-    if (early) {
-        launch_early(layernorm_backward_sum_kernel7, grid, block, 0, stream, dweight, dbias, scratch, grid_size, C);
-    } else {
-        layernorm_backward_sum_kernel7<<<grid, block, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
-        cudaCheck(cudaGetLastError());
-    }
+    int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
+    size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
+    return {layernorm_backward_choose7(num_vecs, team_warps),
+            min(grid_size, ceil_div(N, num_teams)),
+            block_size,
+            num_vecs,
+            team_warps,
+            shared_bytes};
 }
 
-// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
+// As kernel 7 with one warp per team; the next rows are copied into a ring in shared memory while this one is summed.
+// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+constexpr int LAYERNORM_BACKWARD_STAGES = 2;
+
+template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
+    layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int /*team_warps*/) {
+    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x) of dout, inp, dresidual
+    const int team_size = 32, stride = team_size * x128::size;
+    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+    int stage = 0;
+
+    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
+    auto fetch = [&](int row, int to_stage) {
+        if (row < N) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                size_t i = (size_t)row * C + first + j * stride;
+                bool valid = j < num_vecs - 1 || last_valid;
+                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+                // copies that are not valid fill in zeros, but still need a valid address
+                cp_async_16(slot, dout + (valid ? i : 0), valid);
+                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
+                bool add = valid && dresidual;
+                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
+            }
+        }
+        cp_async_commit();
+    };
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    int row = blockIdx.x * num_teams + team;
+    for (int i = 0; i < LAYERNORM_BACKWARD_STAGES; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        const floatX* slots =
+            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
+        int pitch = blockDim.x * x128::size;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
+                sum += dnorm;
+                dot += dnorm * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, nullptr, 1);
+        sum *= inv_C;
+        dot *= inv_C;
+        __syncwarp(); // makes the compiler read shared memory again: keeping the row in registers would spill
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            x128 dx = load128(slots + (3 * j + 2) * pitch);
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
+                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
+        }
+        fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // its slot has been read
+        stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
+    }
+    cp_async_wait<0>();
+    __syncthreads(); // the column sums reuse the ring's memory
+
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
+}
+
+// Kernel 9 where a team is one warp and the ring fits, else kernel 7.
+inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
+    LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
+    auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
+                  : l.num_vecs == 2 ? layernorm_backward_kernel9<2>
+                                    : layernorm_backward_kernel9<3>;
+    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
+    size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
+    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, l.shared_bytes) <= limit) {
+        l.kernel = kernel;
+        l.shared_bytes = max(ring_bytes, l.shared_bytes);
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.shared_bytes));
+    }
+    return l;
+}
+
+// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs | scratch (layernorm_backward_scratch(C))
 // | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
-    layernorm_backward_by(true, true, dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C,
-                          stream, block_size);
+    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, block_size);
+    l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
+                                                                    rstd, N, C, l.team_warps);
+    cudaCheck(cudaGetLastError());
+    column_sums<16>(dweight, dbias, scratch, l.grid_size, C, stream);
 }
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
@@ -2662,11 +2650,22 @@ void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in
 // ==== end promoted: matmul_backward ====
 
 // ==== promoted: matmul_backward_bias ====
-constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block; 512 contiguous bytes of a row for a warp
+constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block: a warp reads 512 contiguous bytes of a row
 
-// Sums of `rows` rows: partial[blockIdx.y, c]
+// Rows per block for at most 2048 blocks: they fill any chip, and their partial sums take 2 MB.
+static int matmul_backward_bias_rows(int N, int OC) {
+    int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
+    return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: 16 warps with four rows in flight
+}
+
+// Floats of scratch: a row of partial sums per block.
+size_t matmul_backward_bias_scratch(int N, int OC) {
+    return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
+}
+
+// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for the block's columns c
 __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, U = 4; // rows in flight
+    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
     extern __shared__ float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -2676,12 +2675,12 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
         int row = blockIdx.y * rows + warp, end = min(N, (int)(blockIdx.y + 1) * rows);
         size_t stride = (size_t)num_warps * OC;
         const floatX* p = dout + (size_t)row * OC + c;
-        for (; row + (U - 1) * num_warps < end; row += U * num_warps, p += U * stride) {
-            x128 x[U];
+        for (; row + (unroll - 1) * num_warps < end; row += unroll * num_warps, p += unroll * stride) {
+            x128 x[unroll];
 #pragma unroll
-            for (int u = 0; u < U; u++) { x[u] = load128(p + u * stride); }
+            for (int u = 0; u < unroll; u++) { x[u] = load128(p + u * stride); }
 #pragma unroll
-            for (int u = 0; u < U; u++) {
+            for (int u = 0; u < unroll; u++) {
                 for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
             }
         }
@@ -2690,7 +2689,7 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
         }
     }
-    // element k of all lanes side by side: no bank is hit twice
+    // element k of all lanes lies side by side: no bank conflicts
     for (int k = 0; k < x128::size; k++) { shared[warp * columns + k * 32 + lane] = sum[k]; }
     __syncthreads();
     for (int i = threadIdx.x; i < columns; i += blockDim.x) {
@@ -2701,53 +2700,25 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
     }
 }
 
-__global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout, int N, int OC, int rows) {
+__global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout, int N, int OC, int rows) {
     matmul_backward_bias_sums(partial, dout, N, OC, rows);
 }
 
-// dbias += the `num` rows of partial; a block of 32 warps has 32 columns
-__global__ void matmul_backward_bias_join_kernel6(float* dbias, const float* partial, int num, int OC) {
-    __shared__ float sums[32][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-    float sum = 0;
-    if (c < OC) {
-#pragma unroll 4
-        for (int i = warp; i < num; i += 32) { sum += partial[(size_t)i * OC + c]; }
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= OC) { return; }
-    for (int w = 1; w < 32; w++) { sum += sums[w][lane]; }
-    dbias[c] += sum;
-}
-
-// Rows of a block, so that there are at most 2048 blocks: they fill any chip, and their sums are 2 MB.
-static int matmul_backward_bias_rows(int N, int OC) {
-    int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
-    return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: four rows in flight of 16 warps
-}
-
-// The scratch that matmul_backward_bias needs, in floats.
-size_t matmul_backward_bias_scratch(int N, int OC) {
-    return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
-}
-
-// dbias (OC) += | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
-// One wave: as many blocks as run at once, with equal shares of the rows, so that there is little to join.
+// dbias (OC) += the sum of dout over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+// One wave: as many blocks as run at once share the rows equally, so that there are few partial sums to join.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                           int block_size) {
     Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel6, block_size, shared));
-    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of scratch
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // for partial sums in scratch
     int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel6<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
-    cudaCheck(cudaGetLastError());
+    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
 }
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
     matmul_backward_bias(dbias, scratch, dout, N, OC, stream, 512);
@@ -4770,13 +4741,12 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 // ==== end promoted: attention_backward ====
 
 // ==== promoted: fused_classifier ====
-
-// What a thread knows of the logits it has seen: the greatest, the sum of exp(x - max), the least.
+// Online softmax: over the logits that a thread has seen, the maximum, the sum of exp(x - max), and the minimum.
 struct FusedClassifierSums {
     float max, sum, min;
 };
 
-// An infinity among x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
+// Adds a vector to s. An infinity in x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
 __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
     float max = s.max;
     for (int k = 0; k < x128::size; k++) {
@@ -4788,46 +4758,69 @@ __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& 
     s.max = max;
 }
 
-// Maximum and sum over the block; `shared` (32) is scratch.
+// Maximum and sum over the block; `shared` (32) is scratch. NaN if a logit is NaN or infinite.
 __device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
     *max = block_max(s.max, shared);
-    // exp(-inf) is 0 and would hide that the head overflowed
+    // exp(-inf) is 0, so the sum alone would not show that a logit overflowed
     *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
 }
 
+// softmax of a vector times dloss; scale = dloss / sum
 __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
     x128 gradient;
     for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
     return gradient;
 }
 
-// The thread that writes column `target`, when vectors go to threads in turn and columns from `tail` one to a thread.
+// The thread that writes column `target`: vectors go to the threads round-robin, columns from `tail` on one to each.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
 
-// ---- kernel 6: two reads, the second from the end of the row, where the caches still hold it ----
+// What a thread keeps of a row besides the vectors: the last V % x128::size columns, from `tail` on, go one to each of
+// the first threads; the owner of the target's column adjusts the gradient there and writes the loss.
+struct FusedClassifierRow {
+    int tail, target;
+    bool owner;
+    float x_tail, correct; // this thread's logit of the tail; the target's logit, for the owner
+};
+
+// Reads them; s starts with this thread's logit of the tail, if it has one.
+__device__ inline FusedClassifierRow fused_classifier_begin(FusedClassifierSums& s, const floatX* row, int target,
+                                                            int V) {
+    FusedClassifierRow r;
+    r.tail = V / x128::size * x128::size, r.target = target;
+    r.owner = (int)threadIdx.x == fused_classifier_owner(target, r.tail);
+    r.correct = r.owner ? (float)row[target] : 0.0f;
+    r.x_tail = r.tail + (int)threadIdx.x < V ? (float)row[r.tail + threadIdx.x] : 0.0f;
+    s = {-INFINITY, 0.0f, INFINITY};
+    if (r.tail + (int)threadIdx.x < V) { s = {r.x_tail, 1.0f, r.x_tail}; }
+    return r;
+}
+
+// Writes the gradient of the tail, zeros from V to Vp, and the target's gradient.
+__device__ inline void fused_classifier_finish(floatX* row, const FusedClassifierRow& r, float max, float scale,
+                                               const float* dloss, int V, int Vp) {
+    for (int c = r.tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(r.x_tail - max) * scale : 0.0f);
+    }
+    if (r.owner) { row[r.target] = (floatX)(__expf(r.correct - max) * scale - *dloss); }
+}
 
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel6(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     __shared__ float shared[32];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
-    int target = targets[blockIdx.x];
-    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
-    float correct = owner ? (float)row[target] : 0.0f;
-    // the last V % x128::size columns: one for each of the first threads
-    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
-    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
-    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
-
+    int num_vectors = V / x128::size;
+    FusedClassifierSums s;
+    FusedClassifierRow r = fused_classifier_begin(s, row, targets[blockIdx.x], V);
     for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
         fused_classifier_add(s, load128(row + i * x128::size));
     }
     float max, sum;
     fused_classifier_reduce(&max, &sum, s, shared);
     // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
-    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
     float scale = *dloss / sum;
@@ -4837,22 +4830,17 @@ __global__ void __launch_bounds__(1024)
         x128 x = load128(row + i * x128::size);
         store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
-    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
-        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
-    }
-    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+    fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
-
-// ---- kernel 7: one read: the row stays in shared memory, and is summed while the rest of it still travels ----
 
 // Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
+    int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
-    // 4 groups of copies; each thread reads what it copied itself, so none needs a barrier
+    // 4 groups of copies; each thread reads only what it copied itself, so no barrier is needed
     int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
     for (int j = 0; j < 4; j++) {
         int end = min((j + 1) * group, num_vectors);
@@ -4862,12 +4850,8 @@ __global__ void __launch_bounds__(1024)
         cp_async_commit();
     }
 
-    int target = targets[blockIdx.x];
-    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
-    float correct = owner ? (float)row[target] : 0.0f;
-    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
-    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
-    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
+    FusedClassifierSums s;
+    FusedClassifierRow r = fused_classifier_begin(s, row, targets[blockIdx.x], V);
     for (int j = 0; j < 4; j++) {
         if (j == 0) { cp_async_wait<3>(); }
         if (j == 1) { cp_async_wait<2>(); }
@@ -4880,7 +4864,7 @@ __global__ void __launch_bounds__(1024)
     }
     float max, sum;
     fused_classifier_reduce(&max, &sum, s, shared);
-    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
+    if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
     float scale = *dloss / sum;
@@ -4888,24 +4872,24 @@ __global__ void __launch_bounds__(1024)
         x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
         store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
     }
-    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
-        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
-    }
-    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
+    fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
 
-// Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2
-// in 16 bits share an SM of an H200: one is read while the other is written. In 32 bits one block has the SM alone.
+// losses (N) = log(sum(exp(logits))) - logits[target], for each row; and in place the gradient: logits (N,Vp) =
+// dloss * (softmax(logits) - onehot(target)), 0 from column V on | targets (N), each in [0,V)
+// dloss (1) or NULL: only the losses, logits stay as they are
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream, int block_size) {
     Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
+    // Rows too long for shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2 in 16 bits share an
+    // SM of an H200, so that one is read while the other is written. In fp32 one block has the SM alone.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // else one row an SM
+                                       cudaSharedmemCarveoutMaxShared)); // else one row per SM
         fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
@@ -4919,7 +4903,6 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 // ==== end promoted: fused_classifier ====
 
 // ==== promoted: mean_loss ====
-
 // One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
 __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
     __shared__ float shared[32];
@@ -4929,7 +4912,7 @@ __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const flo
     if (threadIdx.x == 0) { *mean += sum * scale; }
 }
 
-// mean one float, += | losses (N) | scale: 1 / (N * micro steps)
+// mean (1) += scale * sum(losses) | losses (N) | scale = 1 / (N * micro-steps)
 void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
     Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
     mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
@@ -4938,14 +4921,12 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 // ==== end promoted: mean_loss ====
 
 // ==== promoted: global_norm ====
-
-// ---- kernel 4: 128-bit loads, 4 of them in flight, one sum a block, and a second launch adds those in order ----
-
+// A sum of squares per block, over a grid-stride loop with four loads in flight per thread.
 __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
-    float sums[4][f128::size] = {}; // short sums are exact sums
+    float sums[4][f128::size] = {}; // 16 short sums lose less to rounding than one long one
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
         for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
@@ -4967,7 +4948,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
 }
 
-// One warp; the order is fixed.
+// norm = sqrt(sum of block_sums). One warp, so that the order of the sum is fixed.
 __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
@@ -4975,13 +4956,14 @@ __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums,
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
-// Floats of scratch: one for each block.
+// Floats of scratch: one per block.
 size_t global_norm_scratch() { return 4096; }
 
+// norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // as many as run at once
+    int num_blocks; // one wave
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
@@ -5047,11 +5029,6 @@ __device__ inline floatX adamw_round(float p, size_t i, uint32_t seed) {
     return seed == 0 ? (floatX)p : stochastic_round(p, hash_bits((uint32_t)i, seed));
 }
 
-// Four parameters: 8 or 16 bytes in one access.
-struct alignas(4 * sizeof(floatX)) AdamWParams {
-    floatX x[4];
-};
-
 __device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
                                     const StepState& s, const AdamW& o, size_t i, uint32_t seed) {
     float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], s, o);
@@ -5074,8 +5051,8 @@ __global__ void __launch_bounds__(128)
         if (master) {
             p[j] = load128(master + i);
         } else {
-            AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
-            for (int k = 0; k < 4; k++) { p[j][k] = (float)old.x[k]; }
+            x4 old = *reinterpret_cast<const x4*>(params + i);
+            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
         }
     }
     StepState s = *state;
@@ -5088,15 +5065,15 @@ __global__ void __launch_bounds__(128)
             for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
             continue;
         }
-        AdamWParams rounded;
+        x4 rounded;
         for (int k = 0; k < 4; k++) {
             p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
-            rounded.x[k] = adamw_round(p[j][k], i + k, seed);
+            rounded[k] = adamw_round(p[j][k], i + k, seed);
         }
         store128(m + i, m4[j]);
         store128(v + i, v4[j]);
         if (master) { store128(master + i, p[j]); }
-        *reinterpret_cast<AdamWParams*>(params + i) = rounded;
+        *reinterpret_cast<x4*>(params + i) = rounded;
     }
 }
 
@@ -5133,11 +5110,10 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 // ==== end promoted: adamw ====
 
 // ==== promoted: decode_embed ====
-
-// x (B,C) = wte[token] + wpe[position]. A token of -1, of a sequence whose logits were NaN, gives NaN again.
+// A token of -1, of a sequence whose logits were all NaN, gives NaN again.
 __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
                                      const floatX* wpe, int C) {
-    grid_launch_dependents(); // the next kernel may start to fetch its weights
+    grid_launch_dependents(); // the next kernel may start and fetch its weights
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
@@ -5146,8 +5122,9 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
     store128(x + (size_t)b * C + c, sum);
 }
 
-// The first kernel of a step. It is launched without overlap: all of the step before has ended when it starts, which
-// the other kernels of a step rely on. x (B,C) out; tokens (B); positions (B); wte (Vp,C); wpe (T,C).
+// x (B,C) = wte[token] + wpe[position] | tokens (B) | positions (B) | wte (Vp,C) | wpe (T,C)
+// The first kernel of a step. It is launched without overlap, so that all of the step before has ended when it starts,
+// which the other kernels of a step rely on.
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, cudaStream_t stream, int block_size) {
     Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
@@ -5163,12 +5140,11 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 // ==== end promoted: decode_embed ====
 
 // ==== promoted: decode_matvec ====
+constexpr int DECODE_MATVEC_AHEAD = 3; // vectors of a row in flight per lane: all of them if K is 768
 
-constexpr int decode_matvec_ahead = 3; // vectors of a row that a lane asks for before it needs them: all, if K is 768
-
-// Rows of the weight for each warp: what x costs (loads, conversions) is shared among them.
+// Rows of the weight per warp: they share the cost of x (loads, conversions).
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
-// Blocks of 256 threads that fit an SM: 64 registers a thread, 128 for the larger batches.
+// Blocks of 256 threads per SM: 64 registers per thread, 128 for the larger batches.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
@@ -5188,8 +5164,8 @@ template <int n> __device__ inline float decode_matvec_sums(float* values) {
     return values[0];
 }
 
-// x (batch,K), rows clamped to B, normalised into shared memory. g and s are this thread's first vectors of the
-// layernorm's weight and bias, fetched before the wait.
+// Normalises x (batch,K) into shared memory; rows past B repeat the last one. g and s are this thread's first vectors of
+// the layernorm's weight and bias, fetched before the wait.
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
                                                         const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
                                                         int K) {
@@ -5198,14 +5174,14 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
     for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
         const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
         float sum = 0.0f, squares = 0.0f;
-        for (int first = lane; first < num_vec; first += 32 * decode_matvec_ahead) {
-            int4 value[decode_matvec_ahead]; // loaded together
+        for (int first = lane; first < num_vec; first += 32 * DECODE_MATVEC_AHEAD) {
+            int4 value[DECODE_MATVEC_AHEAD]; // all in flight at once
 #pragma unroll
-            for (int i = 0; i < decode_matvec_ahead; i++) {
+            for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
                 value[i] = reinterpret_cast<const int4*>(from)[min(first + 32 * i, num_vec - 1)];
             }
 #pragma unroll
-            for (int i = 0; i < decode_matvec_ahead; i++) {
+            for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
                 if (first + 32 * i >= num_vec) { continue; }
                 x128 elements = vec128_from_bits<floatX>(value[i]);
                 for (int e = 0; e < x128::size; e++) { sum += (float)elements[e]; }
@@ -5213,7 +5189,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
             }
         }
         float center = warp_sum(sum) / K;
-        for (int v = lane; v < num_vec; v += 32) { // each lane reads what it wrote
+        for (int v = lane; v < num_vec; v += 32) { // each lane reads only what it wrote itself
             x128 value = shared[b * num_vec + v];
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
@@ -5238,13 +5214,13 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
     __syncthreads();
 }
 
-// The first vectors of a warp's rows; zeros beyond the end.
-template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][decode_matvec_ahead], const floatX* weight,
+// Loads this lane's next vectors of the warp's rows; zeros beyond the end.
+template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECODE_MATVEC_AHEAD], const floatX* weight,
                                                                int row, int first, int step, int num_vec, int OC) {
 #pragma unroll
     for (int r = 0; r < rows; r++) {
 #pragma unroll
-        for (int i = 0; i < decode_matvec_ahead; i++) {
+        for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
             int v = first + i * step;
             bool there = row + r < OC && v < num_vec;
             const int4* from = reinterpret_cast<const int4*>(weight) + (size_t)(row + r) * num_vec + v;
@@ -5253,48 +5229,48 @@ template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][deco
     }
 }
 
-// A block is (warps / split) groups of `split` warps. A group has `rows` rows of the weight at a time and each of its
-// warps a share of the columns. blockIdx.x: which `batch` of the sequences; blockIdx.y: which rows.
+// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight at a time, and each of its
+// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows.
 template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                           int OC, int split) {
     constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
-    __shared__ float partial[8][num_sums];         // of each warp
+    __shared__ float partial[8][num_sums];         // per warp
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
     const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
     int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
     int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
     int row = blockIdx.y * rows_per_block + warp / split * rows; // of the group's first row
-    // what this lane writes, if it does
+    // the output that this lane writes, if any
     int own_row = lane / lanes_per_sum / batch, own_b = first_b + lane / lanes_per_sum % batch;
     bool writes = segment == 0 && lane % lanes_per_sum == 0 && own_b < B;
 
-    int4 w[rows][decode_matvec_ahead], g = {}, s = {}; // bits of x128: half the registers of their elements
+    int4 w[rows][DECODE_MATVEC_AHEAD], g = {}, s = {}; // bits of x128: half the registers of their elements
     decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
     float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
     if (norm && (int)threadIdx.x < num_vec) {
         g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
         s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
     }
-    grid_launch_dependents(); // the next one may start to wait in its turn
-    grid_wait_dependency();   // nothing that earlier kernels write has been read
+    grid_launch_dependents(); // the next kernel may start, and will wait in turn
+    grid_wait_dependency();   // up to here nothing was read that earlier kernels of the step write
     if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
 
-    // the groups of a block take the same number of turns: there are barriers in the loop
+    // all groups of a block take the same number of iterations, because the loop has barriers
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
         bool writes_now = writes && row + own_row < OC;
         size_t at = (size_t)own_b * OC + row + own_row;
         float bias_now = next_bias, residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
         float sums[num_sums] = {};
-        for (int chunk = first; chunk < num_vec; chunk += decode_matvec_ahead * step) {
+        for (int chunk = first; chunk < num_vec; chunk += DECODE_MATVEC_AHEAD * step) {
             if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
 #pragma unroll
-            for (int i = 0; i < decode_matvec_ahead; i++) {
-                int v = min(chunk + i * step, num_vec - 1); // beyond the end the weights are 0; no branch, so that the
-                                                            // loads of x come together
+            for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
+                // beyond the end the weights are 0; clamped without a branch, so that the loads of x stay together
+                int v = min(chunk + i * step, num_vec - 1);
                 float weights[rows][x128::size];
 #pragma unroll
                 for (int r = 0; r < rows; r++) {
@@ -5306,7 +5282,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
                     x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
-                    at_x = min(at_x + num_vec, last_x); // step by step: each sequence's own would take a register
+                    at_x = min(at_x + num_vec, last_x); // incremental: an address per sequence would take registers
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll
@@ -5316,7 +5292,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             }
         }
         row += gridDim.y * rows_per_block;
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // the next rows come during the sums
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the sums
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
 
         float sum = decode_matvec_sums<num_sums>(sums);
@@ -5336,59 +5312,57 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
     }
 }
 
+// How to launch kernel 6; `split` is its last argument.
+template <class Out> struct DecodeMatvecLaunch {
+    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool,
+                   int, int, int, int);
+    dim3 grid;
+    size_t shared_bytes;
+    int split;
+};
+
 template <class Out, int batch, bool norm>
-void decode_matvec_launch(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                          int OC, cudaStream_t stream, int block_size, bool overlap) {
-    auto kernel = decode_matvec_kernel6<Out, batch, norm>;
+DecodeMatvecLaunch<Out> decode_matvec_batch(int B, int K, int OC, int block_size) {
     constexpr int rows = decode_matvec_rows(batch);
     int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
     // a row is split over warps until a lane has all of its share in flight and every SM has two blocks
-    while (split < num_warps && (num_vec > 32 * decode_matvec_ahead * split ||
+    while (split < num_warps && (num_vec > 32 * DECODE_MATVEC_AHEAD * split ||
                                  (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
         split *= 2;
     }
     int blocks =
         min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
-    dim3 grid(ceil_div(B, batch), blocks);
     size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
-    if (overlap) {
-        launch_early(kernel, grid, block_size, shared_bytes, stream, out, x, norm_weight, norm_bias, weight, bias,
-                     residual, gelu, B, K, OC, split);
-    } else {
-        kernel<<<grid, block_size, shared_bytes, stream>>>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu,
-                                                           B, K, OC, split);
-        cudaCheck(cudaGetLastError());
-    }
+    return {decode_matvec_kernel6<Out, batch, norm>, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
 }
 
-template <class Out> void decode_matvec_any(Out* out, const floatX* x, const floatX* norm_weight,
-                                            const floatX* norm_bias, const floatX* weight, const floatX* bias,
-                                            const floatX* residual, bool gelu, int B, int K, int OC,
-                                            cudaStream_t stream, int block_size, bool overlap) {
-    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no permission
-    bool norm = norm_weight != NULL;
+template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
+    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no attribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
-    require(!norm || (norm_bias != NULL && K * sizeof(floatX) <= shared_limit));
+    require(!norm || K * sizeof(floatX) <= shared_limit);
     require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 warps share sums
-    int batch = 1; // sequences that a block takes at once
+
+    int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    auto launch = norm ? decode_matvec_launch<Out, 8, true> : decode_matvec_launch<Out, 8, false>;
-    if (batch == 1) { launch = norm ? decode_matvec_launch<Out, 1, true> : decode_matvec_launch<Out, 1, false>; }
-    if (batch == 2) { launch = norm ? decode_matvec_launch<Out, 2, true> : decode_matvec_launch<Out, 2, false>; }
-    if (batch == 4) { launch = norm ? decode_matvec_launch<Out, 4, true> : decode_matvec_launch<Out, 4, false>; }
-    launch(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, overlap);
+    auto launch = norm ? decode_matvec_batch<Out, 8, true> : decode_matvec_batch<Out, 8, false>;
+    if (batch == 1) { launch = norm ? decode_matvec_batch<Out, 1, true> : decode_matvec_batch<Out, 1, false>; }
+    if (batch == 2) { launch = norm ? decode_matvec_batch<Out, 2, true> : decode_matvec_batch<Out, 2, false>; }
+    if (batch == 4) { launch = norm ? decode_matvec_batch<Out, 4, true> : decode_matvec_batch<Out, 4, false>; }
+    return launch(B, K, OC, block_size);
 }
 
-// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual: x (B,K); norm_weight, norm_bias (K) or NULL; weight
-// (OC,K); bias (OC) or NULL; residual (B,OC) or NULL, may be out. Before the kernel ahead of it in the stream has ended
-// it reads weight, bias, norm_weight and norm_bias: no kernel of the step may write them.
+// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out
+// Weights and biases are read before the kernel ahead in the stream has ended: no kernel of the step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
                    cudaStream_t stream, int block_size) {
     double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
     Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_any(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, true);
+    require((norm_weight != NULL) == (norm_bias != NULL));
+    DecodeMatvecLaunch<floatX> l = decode_matvec_launch6<floatX>(norm_weight != NULL, B, K, OC, block_size);
+    launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, out, x, norm_weight, norm_bias, weight, bias,
+                 residual, gelu, B, K, OC, l.split);
 }
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
@@ -5396,13 +5370,16 @@ void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, cons
     decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, 256);
 }
 
-// logits (B,Vp) float = layernorm(x) wte^T: x (B,C); norm_weight, norm_bias (C); wte (Vp,C)
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
                  int B, int C, int Vp, cudaStream_t stream, int block_size) {
     double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
-    decode_matvec_any<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size,
-                             true);
+    require(norm_weight != NULL && norm_bias != NULL);
+    DecodeMatvecLaunch<float> l = decode_matvec_launch6<float>(true, B, C, Vp, block_size);
+    const floatX* none = NULL;
+    launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, logits, x, norm_weight, norm_bias, wte, none,
+                 none, false, B, C, Vp, l.split);
 }
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
                  int B, int C, int Vp, cudaStream_t stream) {
@@ -5411,31 +5388,30 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 // ==== end promoted: decode_matvec ====
 
 // ==== promoted: decode_attention ====
-
-constexpr int decode_attention_warps = 8;                             // of a block
-constexpr int decode_attention_threads = 32 * decode_attention_warps; // one for each element of a head: HS <= 256
-constexpr int decode_attention_step = 64;                             // keys of a part: a multiple of this
-constexpr int decode_attention_ahead = 2;                             // keys that a thread has in flight
-constexpr float decode_attention_lowest = -1e30f;                     // finite: the difference of two is no NaN
+constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
+constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
+constexpr int DECODE_ATTENTION_STEP = 64;                             // a part has a multiple of this many keys
+constexpr int DECODE_ATTENTION_AHEAD = 2;                             // keys in flight per thread
+constexpr float DECODE_ATTENTION_LOWEST = -1e30f;                     // finite, so that a difference of two is not NaN
 
 struct DecodeAttentionShared {
-    float sum[decode_attention_warps][decode_attention_threads]; // of values, weighted relative to the warp's maximum
-    float max[decode_attention_warps], total[decode_attention_warps]; // of the scores, of the weights
+    float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS]; // of weighted values; weights are exp2(score - max)
+    float max[DECODE_ATTENTION_WARPS], total[DECODE_ATTENTION_WARPS]; // max of the scores, sum of the weights
     bool last;
 };
 
-// One element of a weighted sum of values, with the maximum of the scores that the weights are relative to.
+// One element of a weighted sum of values. The weights are exp2(score - max), and `total` is their sum.
 struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// What the warps left in shared memory, for the element of this thread; always in the order of the warps.
+// Joins the warps' results in shared memory for the element of this thread, always in the order of the warps.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
-    DecodeAttentionSum x = {0.0f, decode_attention_lowest, 0.0f};
+    DecodeAttentionSum x = {0.0f, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
-    for (int w = 0; w < decode_attention_warps; w++) { x.max = fmaxf(x.max, shared.max[w]); }
+    for (int w = 0; w < DECODE_ATTENTION_WARPS; w++) { x.max = fmaxf(x.max, shared.max[w]); }
 #pragma unroll
-    for (int w = 0; w < decode_attention_warps; w++) {
+    for (int w = 0; w < DECODE_ATTENTION_WARPS; w++) {
         float scale = exp2f(shared.max[w] - x.max);
         x.sum += scale * shared.sum[w][threadIdx.x];
         x.total += scale * shared.total[w];
@@ -5443,13 +5419,13 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// This thread's vectors of the keys or values that a step of the block begins at `row`; of those from `end` on, zeros.
-template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[decode_attention_ahead][depth],
+// Loads this thread's vectors of the keys or values for the step that starts at `row`; zeros from row `end` on.
+template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
-    constexpr int groups = decode_attention_threads / lanes;
+    constexpr int groups = DECODE_ATTENTION_THREADS / lanes;
 #pragma unroll
-    for (int u = 0; u < decode_attention_ahead; u++) {
+    for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
         int t = row + u * groups + (int)threadIdx.x / lanes;
 #pragma unroll
         for (int d = 0; d < depth; d++) {
@@ -5460,21 +5436,21 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// Attends over keys begin .. end-1, of which number `now` is the new token's, not yet in the cache: it is put there.
-// `lanes` lanes have a key, `depth` vectors each. cache and qkv point to the head's first element. Every thread gets
-// the result for element threadIdx.x, without meaning from HS on.
+// Attends over keys begin .. end-1. Key `now` is the new token's: it is read from qkv and written to the cache.
+// `lanes` lanes share a key, `depth` vectors each. keys, values and qkv point to the head's first element. Every thread
+// gets the result for element threadIdx.x; from HS on it is meaningless.
 template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
                                                     const floatX* qkv, int begin, int end, int now, int C, int HS) {
-    constexpr int groups = decode_attention_threads / lanes, ahead = decode_attention_ahead;
+    constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
     decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // nothing that earlier kernels write has been read
+    grid_wait_dependency(); // up to here nothing was read that earlier kernels of the step write
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = decode_attention_lowest, total = 0.0f, scale = 1.4426950409f * rsqrtf((float)HS); // log2(e): for exp2
+    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // for exp2
 #pragma unroll
     for (int d = 0; d < depth; d++) {
         x128 vec = {};
@@ -5532,7 +5508,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // over the keys of the warp's groups of lanes
+    float warp_max = max; // over the groups of lanes, each of which has its own keys
 #pragma unroll
     for (int offset = 16; offset >= lanes; offset /= 2) {
         warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
@@ -5557,14 +5533,14 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     return decode_attention_join(shared);
 }
 
-// The sum of num_parts partial sums, each {max, total, sum (HS)}: every warp takes some, always the same ones.
+// The sum of num_parts partial sums, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
                                                               int num_parts, int HS) {
-    constexpr int num_elements = decode_attention_threads / 32; // of a lane
+    constexpr int num_elements = DECODE_ATTENTION_THREADS / 32; // per lane
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float sum[num_elements] = {}, max = decode_attention_lowest, total = 0.0f;
+    float sum[num_elements] = {}, max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll 2
-    for (int p = warp; p < num_parts; p += decode_attention_warps) {
+    for (int p = warp; p < num_parts; p += DECODE_ATTENTION_WARPS) {
         const float* from = partial + (size_t)p * (HS + 2);
         float part_max = __ldcg(from), part_total = __ldcg(from + 1), both = fmaxf(max, part_max);
         float old_scale = exp2f(max - both), part_scale = exp2f(part_max - both);
@@ -5582,16 +5558,22 @@ __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionSha
     return decode_attention_join(shared);
 }
 
-// Where a head's partial sums stand in scratch: after a counter for each head.
+// A head's partial sums in scratch, which starts with a counter per head.
 __device__ inline float* decode_attention_partials(float* scratch, int num_heads, int head, int num_parts, int HS) {
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-template <int lanes, int depth> __global__ void __launch_bounds__(decode_attention_threads)
+// Keys per part, for as many parts as give every SM four blocks when the cache is full.
+inline int decode_attention_part_keys(int B, int NH, int capacity) {
+    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
+    return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
+}
+
+template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start to fetch its weights
+    grid_launch_dependents(); // the next kernel may start and fetch its weights
     int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
     int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
     if (begin >= end) { return; }
@@ -5599,7 +5581,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(decode_attenti
     DecodeAttentionSum x = decode_attention_part<lanes, depth>(
         shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
 
-    int num_parts = now / part_keys + 1; // that have keys
+    int num_parts = now / part_keys + 1; // with keys
     if (num_parts > 1) {
         int head = b * NH + h;
         int* counter = reinterpret_cast<int*>(scratch) + head;
@@ -5621,13 +5603,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(decode_attenti
     if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
 }
 
-// Keys of a part: as many parts as give every SM four blocks, when the cache is full.
-inline int decode_attention_part_keys(int B, int NH, int capacity) {
-    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, decode_attention_step)));
-    return ceil_div(ceil_div(capacity, parts), decode_attention_step) * decode_attention_step;
-}
-
-// Floats of scratch. They are zeroed once, before the first launch; decode_attention leaves the counters at zero.
+// Floats of scratch. They must be zero before the first launch; decode_attention leaves the counters at zero.
 inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
     return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
@@ -5638,22 +5614,21 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
                                     cudaStream_t stream) {
     require(B > 0 && B <= 65535 && NH > 0 && NH <= 65535 && C % NH == 0 && capacity > 0);
     int HS = C / NH, num_vec = HS / x128::size;
-    require(HS % 8 == 0 && HS <= decode_attention_threads);
+    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
     auto kernel = decode_attention_kernel4<8, 1>;
     if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
     if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
     if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
-    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), decode_attention_threads, 0, stream, out, keys,
+    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), DECODE_ATTENTION_THREADS, 0, stream, out, keys,
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
-// out (B,C): the new token of each sequence, qkv (B,3,NH,HS), attends over itself and the positions[b] tokens before it in
-// keys, values (B,capacity,C), and is put there as row positions[b]. scratch: see decode_attention_scratch(). Before the
-// kernel ahead of it in the stream has ended it reads positions and the rows before it: they are written by kernels
-// before decode_embed.
+// A new token attends over the positions[b] tokens before it and itself; its key and value become row positions[b].
+// out (B,C) | keys, values (B,capacity,C) inout | scratch, see decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
+// positions and earlier rows are read before the kernel ahead has ended: kernels before decode_embed write them.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    // the cache is read too: how much depends on the positions
+    // without the cache that is read: how much depends on the positions
     Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
                             decode_attention_part_keys(B, NH, capacity), stream);
@@ -5661,7 +5636,6 @@ void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch,
 // ==== end promoted: decode_attention ====
 
 // ==== promoted: decode_cache_fill ====
-
 __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const floatX* qkv, int T, int num_vec,
                                           int capacity, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -5673,7 +5647,7 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
     store128(values + to, load128(from + (size_t)2 * num_vec * x128::size));
 }
 
-// The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).
+// Copies the prompt's keys and values: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
@@ -5691,11 +5665,7 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 // ==== end promoted: decode_cache_fill ====
 
 // ==== promoted: decode_sample ====
-
-constexpr int decode_sample_room = 4096;   // candidates whose keys shared memory holds: 32 KB
-constexpr int decode_sample_chunks = 1024; // of the vocabulary, one for each thread
-
-// Larger for a larger logit, among equals for the lower id, so no two are the same; 0 for what is never drawn.
+// A key per token: larger for a larger logit, and for the lower id among equal logits. 0: never drawn (NaN, -inf).
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
     if (!(logit > -INFINITY)) { return 0; } // NaN, too
     uint32_t bits = __float_as_uint(logit);
@@ -5717,7 +5687,7 @@ __device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
     for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
     return x;
 }
-// of this lane's x and those of the lanes below it
+// inclusive prefix sum over the lanes
 __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     for (int offset = 1; offset < 32; offset *= 2) {
         uint64_t below = __shfl_up_sync(0xFFFFFFFFu, x, offset);
@@ -5735,7 +5705,7 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
-// tokens: of the largest logits. best (B), arrived (B): zero, and zero again at the end.
+// tokens (B): the largest logit of each row. best (B), arrived (B): zero before and after the launch.
 __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
                                              const float* logits, int V, int Vp) {
     __shared__ uint64_t shared[32];
@@ -5754,7 +5724,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     key = decode_sample_reduce<decode_sample_warp_max>(key, shared);
     if (threadIdx.x != 0) { return; }
     unsigned long long* top = reinterpret_cast<unsigned long long*>(best + b);
-    atomicMax(top, (unsigned long long)key); // the same in any order
+    atomicMax(top, (unsigned long long)key); // the result does not depend on the order
     __threadfence();
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
     tokens[b] = decode_sample_id(atomicExch(top, 0ull));
@@ -5762,15 +5732,26 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     positions[b] += 1;
 }
 
+// `blocks` blocks per sequence
+inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+                                 int blocks, cudaStream_t stream, int block_size) {
+    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
+                 reinterpret_cast<int*>(best + B), logits, V, Vp);
+}
+
+constexpr int DECODE_SAMPLE_ROOM = 4096;   // candidates whose keys fit in shared memory: 32 KB
+constexpr int DECODE_SAMPLE_CHUNKS = 1024; // of the vocabulary, one per thread
+
 struct DecodeSampleShared {
-    uint64_t list[decode_sample_room]; // keys of the candidates, in no order
-    uint64_t chunk[decode_sample_chunks];
+    uint64_t list[DECODE_SAMPLE_ROOM]; // keys of the candidates, unordered
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS];
     uint64_t reduce[32];
     uint64_t rest;
     int list_size, found, token;
 };
 
-// The candidates of a sequence: `count` keys from `floor` on. They are found among n logits, or in the list.
+// The candidates of a sequence: the `count` keys >= `floor` among n logits, or, once listed, among n keys of the list.
 struct DecodeSampleRow {
     const float* logits;
     int n;
@@ -5779,7 +5760,8 @@ struct DecodeSampleRow {
     float scale;                 // log2(e) / temperature
 };
 
-// What a token weighs in the draw, the best 2^44: a sum of integers is the same in any order.
+// A token's weight in the draw: its probability relative to the best one, times 2^44. It is an integer, because sums of
+// integers do not depend on the order.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
     float distance = logit == best ? 0.0f : (logit - best) * row.scale; // inf - inf is NaN
@@ -5791,7 +5773,7 @@ __device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& sha
     return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
 }
 
-// Of the candidates from `floor` on: how many, and their weight: their shares, or one each.
+// Counts the candidates with keys >= `floor` and returns their weight: the sum of their shares, or else their number.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
@@ -5806,7 +5788,7 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
     return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
 }
 
-// Copies the candidates, at most decode_sample_room, to the list.
+// Copies the candidates, at most DECODE_SAMPLE_ROOM, to the list.
 __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
     if (threadIdx.x == 0) { shared.list_size = 0; }
     __syncthreads();
@@ -5818,11 +5800,11 @@ __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSample
     row.listed = true, row.n = (int)row.count;
 }
 
-// Raises row.floor until it leaves the fewest of the best candidates that weigh `target` together; all of them do.
+// Raises row.floor by bisection, to the fewest best candidates whose weight reaches `target`; all together reach it.
 __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
-    uint64_t end = row.best + 1, end_count = 0; // those from `end` on weigh less than the target
+    uint64_t end = row.best + 1, end_count = 0; // the keys >= `end` weigh less than the target
     while (row.count - end_count > 1 && end - row.floor > 1) {
-        if (!row.listed && row.count <= decode_sample_room) { decode_sample_make_list(shared, row); }
+        if (!row.listed && row.count <= DECODE_SAMPLE_ROOM) { decode_sample_make_list(shared, row); }
         uint64_t middle = row.floor + (end - row.floor) / 2, count;
         if (decode_sample_weight(shared, row, middle, shares, &count) >= target) {
             row.floor = middle, row.count = count;
@@ -5832,12 +5814,12 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
     }
 }
 
-// The first token, in the order of ids, with which the shares of the candidates come to more than `random` (0 to 1) of
-// their sum.
+// Inverse transform sampling: the first token, in the order of ids, at which the running sum of the candidates' shares
+// exceeds `random` (0 to 1) of the total.
 __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int size = ceil_div(ceil_div(V, decode_sample_chunks), 32) * 32; // of a chunk
-    for (int c = warp; c < decode_sample_chunks; c += blockDim.x / 32) {
+    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // per chunk
+    for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
         uint64_t sum = 0;
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
             uint64_t key = decode_sample_key(row.logits[i], i);
@@ -5855,14 +5837,14 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
     upto += warp > 0 ? warps_before : 0;
     uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
-    if (upto - own <= point && point < upto) { // one thread
+    if (upto - own <= point && point < upto) { // true in one thread
         shared.found = threadIdx.x;
         shared.rest = point - (upto - own);
     }
     __syncthreads();
     if (warp == 0) {
         uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // ends within the chunk
+        for (int begin = shared.found * size;; begin += 32) { // the token lies in this chunk
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
             uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
             uint64_t reached = before + decode_sample_warp_scan(share);
@@ -5878,13 +5860,13 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     return shared.token;
 }
 
-__global__ void __launch_bounds__(decode_sample_chunks, 1)
+__global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
                           int top_k, float top_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     int b = blockIdx.x;
     grid_wait_dependency();
-    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, 1.4426950409f / temperature};
+    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, LOG2E / temperature};
     uint64_t key = 0, lowest = ~0ull, count = 0;
 #pragma unroll 4
     for (int i = threadIdx.x; i < V; i += blockDim.x) {
@@ -5896,7 +5878,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
     row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
 
-    int token = -1; // nothing can be drawn
+    int token = -1; // if nothing can be drawn
     if (row.count > 0) {
         if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
         if (top_p < 1.0f) {
@@ -5909,7 +5891,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
         x ^= x >> 27;
         double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
         token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all have read it: there are barriers in the draw
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
@@ -5917,20 +5899,12 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     }
 }
 
-inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
-                                 int blocks, cudaStream_t stream, int block_size) {
-    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
-                 reinterpret_cast<int*>(best + B), logits, V, Vp);
-}
-
-// Floats of scratch, aligned to 8 bytes. They are zeroed once, before the first launch; decode_sample leaves zeros.
+// Floats of scratch, aligned to 8 bytes. They must be zero before the first launch; decode_sample leaves zeros.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), and positions (B) += 1, for logits (B,Vp), of which V count. temperature 0: the largest, rng_state may be
-// NULL. Else drawn with rng_state (B), among the top_k largest (0: all), among the fewest that hold the share top_p of
-// the probability (1: all). A NaN or -inf logit is never drawn; -1 when there is no other. tokens and positions must not
-// be read before this kernel has ended: decode_embed is launched without overlap.
+// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), of which V count | rng_state (B) inout
+// temperature 0: the largest logit; rng_state may be NULL. Else drawn from softmax(logits / temperature), among the top_k
+// largest (0: all) and the fewest that hold the share top_p (1: all). NaN and -inf are never drawn; if all are, -1.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
                    int block_size) {
@@ -5938,12 +5912,12 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
     if (temperature == 0.0f) {
-        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors a thread
+        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
         decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, blocks, stream, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel4, dim3(B), decode_sample_chunks, 0, stream, tokens, positions, logits, rng_state,
+    launch_early(decode_sample_kernel4, dim3(B), DECODE_SAMPLE_CHUNKS, 0, stream, tokens, positions, logits, rng_state,
                  temperature, top_k, top_p, V, Vp);
 }
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,

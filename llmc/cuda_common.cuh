@@ -59,8 +59,25 @@ template <class Kernel> int compiled_arch(Kernel* kernel) {
     return attributes.ptxVersion;
 }
 
-// Launches a kernel that calls grid_wait_dependency() of ptx.cuh before it touches what the kernel before it writes: its blocks
-// start as that one's end. Where the device or the code is older than 9.0 it is a launch as any other.
+// ---- programmatic dependent launch ------------------------------------------------
+// A kernel starts while the one before it in the stream ends. The two device functions do nothing below compute
+// capability 9.0, where there is no such launch.
+
+// The next kernel in the stream may start, if it was launched by launch_early().
+__device__ inline void grid_launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+// Waits until the kernel before this one has ended; what it wrote may then be read.
+__device__ inline void grid_wait_dependency() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// Launches a kernel whose blocks start as those of the kernel before it end. It must call grid_wait_dependency() before
+// it touches what that kernel writes. Where the device or the code is older than 9.0 it is a launch as any other.
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                   const Arguments&... arguments) {
@@ -80,6 +97,7 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
 // ---- shapes ---------------------------------------------------------------------
 
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+constexpr float LOG2E = 1.4426950409f, LN2 = 0.6931471806f;
 
 // ---- 128-bit vectors --------------------------------------------------------------
 
@@ -91,6 +109,13 @@ template <class T> struct alignas(16) Vec128 {
 };
 typedef Vec128<floatX> x128; // 8 bf16 or fp16, 4 fp32
 typedef Vec128<float> f128;
+
+// Four elements: 8 bytes in 16 bits, 16 bytes in fp32, in one access.
+struct alignas(4 * sizeof(floatX)) x4 {
+    floatX v[4];
+    __host__ __device__ floatX& operator[](int i) { return v[i]; }
+    __host__ __device__ const floatX& operator[](int i) const { return v[i]; }
+};
 
 template <class T> __device__ inline Vec128<T> vec128_from_bits(int4 bits) {
     Vec128<T> x;
@@ -149,6 +174,36 @@ template <float (*warp_op)(float)> __device__ inline float block_reduce(float x,
 }
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
+
+// out[y] (C) += the sum of partials[i, y, :] over i; partials (num_partials, gridDim.y, C). A block sums 32 columns: a
+// warp takes every num_warps-th i, then the first warp adds up the sums of all warps, always in the same order.
+template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
+    column_sums_kernel(float* out0, float* out1, const float* partials, int num_partials, int C) {
+    constexpr int unroll = 128 / num_warps; // 128 rows in flight per block
+    __shared__ float sums[num_warps][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+    grid_wait_dependency();
+    float sum = 0.0f;
+    if (c < C) {
+#pragma unroll unroll
+        for (int i = warp; i < num_partials; i += num_warps) {
+            sum += partials[((size_t)i * gridDim.y + blockIdx.y) * C + c];
+        }
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= C) { return; }
+    for (int w = 1; w < num_warps; w++) { sum += sums[w][lane]; }
+    (blockIdx.y == 0 ? out0 : out1)[c] += sum;
+}
+
+// out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C) hold
+// the terms of both. The kernel starts as the one that writes partials ends.
+template <int num_warps>
+void column_sums(float* out0, float* out1, const float* partials, int num_partials, int C, cudaStream_t stream) {
+    launch_early(column_sums_kernel<num_warps>, dim3(ceil_div(C, 32), out1 ? 2 : 1), 32 * num_warps, 0, stream, out0,
+                 out1, partials, num_partials, C);
+}
 
 // ---- rounding -----------------------------------------------------------------------
 

@@ -555,22 +555,6 @@ __device__ inline void tma_load_2d_multicast(void* shared, const void* map, int 
               : "memory");
 }
 
-// ---- programmatic dependent launch: a kernel starts while the one before it ends -----------------------------------
-// Both do nothing below compute capability 9.0, where there is no such launch.
-
-// The next kernel in the stream may be launched, if it was queued with the attribute for it.
-__device__ inline void grid_launch_dependents() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-#endif
-}
-// Until the kernel before this one has ended; what it wrote may then be read.
-__device__ inline void grid_wait_dependency() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
-
 // ---- what another block of the cluster wrote -------------------------------------------------------------------
 
 // As mbarrier_wait; what other blocks wrote before mbarrier_arrive_cluster, or by store_cluster_async, is then seen.

@@ -92,11 +92,6 @@ __device__ inline floatX adamw_round(float p, size_t i, uint32_t seed) {
     return seed == 0 ? (floatX)p : stochastic_round(p, hash_bits((uint32_t)i, seed));
 }
 
-// Four parameters: 8 or 16 bytes in one access.
-struct alignas(4 * sizeof(floatX)) AdamWParams {
-    floatX x[4];
-};
-
 __device__ inline void adamw_scalar(floatX* params, float* master, float* m, float* v, const float* grads,
                                     const StepState& s, const AdamW& o, size_t i, uint32_t seed) {
     float p = adamw_update(master ? master[i] : (float)params[i], m[i], v[i], grads[i], s, o);
@@ -147,18 +142,18 @@ template <bool streamed> __global__ void __launch_bounds__(512)
     if (master) {
         p = adamw_load<streamed>(master + i);
     } else {
-        AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
-        for (int k = 0; k < 4; k++) { p[k] = (float)old.x[k]; }
+        x4 old = *reinterpret_cast<const x4*>(params + i);
+        for (int k = 0; k < 4; k++) { p[k] = (float)old[k]; }
     }
-    AdamWParams rounded;
+    x4 rounded;
     for (int k = 0; k < 4; k++) {
         p[k] = adamw_update(p[k], m4[k], v4[k], g4[k], s, o);
-        rounded.x[k] = adamw_round(p[k], i + k, seed);
+        rounded[k] = adamw_round(p[k], i + k, seed);
     }
     adamw_store<streamed>(m + i, m4);
     adamw_store<streamed>(v + i, v4);
     if (master) { adamw_store<streamed>(master + i, p); }
-    *reinterpret_cast<AdamWParams*>(params + i) = rounded; // the next forward pass reads it: not streamed
+    *reinterpret_cast<x4*>(params + i) = rounded; // the next forward pass reads it: not streamed
 }
 
 template <bool streamed> void adamw3(floatX* params, float* master, float* m, float* v, const float* grads,
@@ -186,8 +181,8 @@ __global__ void __launch_bounds__(128)
         if (master) {
             p[j] = load128(master + i);
         } else {
-            AdamWParams old = *reinterpret_cast<const AdamWParams*>(params + i);
-            for (int k = 0; k < 4; k++) { p[j][k] = (float)old.x[k]; }
+            x4 old = *reinterpret_cast<const x4*>(params + i);
+            for (int k = 0; k < 4; k++) { p[j][k] = (float)old[k]; }
         }
     }
     StepState s = *state;
@@ -200,15 +195,15 @@ __global__ void __launch_bounds__(128)
             for (; i < n; i++) { adamw_scalar(params, master, m, v, grads, s, o, i, seed); }
             continue;
         }
-        AdamWParams rounded;
+        x4 rounded;
         for (int k = 0; k < 4; k++) {
             p[j][k] = adamw_update(p[j][k], m4[j][k], v4[j][k], g4[j][k], s, o);
-            rounded.x[k] = adamw_round(p[j][k], i + k, seed);
+            rounded[k] = adamw_round(p[j][k], i + k, seed);
         }
         store128(m + i, m4[j]);
         store128(v + i, v4[j]);
         if (master) { store128(master + i, p[j]); }
-        *reinterpret_cast<AdamWParams*>(params + i) = rounded;
+        *reinterpret_cast<x4*>(params + i) = rounded;
     }
 }
 

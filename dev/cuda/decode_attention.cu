@@ -61,34 +61,32 @@ void decode_attention1(floatX* out, floatX* keys, floatX* values, const floatX* 
 }
 
 // ---- kernel 2: one block per head, 16 bytes a load, online softmax in registers: kernel 4 with one part -------------
-// ---- kernel 4: the keys split over blocks, the last of a head's blocks to arrive combines them ----------------------
 
 // ==== promoted: decode_attention ====
-
-constexpr int decode_attention_warps = 8;                             // of a block
-constexpr int decode_attention_threads = 32 * decode_attention_warps; // one for each element of a head: HS <= 256
-constexpr int decode_attention_step = 64;                             // keys of a part: a multiple of this
-constexpr int decode_attention_ahead = 2;                             // keys that a thread has in flight
-constexpr float decode_attention_lowest = -1e30f;                     // finite: the difference of two is no NaN
+constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
+constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
+constexpr int DECODE_ATTENTION_STEP = 64;                             // a part has a multiple of this many keys
+constexpr int DECODE_ATTENTION_AHEAD = 2;                             // keys in flight per thread
+constexpr float DECODE_ATTENTION_LOWEST = -1e30f;                     // finite, so that a difference of two is not NaN
 
 struct DecodeAttentionShared {
-    float sum[decode_attention_warps][decode_attention_threads]; // of values, weighted relative to the warp's maximum
-    float max[decode_attention_warps], total[decode_attention_warps]; // of the scores, of the weights
+    float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS]; // of weighted values; weights are exp2(score - max)
+    float max[DECODE_ATTENTION_WARPS], total[DECODE_ATTENTION_WARPS]; // max of the scores, sum of the weights
     bool last;
 };
 
-// One element of a weighted sum of values, with the maximum of the scores that the weights are relative to.
+// One element of a weighted sum of values. The weights are exp2(score - max), and `total` is their sum.
 struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// What the warps left in shared memory, for the element of this thread; always in the order of the warps.
+// Joins the warps' results in shared memory for the element of this thread, always in the order of the warps.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
-    DecodeAttentionSum x = {0.0f, decode_attention_lowest, 0.0f};
+    DecodeAttentionSum x = {0.0f, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
-    for (int w = 0; w < decode_attention_warps; w++) { x.max = fmaxf(x.max, shared.max[w]); }
+    for (int w = 0; w < DECODE_ATTENTION_WARPS; w++) { x.max = fmaxf(x.max, shared.max[w]); }
 #pragma unroll
-    for (int w = 0; w < decode_attention_warps; w++) {
+    for (int w = 0; w < DECODE_ATTENTION_WARPS; w++) {
         float scale = exp2f(shared.max[w] - x.max);
         x.sum += scale * shared.sum[w][threadIdx.x];
         x.total += scale * shared.total[w];
@@ -96,13 +94,13 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// This thread's vectors of the keys or values that a step of the block begins at `row`; of those from `end` on, zeros.
-template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[decode_attention_ahead][depth],
+// Loads this thread's vectors of the keys or values for the step that starts at `row`; zeros from row `end` on.
+template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
-    constexpr int groups = decode_attention_threads / lanes;
+    constexpr int groups = DECODE_ATTENTION_THREADS / lanes;
 #pragma unroll
-    for (int u = 0; u < decode_attention_ahead; u++) {
+    for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
         int t = row + u * groups + (int)threadIdx.x / lanes;
 #pragma unroll
         for (int d = 0; d < depth; d++) {
@@ -113,21 +111,21 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// Attends over keys begin .. end-1, of which number `now` is the new token's, not yet in the cache: it is put there.
-// `lanes` lanes have a key, `depth` vectors each. cache and qkv point to the head's first element. Every thread gets
-// the result for element threadIdx.x, without meaning from HS on.
+// Attends over keys begin .. end-1. Key `now` is the new token's: it is read from qkv and written to the cache.
+// `lanes` lanes share a key, `depth` vectors each. keys, values and qkv point to the head's first element. Every thread
+// gets the result for element threadIdx.x; from HS on it is meaningless.
 template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
                                                     const floatX* qkv, int begin, int end, int now, int C, int HS) {
-    constexpr int groups = decode_attention_threads / lanes, ahead = decode_attention_ahead;
+    constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
     decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // nothing that earlier kernels write has been read
+    grid_wait_dependency(); // up to here nothing was read that earlier kernels of the step write
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = decode_attention_lowest, total = 0.0f, scale = 1.4426950409f * rsqrtf((float)HS); // log2(e): for exp2
+    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // for exp2
 #pragma unroll
     for (int d = 0; d < depth; d++) {
         x128 vec = {};
@@ -185,7 +183,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // over the keys of the warp's groups of lanes
+    float warp_max = max; // over the groups of lanes, each of which has its own keys
 #pragma unroll
     for (int offset = 16; offset >= lanes; offset /= 2) {
         warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
@@ -209,15 +207,28 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     __syncthreads();
     return decode_attention_join(shared);
 }
+// ==== end promoted: decode_attention ====
 
-// The sum of num_parts partial sums, each {max, total, sum (HS)}: every warp takes some, always the same ones.
+inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                                    const int* positions, int B, int C, int NH, int capacity, int part_keys,
+                                    cudaStream_t stream);
+
+void decode_attention2(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, capacity, stream);
+}
+
+// ---- kernel 3: the keys split over blocks, a second kernel combines them --------------------------------------------
+
+// ==== promoted: decode_attention ====
+// The sum of num_parts partial sums, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
                                                               int num_parts, int HS) {
-    constexpr int num_elements = decode_attention_threads / 32; // of a lane
+    constexpr int num_elements = DECODE_ATTENTION_THREADS / 32; // per lane
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float sum[num_elements] = {}, max = decode_attention_lowest, total = 0.0f;
+    float sum[num_elements] = {}, max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll 2
-    for (int p = warp; p < num_parts; p += decode_attention_warps) {
+    for (int p = warp; p < num_parts; p += DECODE_ATTENTION_WARPS) {
         const float* from = partial + (size_t)p * (HS + 2);
         float part_max = __ldcg(from), part_total = __ldcg(from + 1), both = fmaxf(max, part_max);
         float old_scale = exp2f(max - both), part_scale = exp2f(part_max - both);
@@ -235,92 +246,19 @@ __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionSha
     return decode_attention_join(shared);
 }
 
-// Where a head's partial sums stand in scratch: after a counter for each head.
+// A head's partial sums in scratch, which starts with a counter per head.
 __device__ inline float* decode_attention_partials(float* scratch, int num_heads, int head, int num_parts, int HS) {
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-template <int lanes, int depth> __global__ void __launch_bounds__(decode_attention_threads)
-    decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                             const int* positions, int NH, int HS, int capacity, int part_keys) {
-    __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start to fetch its weights
-    int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
-    int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
-    if (begin >= end) { return; }
-    size_t cache = (size_t)b * capacity * C + h * HS;
-    DecodeAttentionSum x = decode_attention_part<lanes, depth>(
-        shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
-
-    int num_parts = now / part_keys + 1; // that have keys
-    if (num_parts > 1) {
-        int head = b * NH + h;
-        int* counter = reinterpret_cast<int*>(scratch) + head;
-        float* partials = decode_attention_partials(scratch, gridDim.z * NH, head, gridDim.x, HS);
-        float* own = partials + (size_t)part * (HS + 2);
-        if (i < HS) { own[2 + i] = x.sum; }
-        if (i == 0) { own[0] = x.max, own[1] = x.total; }
-        __threadfence();
-        __syncthreads();
-        if (i == 0) {
-            shared.last = atomicAdd(counter, 1) == num_parts - 1;
-            if (shared.last) { *counter = 0; } // for the next launch
-            __threadfence();
-        }
-        __syncthreads();
-        if (!shared.last) { return; }
-        x = decode_attention_combine(shared, partials, num_parts, HS);
-    }
-    if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
-}
-
-// Keys of a part: as many parts as give every SM four blocks, when the cache is full.
+// Keys per part, for as many parts as give every SM four blocks when the cache is full.
 inline int decode_attention_part_keys(int B, int NH, int capacity) {
-    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, decode_attention_step)));
-    return ceil_div(ceil_div(capacity, parts), decode_attention_step) * decode_attention_step;
-}
-
-// Floats of scratch. They are zeroed once, before the first launch; decode_attention leaves the counters at zero.
-inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
-    int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
-    return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
-}
-
-inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                                    const int* positions, int B, int C, int NH, int capacity, int part_keys,
-                                    cudaStream_t stream) {
-    require(B > 0 && B <= 65535 && NH > 0 && NH <= 65535 && C % NH == 0 && capacity > 0);
-    int HS = C / NH, num_vec = HS / x128::size;
-    require(HS % 8 == 0 && HS <= decode_attention_threads);
-    auto kernel = decode_attention_kernel4<8, 1>;
-    if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
-    if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
-    if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
-    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), decode_attention_threads, 0, stream, out, keys,
-                 values, scratch, qkv, positions, NH, HS, capacity, part_keys);
-}
-
-// out (B,C): the new token of each sequence, qkv (B,3,NH,HS), attends over itself and the positions[b] tokens before it in
-// keys, values (B,capacity,C), and is put there as row positions[b]. scratch: see decode_attention_scratch(). Before the
-// kernel ahead of it in the stream has ended it reads positions and the rows before it: they are written by kernels
-// before decode_embed.
-void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    // the cache is read too: how much depends on the positions
-    Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
-    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
-                            decode_attention_part_keys(B, NH, capacity), stream);
+    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
+    return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
 }
 // ==== end promoted: decode_attention ====
 
-void decode_attention2(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, capacity, stream);
-}
-
-// ---- kernel 3: the keys split over blocks, a second kernel combines them --------------------------------------------
-
-template <int lanes, int depth> __global__ void __launch_bounds__(decode_attention_threads)
+template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
     decode_attention_split_kernel3(floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                                    const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
@@ -348,22 +286,90 @@ __global__ void decode_attention_combine_kernel3(floatX* out, float* scratch, co
 void decode_attention3(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                        const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
     int HS = C / NH, num_vec = HS / x128::size, part_keys = decode_attention_part_keys(B, NH, capacity);
-    require(HS % 8 == 0 && HS <= decode_attention_threads);
+    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
     auto kernel = decode_attention_split_kernel3<8, 1>;
     if (num_vec > 8) { kernel = decode_attention_split_kernel3<16, 1>; }
     if (num_vec > 16) { kernel = decode_attention_split_kernel3<32, 1>; }
     if (num_vec > 32) { kernel = decode_attention_split_kernel3<32, 2>; }
     dim3 grid(ceil_div(capacity, part_keys), NH, B);
-    kernel<<<grid, decode_attention_threads, 0, stream>>>(keys, values, scratch, qkv, positions, NH, HS, capacity,
+    kernel<<<grid, DECODE_ATTENTION_THREADS, 0, stream>>>(keys, values, scratch, qkv, positions, NH, HS, capacity,
                                                           part_keys);
     cudaCheck(cudaGetLastError());
-    decode_attention_combine_kernel3<<<dim3(NH, B), decode_attention_threads, 0, stream>>>(out, scratch, positions, NH,
+    decode_attention_combine_kernel3<<<dim3(NH, B), DECODE_ATTENTION_THREADS, 0, stream>>>(out, scratch, positions, NH,
                                                                                            HS, grid.x, part_keys);
     cudaCheck(cudaGetLastError());
 }
 
-// ==== promoted: decode_cache_fill ====
+// ---- kernel 4: the keys split over blocks, the last of a head's blocks to arrive combines them ----------------------
 
+// ==== promoted: decode_attention ====
+template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
+    decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                             const int* positions, int NH, int HS, int capacity, int part_keys) {
+    __shared__ DecodeAttentionShared shared;
+    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
+    int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
+    if (begin >= end) { return; }
+    size_t cache = (size_t)b * capacity * C + h * HS;
+    DecodeAttentionSum x = decode_attention_part<lanes, depth>(
+        shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
+
+    int num_parts = now / part_keys + 1; // with keys
+    if (num_parts > 1) {
+        int head = b * NH + h;
+        int* counter = reinterpret_cast<int*>(scratch) + head;
+        float* partials = decode_attention_partials(scratch, gridDim.z * NH, head, gridDim.x, HS);
+        float* own = partials + (size_t)part * (HS + 2);
+        if (i < HS) { own[2 + i] = x.sum; }
+        if (i == 0) { own[0] = x.max, own[1] = x.total; }
+        __threadfence();
+        __syncthreads();
+        if (i == 0) {
+            shared.last = atomicAdd(counter, 1) == num_parts - 1;
+            if (shared.last) { *counter = 0; } // for the next launch
+            __threadfence();
+        }
+        __syncthreads();
+        if (!shared.last) { return; }
+        x = decode_attention_combine(shared, partials, num_parts, HS);
+    }
+    if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
+}
+
+// Floats of scratch. They must be zero before the first launch; decode_attention leaves the counters at zero.
+inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
+    int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
+    return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
+}
+
+inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                                    const int* positions, int B, int C, int NH, int capacity, int part_keys,
+                                    cudaStream_t stream) {
+    require(B > 0 && B <= 65535 && NH > 0 && NH <= 65535 && C % NH == 0 && capacity > 0);
+    int HS = C / NH, num_vec = HS / x128::size;
+    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
+    auto kernel = decode_attention_kernel4<8, 1>;
+    if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
+    if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
+    if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
+    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), DECODE_ATTENTION_THREADS, 0, stream, out, keys,
+                 values, scratch, qkv, positions, NH, HS, capacity, part_keys);
+}
+
+// A new token attends over the positions[b] tokens before it and itself; its key and value become row positions[b].
+// out (B,C) | keys, values (B,capacity,C) inout | scratch, see decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
+// positions and earlier rows are read before the kernel ahead has ended: kernels before decode_embed write them.
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    // without the cache that is read: how much depends on the positions
+    Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
+    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
+                            decode_attention_part_keys(B, NH, capacity), stream);
+}
+// ==== end promoted: decode_attention ====
+
+// ==== promoted: decode_cache_fill ====
 __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const floatX* qkv, int T, int num_vec,
                                           int capacity, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -375,7 +381,7 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
     store128(values + to, load128(from + (size_t)2 * num_vec * x128::size));
 }
 
-// The prompt's keys and values, qkv (B,T,3,C), to rows 0 .. T-1 of keys, values (B,capacity,C).
+// Copies the prompt's keys and values: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");

@@ -10,7 +10,8 @@
    overlap: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 
    The shape's flags: K is T*C and OC is V. With T = 1 there is a layernorm before and a gelu after the product (the
-   first half of the feed-forward), else a residual (its second half is T = 4, V = C). V over 32,768 is the head.
+   first half of the feed-forward), else a residual (its second half is T = 4, V = C). V over 32,768 is the head, with a
+   layernorm.
 
    nvcc -O3 --use_fast_math decode_matvec.cu -o decode_matvec      (or: make decode_matvec)
    ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
@@ -110,46 +111,28 @@ void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const
     cudaCheck(cudaGetLastError());
 }
 
-// ==== promoted: decode_embed ====
+// ---- kernel 5: layernorm in every block, several sequences at once: kernel 6, launched without overlap --------------
 
-// x (B,C) = wte[token] + wpe[position]. A token of -1, of a sequence whose logits were NaN, gives NaN again.
-__global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
-                                     const floatX* wpe, int C) {
-    grid_launch_dependents(); // the next kernel may start to fetch its weights
-    int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
-    if (c >= C) { return; }
-    int token = tokens[b];
-    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)positions[b] * C + c), sum;
-    for (int e = 0; e < x128::size; e++) { sum[e] = (floatX)(token < 0 ? NAN : (float)t[e] + (float)p[e]); }
-    store128(x + (size_t)b * C + c, sum);
-}
+template <class Out> struct DecodeMatvecLaunch;
+template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size);
 
-// The first kernel of a step. It is launched without overlap: all of the step before has ended when it starts, which
-// the other kernels of a step rely on. x (B,C) out; tokens (B); positions (B); wte (Vp,C); wpe (T,C).
-void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream, int block_size) {
-    Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
-    require(B > 0 && B <= 65535 && C % x128::size == 0);
-    dim3 grid(ceil_div(C / x128::size, block_size), B);
-    decode_embed_kernel1<<<grid, block_size, 0, stream>>>(x, tokens, positions, wte, wpe, C);
+template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                                         const floatX* weight, const floatX* bias, const floatX* residual, bool gelu,
+                                         int B, int K, int OC, cudaStream_t stream, int block_size) {
+    DecodeMatvecLaunch<Out> l = decode_matvec_launch6<Out>(norm_weight != NULL, B, K, OC, block_size);
+    l.kernel<<<l.grid, block_size, l.shared_bytes, stream>>>(out, x, norm_weight, norm_bias, weight, bias, residual,
+                                                             gelu, B, K, OC, l.split);
     cudaCheck(cudaGetLastError());
 }
-void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
-                  int C, cudaStream_t stream) {
-    decode_embed(x, tokens, positions, wte, wpe, B, C, stream, 128);
-}
-// ==== end promoted: decode_embed ====
 
-// ---- kernel 5: layernorm in every block, several sequences at once; launched without overlap: kernel 6's text -------
-// ---- kernel 6: launched before the kernel before it has ended: the weights are on their way when x comes ------------
+// ---- kernel 6: launched before the kernel before it has ended: the weights are in flight when x comes ---------------
 
 // ==== promoted: decode_matvec ====
+constexpr int DECODE_MATVEC_AHEAD = 3; // vectors of a row in flight per lane: all of them if K is 768
 
-constexpr int decode_matvec_ahead = 3; // vectors of a row that a lane asks for before it needs them: all, if K is 768
-
-// Rows of the weight for each warp: what x costs (loads, conversions) is shared among them.
+// Rows of the weight per warp: they share the cost of x (loads, conversions).
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
-// Blocks of 256 threads that fit an SM: 64 registers a thread, 128 for the larger batches.
+// Blocks of 256 threads per SM: 64 registers per thread, 128 for the larger batches.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
@@ -169,8 +152,8 @@ template <int n> __device__ inline float decode_matvec_sums(float* values) {
     return values[0];
 }
 
-// x (batch,K), rows clamped to B, normalised into shared memory. g and s are this thread's first vectors of the
-// layernorm's weight and bias, fetched before the wait.
+// Normalises x (batch,K) into shared memory; rows past B repeat the last one. g and s are this thread's first vectors of
+// the layernorm's weight and bias, fetched before the wait.
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
                                                         const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
                                                         int K) {
@@ -179,14 +162,14 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
     for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
         const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
         float sum = 0.0f, squares = 0.0f;
-        for (int first = lane; first < num_vec; first += 32 * decode_matvec_ahead) {
-            int4 value[decode_matvec_ahead]; // loaded together
+        for (int first = lane; first < num_vec; first += 32 * DECODE_MATVEC_AHEAD) {
+            int4 value[DECODE_MATVEC_AHEAD]; // all in flight at once
 #pragma unroll
-            for (int i = 0; i < decode_matvec_ahead; i++) {
+            for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
                 value[i] = reinterpret_cast<const int4*>(from)[min(first + 32 * i, num_vec - 1)];
             }
 #pragma unroll
-            for (int i = 0; i < decode_matvec_ahead; i++) {
+            for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
                 if (first + 32 * i >= num_vec) { continue; }
                 x128 elements = vec128_from_bits<floatX>(value[i]);
                 for (int e = 0; e < x128::size; e++) { sum += (float)elements[e]; }
@@ -194,7 +177,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
             }
         }
         float center = warp_sum(sum) / K;
-        for (int v = lane; v < num_vec; v += 32) { // each lane reads what it wrote
+        for (int v = lane; v < num_vec; v += 32) { // each lane reads only what it wrote itself
             x128 value = shared[b * num_vec + v];
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
@@ -219,13 +202,13 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
     __syncthreads();
 }
 
-// The first vectors of a warp's rows; zeros beyond the end.
-template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][decode_matvec_ahead], const floatX* weight,
+// Loads this lane's next vectors of the warp's rows; zeros beyond the end.
+template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECODE_MATVEC_AHEAD], const floatX* weight,
                                                                int row, int first, int step, int num_vec, int OC) {
 #pragma unroll
     for (int r = 0; r < rows; r++) {
 #pragma unroll
-        for (int i = 0; i < decode_matvec_ahead; i++) {
+        for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
             int v = first + i * step;
             bool there = row + r < OC && v < num_vec;
             const int4* from = reinterpret_cast<const int4*>(weight) + (size_t)(row + r) * num_vec + v;
@@ -234,48 +217,48 @@ template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][deco
     }
 }
 
-// A block is (warps / split) groups of `split` warps. A group has `rows` rows of the weight at a time and each of its
-// warps a share of the columns. blockIdx.x: which `batch` of the sequences; blockIdx.y: which rows.
+// A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight at a time, and each of its
+// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows.
 template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
                           int OC, int split) {
     constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
-    __shared__ float partial[8][num_sums];         // of each warp
+    __shared__ float partial[8][num_sums];         // per warp
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
     const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
     int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
     int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
     int row = blockIdx.y * rows_per_block + warp / split * rows; // of the group's first row
-    // what this lane writes, if it does
+    // the output that this lane writes, if any
     int own_row = lane / lanes_per_sum / batch, own_b = first_b + lane / lanes_per_sum % batch;
     bool writes = segment == 0 && lane % lanes_per_sum == 0 && own_b < B;
 
-    int4 w[rows][decode_matvec_ahead], g = {}, s = {}; // bits of x128: half the registers of their elements
+    int4 w[rows][DECODE_MATVEC_AHEAD], g = {}, s = {}; // bits of x128: half the registers of their elements
     decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
     float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
     if (norm && (int)threadIdx.x < num_vec) {
         g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
         s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
     }
-    grid_launch_dependents(); // the next one may start to wait in its turn
-    grid_wait_dependency();   // nothing that earlier kernels write has been read
+    grid_launch_dependents(); // the next kernel may start, and will wait in turn
+    grid_wait_dependency();   // up to here nothing was read that earlier kernels of the step write
     if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
 
-    // the groups of a block take the same number of turns: there are barriers in the loop
+    // all groups of a block take the same number of iterations, because the loop has barriers
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
         bool writes_now = writes && row + own_row < OC;
         size_t at = (size_t)own_b * OC + row + own_row;
         float bias_now = next_bias, residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
         float sums[num_sums] = {};
-        for (int chunk = first; chunk < num_vec; chunk += decode_matvec_ahead * step) {
+        for (int chunk = first; chunk < num_vec; chunk += DECODE_MATVEC_AHEAD * step) {
             if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
 #pragma unroll
-            for (int i = 0; i < decode_matvec_ahead; i++) {
-                int v = min(chunk + i * step, num_vec - 1); // beyond the end the weights are 0; no branch, so that the
-                                                            // loads of x come together
+            for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
+                // beyond the end the weights are 0; clamped without a branch, so that the loads of x stay together
+                int v = min(chunk + i * step, num_vec - 1);
                 float weights[rows][x128::size];
 #pragma unroll
                 for (int r = 0; r < rows; r++) {
@@ -287,7 +270,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
                     x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
-                    at_x = min(at_x + num_vec, last_x); // step by step: each sequence's own would take a register
+                    at_x = min(at_x + num_vec, last_x); // incremental: an address per sequence would take registers
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll
@@ -297,7 +280,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             }
         }
         row += gridDim.y * rows_per_block;
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // the next rows come during the sums
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the sums
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
 
         float sum = decode_matvec_sums<num_sums>(sums);
@@ -317,59 +300,57 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
     }
 }
 
+// How to launch kernel 6; `split` is its last argument.
+template <class Out> struct DecodeMatvecLaunch {
+    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool,
+                   int, int, int, int);
+    dim3 grid;
+    size_t shared_bytes;
+    int split;
+};
+
 template <class Out, int batch, bool norm>
-void decode_matvec_launch(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                          int OC, cudaStream_t stream, int block_size, bool overlap) {
-    auto kernel = decode_matvec_kernel6<Out, batch, norm>;
+DecodeMatvecLaunch<Out> decode_matvec_batch(int B, int K, int OC, int block_size) {
     constexpr int rows = decode_matvec_rows(batch);
     int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
     // a row is split over warps until a lane has all of its share in flight and every SM has two blocks
-    while (split < num_warps && (num_vec > 32 * decode_matvec_ahead * split ||
+    while (split < num_warps && (num_vec > 32 * DECODE_MATVEC_AHEAD * split ||
                                  (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
         split *= 2;
     }
     int blocks =
         min(ceil_div(OC, num_warps / split * rows), num_sms * decode_matvec_blocks_per_sm(batch) * 256 / block_size);
-    dim3 grid(ceil_div(B, batch), blocks);
     size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
-    if (overlap) {
-        launch_early(kernel, grid, block_size, shared_bytes, stream, out, x, norm_weight, norm_bias, weight, bias,
-                     residual, gelu, B, K, OC, split);
-    } else {
-        kernel<<<grid, block_size, shared_bytes, stream>>>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu,
-                                                           B, K, OC, split);
-        cudaCheck(cudaGetLastError());
-    }
+    return {decode_matvec_kernel6<Out, batch, norm>, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
 }
 
-template <class Out> void decode_matvec_any(Out* out, const floatX* x, const floatX* norm_weight,
-                                            const floatX* norm_bias, const floatX* weight, const floatX* bias,
-                                            const floatX* residual, bool gelu, int B, int K, int OC,
-                                            cudaStream_t stream, int block_size, bool overlap) {
-    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no permission
-    bool norm = norm_weight != NULL;
+template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
+    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no attribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
-    require(!norm || (norm_bias != NULL && K * sizeof(floatX) <= shared_limit));
+    require(!norm || K * sizeof(floatX) <= shared_limit);
     require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 warps share sums
-    int batch = 1; // sequences that a block takes at once
+
+    int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    auto launch = norm ? decode_matvec_launch<Out, 8, true> : decode_matvec_launch<Out, 8, false>;
-    if (batch == 1) { launch = norm ? decode_matvec_launch<Out, 1, true> : decode_matvec_launch<Out, 1, false>; }
-    if (batch == 2) { launch = norm ? decode_matvec_launch<Out, 2, true> : decode_matvec_launch<Out, 2, false>; }
-    if (batch == 4) { launch = norm ? decode_matvec_launch<Out, 4, true> : decode_matvec_launch<Out, 4, false>; }
-    launch(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, overlap);
+    auto launch = norm ? decode_matvec_batch<Out, 8, true> : decode_matvec_batch<Out, 8, false>;
+    if (batch == 1) { launch = norm ? decode_matvec_batch<Out, 1, true> : decode_matvec_batch<Out, 1, false>; }
+    if (batch == 2) { launch = norm ? decode_matvec_batch<Out, 2, true> : decode_matvec_batch<Out, 2, false>; }
+    if (batch == 4) { launch = norm ? decode_matvec_batch<Out, 4, true> : decode_matvec_batch<Out, 4, false>; }
+    return launch(B, K, OC, block_size);
 }
 
-// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual: x (B,K); norm_weight, norm_bias (K) or NULL; weight
-// (OC,K); bias (OC) or NULL; residual (B,OC) or NULL, may be out. Before the kernel ahead of it in the stream has ended
-// it reads weight, bias, norm_weight and norm_bias: no kernel of the step may write them.
+// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out
+// Weights and biases are read before the kernel ahead in the stream has ended: no kernel of the step may write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
                    cudaStream_t stream, int block_size) {
     double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
     Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_any(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, block_size, true);
+    require((norm_weight != NULL) == (norm_bias != NULL));
+    DecodeMatvecLaunch<floatX> l = decode_matvec_launch6<floatX>(norm_weight != NULL, B, K, OC, block_size);
+    launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, out, x, norm_weight, norm_bias, weight, bias,
+                 residual, gelu, B, K, OC, l.split);
 }
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
@@ -377,19 +358,52 @@ void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, cons
     decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, 256);
 }
 
-// logits (B,Vp) float = layernorm(x) wte^T: x (B,C); norm_weight, norm_bias (C); wte (Vp,C)
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
                  int B, int C, int Vp, cudaStream_t stream, int block_size) {
     double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
-    decode_matvec_any<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, stream, block_size,
-                             true);
+    require(norm_weight != NULL && norm_bias != NULL);
+    DecodeMatvecLaunch<float> l = decode_matvec_launch6<float>(true, B, C, Vp, block_size);
+    const floatX* none = NULL;
+    launch_early(l.kernel, l.grid, block_size, l.shared_bytes, stream, logits, x, norm_weight, norm_bias, wte, none,
+                 none, false, B, C, Vp, l.split);
 }
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
                  int B, int C, int Vp, cudaStream_t stream) {
     decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, stream, 256);
 }
 // ==== end promoted: decode_matvec ====
+
+// ==== promoted: decode_embed ====
+// A token of -1, of a sequence whose logits were all NaN, gives NaN again.
+__global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
+                                     const floatX* wpe, int C) {
+    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
+    if (c >= C) { return; }
+    int token = tokens[b];
+    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)positions[b] * C + c), sum;
+    for (int e = 0; e < x128::size; e++) { sum[e] = (floatX)(token < 0 ? NAN : (float)t[e] + (float)p[e]); }
+    store128(x + (size_t)b * C + c, sum);
+}
+
+// x (B,C) = wte[token] + wpe[position] | tokens (B) | positions (B) | wte (Vp,C) | wpe (T,C)
+// The first kernel of a step. It is launched without overlap, so that all of the step before has ended when it starts,
+// which the other kernels of a step rely on.
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream, int block_size) {
+    Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
+    require(B > 0 && B <= 65535 && C % x128::size == 0);
+    dim3 grid(ceil_div(C / x128::size, block_size), B);
+    decode_embed_kernel1<<<grid, block_size, 0, stream>>>(x, tokens, positions, wte, wpe, C);
+    cudaCheck(cudaGetLastError());
+}
+void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
+                  int C, cudaStream_t stream) {
+    decode_embed(x, tokens, positions, wte, wpe, B, C, stream, 128);
+}
+// ==== end promoted: decode_embed ====
 
 // decode_embed has no table of its own: the small shapes check it before each launch of what is measured.
 static std::function<void()> declare_embed(Bench& b) {
@@ -407,70 +421,68 @@ static std::function<void()> declare_embed(Bench& b) {
 
 static void declare(Bench& b) {
     int B = b.B, K = b.T * b.C, OC = b.V;
-    bool head = OC > 32768, first = b.T == 1, gelu = first && !head;
+    bool head = OC > 32768, norm = head || b.T == 1, gelu = norm && !head;
     cudaStream_t stream = b.stream;
     Buffer<floatX> x = b.input<floatX>("x", (size_t)B * K, 1.0f, 0.1f);
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
     Buffer<floatX> norm_weight = {nullptr, nullptr}, norm_bias = norm_weight, bias = norm_weight,
                    residual = norm_weight;
-    if (first) {
+    if (norm) {
         norm_weight = b.input<floatX>("norm_weight", K, 0.1f, 1.0f);
         norm_bias = b.input<floatX>("norm_bias", K, 0.1f);
     }
     if (!head) { bias = b.input<floatX>("bias", OC); }
-    if (!first && !head) { residual = b.input<floatX>("residual", (size_t)B * OC); }
-    double outputs = (double)B * OC * (head ? sizeof(float) : (first ? 1 : 2) * sizeof(floatX)); // with the residual
+    if (!norm) { residual = b.input<floatX>("residual", (size_t)B * OC); }
+    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX)); // with the residual
     b.cost(((double)OC * K + (double)B * K) * sizeof(floatX) + outputs, 2.0 * B * OC * K);
 
-    float ulp = ulp_of<floatX>(), of_terms = (first ? 2.0f * ulp : 0.0f) + 1e-5f;
+    float ulp = ulp_of<floatX>(), of_terms = (norm ? 2.0f * ulp : 0.0f) + 1e-5f;
+    std::function<void(int)> launch5, launch6;
     if (head) {
         Buffer<float> logits = b.output<float>("logits", (size_t)B * OC, {of_terms, 1e-5f});
         b.reference([=] {
             decode_matvec_cpu(logits.host, x.host, norm_weight.host, norm_bias.host, weight.host, NULL, NULL, false, B,
                               K, OC);
         });
-        auto launch = [=](int block_size, bool overlap) {
-            decode_matvec_any<float>(logits, x, norm_weight, norm_bias, weight, NULL, NULL, false, B, K, OC, stream,
-                                     block_size, overlap);
+        launch5 = [=](int bs) {
+            decode_matvec5<float>(logits, x, norm_weight, norm_bias, weight, NULL, NULL, false, B, K, OC, stream, bs);
         };
-        b.kernel(5, "layernorm in the product's blocks, float out", [=](int bs) { launch(bs, false); }, {64, 128, 256});
-        b.kernel(6, "weights fetched before the kernel ahead has ended",
-                 [=](int bs) {
-                     bs ? launch(bs, true) : decode_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream);
-                 },
-                 {0, 64, 128, 256});
-        b.promoted(6);
-        return;
+        launch6 = [=](int bs) {
+            bs ? decode_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream, bs)
+               : decode_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream);
+        };
+    } else {
+        std::function<void()> embed = declare_embed(b);
+        Buffer<floatX> scratch = b.scratch<floatX>("scratch", (size_t)B * K);
+        Buffer<floatX> out = b.output<floatX>("out", (size_t)B * OC, {of_terms, ulp + 1e-5f});
+        b.reference([=] {
+            decode_matvec_cpu(out.host, x.host, norm_weight.host, norm_bias.host, weight.host, bias.host, residual.host,
+                              gelu, B, K, OC);
+        });
+        auto launch1234 = [=](DecodeMatvecKernel kernel, int rows_per_block, int bs) {
+            embed();
+            decode_matvec1234(kernel, ceil_div(OC, rows_per_block), out, x, norm_weight, norm_bias, weight, bias,
+                              residual, scratch, gelu, B, K, OC, stream, bs);
+        };
+        launch5 = [=](int bs) {
+            embed();
+            decode_matvec5<floatX>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, bs);
+        };
+        launch6 = [=](int bs) {
+            embed();
+            bs ? decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, bs)
+               : decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream);
+        };
+        b.kernel(1, "one thread per row", [=](int bs) { launch1234(decode_matvec_kernel1, bs, bs); });
+        b.kernel(2, "one warp per row", [=](int bs) { launch1234(decode_matvec_kernel2, bs / 32, bs); });
+        b.kernel(3, "one warp per row, 16 bytes a load",
+                 [=](int bs) { launch1234(decode_matvec_kernel3, bs / 32, bs); });
+        b.kernel(4, "a row split over the block", [=](int bs) { launch1234(decode_matvec_kernel4, 1, bs); },
+                 {32, 64, 128, 256});
     }
-    std::function<void()> embed = declare_embed(b);
-    Buffer<floatX> scratch = b.scratch<floatX>("scratch", (size_t)B * K);
-    Buffer<floatX> out = b.output<floatX>("out", (size_t)B * OC, {of_terms, ulp + 1e-5f});
-    b.reference([=] {
-        decode_matvec_cpu(out.host, x.host, norm_weight.host, norm_bias.host, weight.host, bias.host, residual.host,
-                          gelu, B, K, OC);
-    });
-    auto launch1234 = [=](DecodeMatvecKernel kernel, int rows_per_block, int bs) {
-        embed();
-        decode_matvec1234(kernel, ceil_div(OC, rows_per_block), out, x, norm_weight, norm_bias, weight, bias, residual,
-                          scratch, gelu, B, K, OC, stream, bs);
-    };
-    auto launch = [=](int bs, bool overlap) {
-        embed();
-        decode_matvec_any<floatX>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, bs,
-                                  overlap);
-    };
-    b.kernel(1, "one thread per row", [=](int bs) { launch1234(decode_matvec_kernel1, bs, bs); });
-    b.kernel(2, "one warp per row", [=](int bs) { launch1234(decode_matvec_kernel2, bs / 32, bs); });
-    b.kernel(3, "one warp per row, 16 bytes a load", [=](int bs) { launch1234(decode_matvec_kernel3, bs / 32, bs); });
-    b.kernel(4, "a row split over the block", [=](int bs) { launch1234(decode_matvec_kernel4, 1, bs); },
-             {32, 64, 128, 256});
-    b.kernel(5, "layernorm in the product's blocks", [=](int bs) { launch(bs, false); }, {64, 128, 256});
-    auto promoted = [=] {
-        embed();
-        decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream);
-    };
-    b.kernel(6, "weights fetched before the kernel ahead has ended",
-             [=](int bs) { bs ? launch(bs, true) : promoted(); }, {0, 64, 128, 256});
+    const char* what5 = head ? "layernorm in the product's blocks, float out" : "layernorm in the product's blocks";
+    b.kernel(5, what5, launch5, {64, 128, 256});
+    b.kernel(6, "weights fetched before the kernel ahead has ended", launch6, {0, 64, 128, 256});
     b.promoted(6);
 }
 

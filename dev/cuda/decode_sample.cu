@@ -48,15 +48,19 @@ void decode_sample1(int* tokens, int* positions, const float* logits, int B, int
 }
 
 // ---- kernel 2: one block per sequence, 16 bytes a load, logit and id as one 64-bit key: kernel 3 with one block -----
+
+inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+                                 int blocks, cudaStream_t stream, int block_size);
+
+void decode_sample2(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+                    cudaStream_t stream, int block_size) {
+    decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, 1, stream, block_size);
+}
+
 // ---- kernel 3: many blocks per sequence, the last to arrive writes the token ----------------------------------------
-// ---- kernel 4: one block per sequence draws; every bound is found by bisection over the keys ------------------------
 
 // ==== promoted: decode_sample ====
-
-constexpr int decode_sample_room = 4096;   // candidates whose keys shared memory holds: 32 KB
-constexpr int decode_sample_chunks = 1024; // of the vocabulary, one for each thread
-
-// Larger for a larger logit, among equals for the lower id, so no two are the same; 0 for what is never drawn.
+// A key per token: larger for a larger logit, and for the lower id among equal logits. 0: never drawn (NaN, -inf).
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
     if (!(logit > -INFINITY)) { return 0; } // NaN, too
     uint32_t bits = __float_as_uint(logit);
@@ -78,7 +82,7 @@ __device__ inline uint64_t decode_sample_warp_sum(uint64_t x) {
     for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
     return x;
 }
-// of this lane's x and those of the lanes below it
+// inclusive prefix sum over the lanes
 __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     for (int offset = 1; offset < 32; offset *= 2) {
         uint64_t below = __shfl_up_sync(0xFFFFFFFFu, x, offset);
@@ -96,7 +100,7 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
-// tokens: of the largest logits. best (B), arrived (B): zero, and zero again at the end.
+// tokens (B): the largest logit of each row. best (B), arrived (B): zero before and after the launch.
 __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
                                              const float* logits, int V, int Vp) {
     __shared__ uint64_t shared[32];
@@ -115,7 +119,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     key = decode_sample_reduce<decode_sample_warp_max>(key, shared);
     if (threadIdx.x != 0) { return; }
     unsigned long long* top = reinterpret_cast<unsigned long long*>(best + b);
-    atomicMax(top, (unsigned long long)key); // the same in any order
+    atomicMax(top, (unsigned long long)key); // the result does not depend on the order
     __threadfence();
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
     tokens[b] = decode_sample_id(atomicExch(top, 0ull));
@@ -123,15 +127,30 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     positions[b] += 1;
 }
 
+// `blocks` blocks per sequence
+inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
+                                 int blocks, cudaStream_t stream, int block_size) {
+    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
+    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
+                 reinterpret_cast<int*>(best + B), logits, V, Vp);
+}
+// ==== end promoted: decode_sample ====
+
+// ---- kernel 4: one block per sequence draws; every bound is found by bisection over the keys ------------------------
+
+// ==== promoted: decode_sample ====
+constexpr int DECODE_SAMPLE_ROOM = 4096;   // candidates whose keys fit in shared memory: 32 KB
+constexpr int DECODE_SAMPLE_CHUNKS = 1024; // of the vocabulary, one per thread
+
 struct DecodeSampleShared {
-    uint64_t list[decode_sample_room]; // keys of the candidates, in no order
-    uint64_t chunk[decode_sample_chunks];
+    uint64_t list[DECODE_SAMPLE_ROOM]; // keys of the candidates, unordered
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS];
     uint64_t reduce[32];
     uint64_t rest;
     int list_size, found, token;
 };
 
-// The candidates of a sequence: `count` keys from `floor` on. They are found among n logits, or in the list.
+// The candidates of a sequence: the `count` keys >= `floor` among n logits, or, once listed, among n keys of the list.
 struct DecodeSampleRow {
     const float* logits;
     int n;
@@ -140,7 +159,8 @@ struct DecodeSampleRow {
     float scale;                 // log2(e) / temperature
 };
 
-// What a token weighs in the draw, the best 2^44: a sum of integers is the same in any order.
+// A token's weight in the draw: its probability relative to the best one, times 2^44. It is an integer, because sums of
+// integers do not depend on the order.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
     float distance = logit == best ? 0.0f : (logit - best) * row.scale; // inf - inf is NaN
@@ -152,7 +172,7 @@ __device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& sha
     return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
 }
 
-// Of the candidates from `floor` on: how many, and their weight: their shares, or one each.
+// Counts the candidates with keys >= `floor` and returns their weight: the sum of their shares, or else their number.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
@@ -167,7 +187,7 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
     return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
 }
 
-// Copies the candidates, at most decode_sample_room, to the list.
+// Copies the candidates, at most DECODE_SAMPLE_ROOM, to the list.
 __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
     if (threadIdx.x == 0) { shared.list_size = 0; }
     __syncthreads();
@@ -179,11 +199,11 @@ __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSample
     row.listed = true, row.n = (int)row.count;
 }
 
-// Raises row.floor until it leaves the fewest of the best candidates that weigh `target` together; all of them do.
+// Raises row.floor by bisection, to the fewest best candidates whose weight reaches `target`; all together reach it.
 __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
-    uint64_t end = row.best + 1, end_count = 0; // those from `end` on weigh less than the target
+    uint64_t end = row.best + 1, end_count = 0; // the keys >= `end` weigh less than the target
     while (row.count - end_count > 1 && end - row.floor > 1) {
-        if (!row.listed && row.count <= decode_sample_room) { decode_sample_make_list(shared, row); }
+        if (!row.listed && row.count <= DECODE_SAMPLE_ROOM) { decode_sample_make_list(shared, row); }
         uint64_t middle = row.floor + (end - row.floor) / 2, count;
         if (decode_sample_weight(shared, row, middle, shares, &count) >= target) {
             row.floor = middle, row.count = count;
@@ -193,12 +213,12 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
     }
 }
 
-// The first token, in the order of ids, with which the shares of the candidates come to more than `random` (0 to 1) of
-// their sum.
+// Inverse transform sampling: the first token, in the order of ids, at which the running sum of the candidates' shares
+// exceeds `random` (0 to 1) of the total.
 __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int size = ceil_div(ceil_div(V, decode_sample_chunks), 32) * 32; // of a chunk
-    for (int c = warp; c < decode_sample_chunks; c += blockDim.x / 32) {
+    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // per chunk
+    for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
         uint64_t sum = 0;
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
             uint64_t key = decode_sample_key(row.logits[i], i);
@@ -216,14 +236,14 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
     upto += warp > 0 ? warps_before : 0;
     uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
-    if (upto - own <= point && point < upto) { // one thread
+    if (upto - own <= point && point < upto) { // true in one thread
         shared.found = threadIdx.x;
         shared.rest = point - (upto - own);
     }
     __syncthreads();
     if (warp == 0) {
         uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // ends within the chunk
+        for (int begin = shared.found * size;; begin += 32) { // the token lies in this chunk
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
             uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
             uint64_t reached = before + decode_sample_warp_scan(share);
@@ -239,13 +259,13 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     return shared.token;
 }
 
-__global__ void __launch_bounds__(decode_sample_chunks, 1)
+__global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     decode_sample_kernel4(int* tokens, int* positions, const float* logits, uint64_t* rng_state, float temperature,
                           int top_k, float top_p, int V, int Vp) {
     __shared__ DecodeSampleShared shared;
     int b = blockIdx.x;
     grid_wait_dependency();
-    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, 1.4426950409f / temperature};
+    DecodeSampleRow row = {logits + (size_t)b * Vp, V, false, 0, 0, 0, LOG2E / temperature};
     uint64_t key = 0, lowest = ~0ull, count = 0;
 #pragma unroll 4
     for (int i = threadIdx.x; i < V; i += blockDim.x) {
@@ -257,7 +277,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
     row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
 
-    int token = -1; // nothing can be drawn
+    int token = -1; // if nothing can be drawn
     if (row.count > 0) {
         if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
         if (top_p < 1.0f) {
@@ -270,7 +290,7 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
         x ^= x >> 27;
         double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
         token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all have read it: there are barriers in the draw
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
@@ -278,20 +298,12 @@ __global__ void __launch_bounds__(decode_sample_chunks, 1)
     }
 }
 
-inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
-                                 int blocks, cudaStream_t stream, int block_size) {
-    uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
-    launch_early(decode_sample_greedy_kernel3, dim3(blocks, B), block_size, 0, stream, tokens, positions, best,
-                 reinterpret_cast<int*>(best + B), logits, V, Vp);
-}
-
-// Floats of scratch, aligned to 8 bytes. They are zeroed once, before the first launch; decode_sample leaves zeros.
+// Floats of scratch, aligned to 8 bytes. They must be zero before the first launch; decode_sample leaves zeros.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), and positions (B) += 1, for logits (B,Vp), of which V count. temperature 0: the largest, rng_state may be
-// NULL. Else drawn with rng_state (B), among the top_k largest (0: all), among the fewest that hold the share top_p of
-// the probability (1: all). A NaN or -inf logit is never drawn; -1 when there is no other. tokens and positions must not
-// be read before this kernel has ended: decode_embed is launched without overlap.
+// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), of which V count | rng_state (B) inout
+// temperature 0: the largest logit; rng_state may be NULL. Else drawn from softmax(logits / temperature), among the top_k
+// largest (0: all) and the fewest that hold the share top_p (1: all). NaN and -inf are never drawn; if all are, -1.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
                    int block_size) {
@@ -299,12 +311,12 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
     require(B > 0 && B <= 65535 && V > 0 && V <= Vp && V <= 1 << 18 && Vp % 4 == 0);
     require(temperature >= 0.0f && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f);
     if (temperature == 0.0f) {
-        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors a thread
+        int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
         decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, blocks, stream, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel4, dim3(B), decode_sample_chunks, 0, stream, tokens, positions, logits, rng_state,
+    launch_early(decode_sample_kernel4, dim3(B), DECODE_SAMPLE_CHUNKS, 0, stream, tokens, positions, logits, rng_state,
                  temperature, top_k, top_p, V, Vp);
 }
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
@@ -356,7 +368,7 @@ static void declare(Bench& b) {
         b.kernel(1, "largest: one block, a tree in shared memory",
                  [=](int bs) { decode_sample1(tokens, positions, logits, B, V, Vp, stream, bs); });
         b.kernel(2, "largest: one block, 16 bytes a load, 64-bit keys",
-                 [=](int bs) { decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, 1, stream, bs); });
+                 [=](int bs) { decode_sample2(tokens, positions, scratch, logits, B, V, Vp, stream, bs); });
         b.kernel(3, "largest: many blocks", promoted, {0, 128, 256, 512, 1024});
         b.promoted(3);
     } else {

@@ -136,30 +136,27 @@ void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dou
 // ---- kernel 5: the sorted list in equal tiles, one warp each; runs across tiles are joined after ----
 
 // ==== promoted: encoder_backward ====
-// dwpe: a thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token. The sorted
-// list is cut into tiles of 32, however long the runs of equal tokens are, and a warp sums the runs of its tile in
-// order. A run inside one tile is added to its row of dwte; one that crosses a cut leaves a partial sum in each of its
-// tiles, and the next kernel adds these up in order. So every sum has one order, and a frequent token many warps.
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and a warp
+// sums the runs of equal tokens in a tile of 32 sorted positions. A run within a tile is added to its row of dwte.
 
-constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits a pass
-constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 for each digit
-constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // every block reads the counts of all
+// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So a sum has
+// one order, and a frequent token is shared by many warps.
+
+constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
+constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all
 constexpr int ENCODER_MAX_BLOCK = 512;      // threads; rows in flight take registers
-constexpr int ENCODER_TILE = 32;            // sorted indices, one for each lane
-constexpr int ENCODER_COLUMNS = 768;        // for which there is room for partial sums; more columns are more launches
-constexpr int ENCODER_WARP_COLUMNS = 128;   // a warp's: four a lane, so that rows of dwte are read and written whole
+constexpr int ENCODER_TILE = 32;            // sorted indices, one per lane
+constexpr int ENCODER_COLUMNS = 768;        // per launch: the room for partial sums
+constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp: four per lane
 static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
 
-struct alignas(4 * sizeof(floatX)) EncoderVec4 {
-    floatX v[4];
-};
-
-// Where things lie in the launcher's scratch.
+// The layout of the launcher's scratch.
 struct EncoderScratch {
-    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): of a run from an earlier tile, of a run into a later one
-    int* positions[2]; // (N) each; [0] is the sorted one in the end
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): sums of a run from an earlier tile, of a run into a later one
+    int* positions[2]; // (N) each; the passes alternate, and [0] is sorted at the end
     int* tokens;       // (N) inp[positions[0][i]], ascending
-    int* counts;       // (sort_blocks, ENCODER_DIGITS) of the digits in each block's part of the list
+    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs in each block's part of the list
     size_t num_ints;
 };
 static EncoderScratch encoder_backward_layout(int* scratch, int N) {
@@ -174,7 +171,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     return s;
 }
 
-// Counts the digits of a block's `num` indices. positions NULL: not sorted yet, index i is position i.
+// Each block counts the digits of its `num` indices. positions is NULL in the first pass: index i is position i.
 __global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
@@ -183,33 +180,33 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
         int token = inp[positions ? positions[i] : i];
-        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: any order gives the same
+        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: the result does not depend on the order
     }
     __syncthreads();
     if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
 }
 
-// One stable pass: index i goes behind all smaller digits, and behind the same digit at smaller indices.
+// One stable pass: index i goes after all smaller digits, and after the same digit at smaller indices.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
-    constexpr int W = ENCODER_SORT_BLOCK / 32, P = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
-    __shared__ int offset[W][ENCODER_DIGITS]; // where a warp's next index of a digit goes
+    constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
+    __shared__ int offset[num_warps][ENCODER_DIGITS]; // where a warp's next index of a digit goes
     __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
 
-    int before = 0, total = 0; // of this digit: in earlier blocks, in all
+    int before = 0, total = 0; // of this digit: how many in earlier blocks, in all blocks
 #pragma unroll 8
-    for (int b = part; b < gridDim.x; b += P) {
+    for (int b = part; b < gridDim.x; b += num_parts) {
         int n = counts[b * ENCODER_DIGITS + digit];
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[P + part][digit] = total; // offset lent: the parts' sums
+    offset[part][digit] = before, offset[num_parts + part][digit] = total; // borrowed for the partial sums
     __syncthreads();
     if (part == 0) {
-        for (int p = 1; p < P; p++) { before += offset[p][digit], total += offset[P + p][digit]; }
+        for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
         scan[digit] = total, next[digit] = before - total;
     }
     __syncthreads();
@@ -223,7 +220,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
 
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int start = first; start < end; start += ENCODER_SORT_BLOCK) {
-        for (int w = part; w < W; w += P) { offset[w][digit] = 0; }
+        for (int w = part; w < num_warps; w += num_parts) { offset[w][digit] = 0; }
         __syncthreads();
         int i = start + threadIdx.x;
         bool valid = i < end;
@@ -231,13 +228,13 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         int token = valid ? inp[position] : 0;
         int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
         unsigned same = __match_any_sync(0xFFFFFFFFu, d);
-        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's same digits
+        int rank = __popc(same & ((1u << lane) - 1)); // among equal digits of the warp
         if (valid && rank == 0) { offset[warp][d] = __popc(same); }
         __syncthreads();
-        if (part == 0) { // counts to offsets, over the warps in order
+        if (part == 0) { // turns counts into offsets, over the warps in order
             int at = next[digit];
 #pragma unroll 8
-            for (int w = 0; w < W; w++) {
+            for (int w = 0; w < num_warps; w++) {
                 int n = offset[w][digit];
                 offset[w][digit] = at;
                 at += n;
@@ -253,10 +250,10 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     }
 }
 
-// Fills positions[0] and tokens of the layout that it returns.
+// Sorts the positions by token: fills positions[0] and tokens of the layout that it returns.
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
-    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // of a block
+    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // per block
     int num_blocks = ceil_div(N, num), num_passes = 1;
     while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
     const int* positions = NULL;
@@ -273,7 +270,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     return s;
 }
 
-// Sums the runs of a tile, for ENCODER_WARP_COLUMNS columns from c0 on.
+// A warp sums the runs of one tile over ENCODER_WARP_COLUMNS columns: slice `warp % num_slices` of those from c0 on.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
@@ -286,27 +283,27 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
     int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
     int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
-    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
-    // whether the first run comes from the tile before, whether the last one goes on in the tile after
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of the runs
+    // whether the first run began in an earlier tile, whether the last one continues in the next tile
     bool from_before = first > 0 && tokens[first - 1] == tokens[first];
     bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
 
-    constexpr int U = 4; // rows in flight
+    constexpr int unroll = 4; // rows in flight
     f128 sum = {};
-    for (int i = 0; i < num; i += U) {
-        EncoderVec4 d[U];
-        f128 old[U];
-        float* row[U]; // where the run that ends here is summed up, else NULL
-        int p[U], id[U];
+    for (int i = 0; i < num; i += unroll) {
+        x4 d[unroll];
+        f128 old[unroll];
+        float* row[unroll]; // if a run ends here, where its sum is added, else NULL
+        int p[unroll], id[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) { // before the branches part the lanes
+        for (int u = 0; u < unroll; u++) { // shuffles come before the lanes diverge
             p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             row[u] = NULL;
             if (i + u >= num || !active) { continue; }
-            d[u] = *reinterpret_cast<const EncoderVec4*>(dout + (size_t)p[u] * C + c0 + column);
+            d[u] = *reinterpret_cast<const x4*>(dout + (size_t)p[u] * C + c0 + column);
             if (!(ends >> (i + u) & 1)) { continue; }
             bool is_first = (ends & ((1u << (i + u)) - 1)) == 0;
             int slot = is_first && from_before ? 0 : (i + u == num - 1 && into_after ? 1 : -1);
@@ -319,9 +316,9 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
             }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (i + u >= num || !active) { continue; }
-            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u].v[k]; }
+            for (int k = 0; k < 4; k++) { sum[k] += (float)d[u][k]; }
             if (!row[u]) { continue; }
             for (int k = 0; k < 4; k++) { sum[k] += old[u][k]; }
             store128(row[u], sum);
@@ -330,11 +327,12 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     }
 }
 
-// The block of the tile in which a run begins that crosses cuts adds up the run's partial sums.
+// One block per tile. If a run of equal tokens starts in this tile and continues past it, this block adds up the run's
+// partial sums.
 __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
-    constexpr int U = 8, MAX_WARPS = 8; // partial sums in flight
-    __shared__ f128 sums[MAX_WARPS][32];
+    constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
+    __shared__ f128 sums[max_warps][32];
     int tile = blockIdx.x, first = tile * ENCODER_TILE, last = first + ENCODER_TILE - 1;
     if (last + 1 >= N) { return; }
     int token = tokens[last];
@@ -347,22 +345,22 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     const float* slots = partial + column;
     f128 sum = {};
     if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
-    for (int t = tile + 1 + warp * U;; t += num_warps * U) {
-        // how many of the next U tiles begin with the token: sorted, so it is the first of them that do
-        bool goes_on = lane < U && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
+    for (int t = tile + 1 + warp * unroll;; t += num_warps * unroll) {
+        // how many of the next tiles begin with the token; the list is sorted, so they come first
+        bool goes_on = lane < unroll && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
         int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
-        f128 x[U];
+        f128 x[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (u < num && active) { x[u] = load128(slots + (size_t)(t + u) * 2 * ENCODER_COLUMNS); }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             if (u < num && active) {
                 for (int k = 0; k < 4; k++) { sum[k] += x[u][k]; }
             }
         }
-        if (num < U) { break; }
+        if (num < unroll) { break; }
     }
     sums[warp][lane] = sum;
     __syncthreads();
@@ -375,19 +373,20 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
+// dwpe (maxT,C) += dout (B,T,C) summed over the batch: one vector of a position per thread
 __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
-    constexpr int U = 8; // rows in flight
+    constexpr int unroll = 8; // rows in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
     const floatX* p = dout + i;
     float sum[x128::size] = {};
     int b = 0;
-    for (; b + U <= B; b += U, p += U * stride) {
-        x128 d[U];
+    for (; b + unroll <= B; b += unroll, p += unroll * stride) {
+        x128 d[unroll];
 #pragma unroll
-        for (int u = 0; u < U; u++) { d[u] = load128(p + u * stride); }
+        for (int u = 0; u < unroll; u++) { d[u] = load128(p + u * stride); }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < unroll; u++) {
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)d[u][k]; }
         }
     }
@@ -408,17 +407,17 @@ static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, i
     cudaCheck(cudaGetLastError());
 }
 
-// The scratch that encoder_backward needs, in ints.
+// Ints of scratch.
 size_t encoder_backward_scratch(int B, int T, int V) {
-    (void)V; // its size sets the number of passes only
+    (void)V; // sets only the number of passes
     return encoder_backward_layout(NULL, B * T).num_ints;
 }
 
-// dwte (Vp,C), dwpe (maxT,C) += | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C)
-// inp (B,T), each in [0,V)
+// dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]: dwte (Vp,C), dwpe (maxT,C)
+// | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream, int block_size) {
-    // rows of dwte are read and written too: how many depends on the tokens
+    // without the rows of dwte that are read and written: how many depends on the tokens
     Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);

@@ -71,38 +71,41 @@ void encoder_forward3(floatX* out, const int* inp, const floatX* wte, const floa
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: a thread keeps its vector of wpe for four sequences, four loads of wte in flight ----
+// ---- kernel 4: a thread keeps its vector of wpe for four sequences: four loads of wte in flight ----
 
 // ==== promoted: encoder_forward ====
-constexpr int ENCODER_FORWARD_SEQUENCES = 4;
+constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
 
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
-    constexpr int S = ENCODER_FORWARD_SEQUENCES;
+    constexpr int sequences = ENCODER_FORWARD_SEQUENCES;
     unsigned vectors = C / x128::size; // of a row
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= T * vectors) { return; }
     unsigned t = i / vectors, c = i % vectors * x128::size;
-    int first = blockIdx.y * S;
-    int ids[S];
-    x128 token[S];
+    int first = blockIdx.y * sequences;
+    int ids[sequences];
+    x128 token[sequences];
 #pragma unroll
-    for (int j = 0; j < S; j++) { ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0; } // 0: read, not used
+    for (int j = 0; j < sequences; j++) { // past B: row 0 is loaded and not used
+        ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0;
+    }
     x128 position = load128(wpe + (size_t)t * C + c);
 #pragma unroll
-    for (int j = 0; j < S; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
+    for (int j = 0; j < sequences; j++) { token[j] = load128(wte + (size_t)ids[j] * C + c); }
 #pragma unroll
-    for (int j = 0; j < S; j++) {
+    for (int j = 0; j < sequences; j++) {
         x128 sum;
         for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)token[j][k] + (float)position[k]); }
         if (first + j < B) { store128(out + ((size_t)(first + j) * T + t) * C + c, sum); }
     }
 }
 
-// out (B,T,C) | inp (B,T), ids of rows of wte | wte (Vp,C) | wpe (maxT,C), maxT >= T
+// out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
+// out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
-    // rows of wte are read too: how many depends on the tokens
+    // without the rows of wte that are read: how many depends on the tokens
     Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);

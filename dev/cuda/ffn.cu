@@ -31,6 +31,17 @@ struct Ffn {
     int N, C;
 };
 
+#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its fastest kernels
+
+// ---- kernel 1: one after the other: the library's products with bias, gelu_forward between them -------------------
+
+void ffn1(const Ffn& f, floatX* pre_gelu, cudaStream_t stream) {
+    matmul_forward(pre_gelu, NULL, f.inp, f.weight1, f.bias1, NULL, f.N, f.C, 4 * f.C, stream);
+    gelu_forward(f.hidden, pre_gelu, (size_t)4 * f.N * f.C, stream);
+    matmul_forward(f.out, NULL, f.hidden, f.weight2, f.bias2, NULL, f.N, 4 * f.C, f.C, stream);
+}
+#endif
+
 // ---- kernel 2: the library's products with all that follows in their epilogues ------------------------------------
 
 void ffn2(const Ffn& f, cudaStream_t stream) {
@@ -211,14 +222,6 @@ void ffn(floatX* out, floatX* hidden, const floatX* inp, const floatX* weight1, 
 }
 
 #ifndef PROMOTED_ONLY
-
-// ---- kernel 1: one after the other: the library's products with bias, gelu_forward between them -------------------
-
-void ffn1(const Ffn& f, floatX* pre_gelu, cudaStream_t stream) {
-    matmul_forward(pre_gelu, NULL, f.inp, f.weight1, f.bias1, NULL, f.N, f.C, 4 * f.C, stream);
-    gelu_forward(f.hidden, pre_gelu, (size_t)4 * f.N * f.C, stream);
-    matmul_forward(f.out, NULL, f.hidden, f.weight2, f.bias2, NULL, f.N, 4 * f.C, f.C, stream);
-}
 
 const float hot_row = 30.0f;
 

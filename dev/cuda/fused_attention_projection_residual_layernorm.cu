@@ -43,6 +43,21 @@ struct AttentionProjection {
     int B, T, C, NH;
 };
 
+#ifndef PROMOTED_ONLY
+
+// ---- kernel 1: an operation, a launch: four of them ----
+
+// attention (B,T,C), projection (B,T,C) are scratch
+void fused_attention_projection_residual_layernorm1(const AttentionProjection& f, floatX* attention, floatX* projection,
+                                                    cudaStream_t stream) {
+    int N = f.B * f.T;
+    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
+    matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, stream);
+    residual_forward(f.residual, f.inp, projection, (size_t)N * f.C, stream);
+    layernorm_forward(f.normed, f.mean, f.rstd, f.residual, f.weight, f.bias, N, f.C, stream);
+}
+#endif
+
 // ---- kernel 2: three launches: attention, the projection by cuBLASLt, residual and layernorm together ----
 
 // attention (B,T,C), projection (B,T,C) are scratch
@@ -54,6 +69,102 @@ void fused_attention_projection_residual_layernorm2(const AttentionProjection& f
     fused_residual_layernorm_forward(f.residual, f.normed, f.mean, f.rstd, f.inp, projection, f.weight, f.bias, N, f.C,
                                      stream);
 }
+
+#ifndef PROMOTED_ONLY
+
+// ---- kernel 3: one launch, a block for 8 tokens: a warp for each token's head, then a thread for each output ----
+
+const int ATTENTION_PROJECTION_TOKENS3 = 8; // each reads all of proj_weight together
+
+// out (HS): attention of one token and head by a warp, a lane for each key
+__device__ inline void attention_projection_head3(floatX* out, const AttentionProjection& f, size_t token, int h) {
+    int lane = threadIdx.x % 32, HS = f.C / f.NH, t = (int)(token % f.T);
+    size_t stride = (size_t)3 * f.C;
+    const floatX* q = f.qkv + token * stride + h * HS;
+    const floatX* keys = q - t * stride + f.C; // of token 0; values are C further
+    float o[8] = {}, m = -INFINITY, l = 0, scale = rsqrtf((float)HS);
+    for (int k0 = 0; k0 <= t; k0 += 32) {
+        float score = -INFINITY;
+        if (k0 + lane <= t) {
+            score = 0;
+            for (int d = 0; d < HS; d += x128::size) {
+                x128 a = load128(q + d), b = load128(keys + (k0 + lane) * stride + d);
+                for (int i = 0; i < x128::size; i++) { score += (float)a[i] * (float)b[i]; }
+            }
+            score *= scale;
+        }
+        float new_m = fmaxf(m, warp_max(score)), rescale = expf(m - new_m), p = expf(score - new_m);
+        m = new_m, l = l * rescale + warp_sum(p);
+        for (int i = 0; i < 8; i++) { o[i] *= rescale; }
+        for (int k = k0; k < k0 + 32 && k <= t; k++) {
+            float key_p = __shfl_sync(0xFFFFFFFFu, p, k - k0);
+            for (int i = 0; i < 8; i++) {
+                if (lane + 32 * i < HS) { o[i] += key_p * (float)keys[f.C + k * stride + lane + 32 * i]; }
+            }
+        }
+    }
+    for (int i = 0; i < 8; i++) {
+        if (lane + 32 * i < HS) { out[lane + 32 * i] = (floatX)(o[i] / l); }
+    }
+    if (f.lse && lane == 0) { f.lse[(token / f.T * f.NH + h) * f.T + t] = m + logf(l); }
+}
+
+__global__ void fused_attention_projection_residual_layernorm_kernel3(AttentionProjection f) {
+    extern __shared__ int4 attention_projection_rows3[];
+    floatX* attention = (floatX*)attention_projection_rows3; // (8,C)
+    const int tokens = ATTENTION_PROJECTION_TOKENS3;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, C = f.C;
+    size_t first = (size_t)blockIdx.x * tokens, N = (size_t)f.B * f.T;
+    for (int i = warp; i < tokens * f.NH; i += num_warps) {
+        int token = i / f.NH, h = i % f.NH;
+        if (first + token < N) {
+            attention_projection_head3(attention + (size_t)token * C + h * (C / f.NH), f, first + token, h);
+        }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        float sum[tokens] = {};
+        for (int k = 0; k < C; k += x128::size) {
+            x128 w = load128(f.proj_weight + (size_t)c * C + k);
+#pragma unroll
+            for (int token = 0; token < tokens; token++) { // past N: not stored
+                x128 a = load128(attention + (size_t)token * C + k);
+                for (int i = 0; i < x128::size; i++) { sum[token] += (float)a[i] * (float)w[i]; }
+            }
+        }
+#pragma unroll
+        for (int token = 0; token < tokens; token++) {
+            size_t i = (first + token) * C + c;
+            if (first + token < N) { f.residual[i] = (floatX)(sum[token] + (float)f.proj_bias[c] + (float)f.inp[i]); }
+        }
+    }
+    __syncthreads(); // the block's rows of residual are there
+    for (int token = warp; token < tokens && first + token < N; token += num_warps) {
+        const floatX* x = f.residual + (first + token) * C;
+        float sum = 0.0f, squares = 0.0f;
+        for (int c = lane; c < C; c += 32) { sum += (float)x[c]; }
+        float m = warp_sum(sum) / C;
+        for (int c = lane; c < C; c += 32) { squares += ((float)x[c] - m) * ((float)x[c] - m); }
+        float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
+        for (int c = lane; c < C; c += 32) {
+            f.normed[(first + token) * C + c] = (floatX)(((float)x[c] - m) * r * (float)f.weight[c] + (float)f.bias[c]);
+        }
+        if (lane == 0) { f.mean[first + token] = m, f.rstd[first + token] = r; }
+    }
+}
+
+void fused_attention_projection_residual_layernorm3(const AttentionProjection& f, cudaStream_t stream, int block_size) {
+    auto kernel = fused_attention_projection_residual_layernorm_kernel3;
+    require(f.C % 8 == 0 && f.C % f.NH == 0 && f.C / f.NH % 8 == 0 && f.C / f.NH <= 256);
+    require(block_size % 32 == 0);
+    size_t N = (size_t)f.B * f.T, bytes = (size_t)ATTENTION_PROJECTION_TOKENS3 * f.C * sizeof(floatX);
+    if (bytes > 48 * 1024) {
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    }
+    kernel<<<(unsigned)ceil_div(N, (size_t)ATTENTION_PROJECTION_TOKENS3), block_size, bytes, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+#endif
 
 // Heads of a block, or 0: the shape is not for this kernel. A cluster has up to 8 blocks, or 3 where they have 6 heads:
 // shared memory is short.
@@ -655,111 +766,6 @@ void fused_attention_projection_residual_layernorm_forward(floatX* residual, flo
 }
 
 #ifndef PROMOTED_ONLY
-
-// ---- kernel 1: an operation, a launch: four of them ----
-
-// attention (B,T,C), projection (B,T,C) are scratch
-void fused_attention_projection_residual_layernorm1(const AttentionProjection& f, floatX* attention, floatX* projection,
-                                                    cudaStream_t stream) {
-    int N = f.B * f.T;
-    attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
-    matmul_forward(projection, NULL, attention, f.proj_weight, f.proj_bias, NULL, N, f.C, f.C, stream);
-    residual_forward(f.residual, f.inp, projection, (size_t)N * f.C, stream);
-    layernorm_forward(f.normed, f.mean, f.rstd, f.residual, f.weight, f.bias, N, f.C, stream);
-}
-
-// ---- kernel 3: one launch, a block for 8 tokens: a warp for each token's head, then a thread for each output ----
-
-const int ATTENTION_PROJECTION_TOKENS3 = 8; // each reads all of proj_weight together
-
-// out (HS): attention of one token and head by a warp, a lane for each key
-__device__ inline void attention_projection_head3(floatX* out, const AttentionProjection& f, size_t token, int h) {
-    int lane = threadIdx.x % 32, HS = f.C / f.NH, t = (int)(token % f.T);
-    size_t stride = (size_t)3 * f.C;
-    const floatX* q = f.qkv + token * stride + h * HS;
-    const floatX* keys = q - t * stride + f.C; // of token 0; values are C further
-    float o[8] = {}, m = -INFINITY, l = 0, scale = rsqrtf((float)HS);
-    for (int k0 = 0; k0 <= t; k0 += 32) {
-        float score = -INFINITY;
-        if (k0 + lane <= t) {
-            score = 0;
-            for (int d = 0; d < HS; d += x128::size) {
-                x128 a = load128(q + d), b = load128(keys + (k0 + lane) * stride + d);
-                for (int i = 0; i < x128::size; i++) { score += (float)a[i] * (float)b[i]; }
-            }
-            score *= scale;
-        }
-        float new_m = fmaxf(m, warp_max(score)), rescale = expf(m - new_m), p = expf(score - new_m);
-        m = new_m, l = l * rescale + warp_sum(p);
-        for (int i = 0; i < 8; i++) { o[i] *= rescale; }
-        for (int k = k0; k < k0 + 32 && k <= t; k++) {
-            float key_p = __shfl_sync(0xFFFFFFFFu, p, k - k0);
-            for (int i = 0; i < 8; i++) {
-                if (lane + 32 * i < HS) { o[i] += key_p * (float)keys[f.C + k * stride + lane + 32 * i]; }
-            }
-        }
-    }
-    for (int i = 0; i < 8; i++) {
-        if (lane + 32 * i < HS) { out[lane + 32 * i] = (floatX)(o[i] / l); }
-    }
-    if (f.lse && lane == 0) { f.lse[(token / f.T * f.NH + h) * f.T + t] = m + logf(l); }
-}
-
-__global__ void fused_attention_projection_residual_layernorm_kernel3(AttentionProjection f) {
-    extern __shared__ int4 attention_projection_rows3[];
-    floatX* attention = (floatX*)attention_projection_rows3; // (8,C)
-    const int tokens = ATTENTION_PROJECTION_TOKENS3;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, C = f.C;
-    size_t first = (size_t)blockIdx.x * tokens, N = (size_t)f.B * f.T;
-    for (int i = warp; i < tokens * f.NH; i += num_warps) {
-        int token = i / f.NH, h = i % f.NH;
-        if (first + token < N) {
-            attention_projection_head3(attention + (size_t)token * C + h * (C / f.NH), f, first + token, h);
-        }
-    }
-    __syncthreads();
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float sum[tokens] = {};
-        for (int k = 0; k < C; k += x128::size) {
-            x128 w = load128(f.proj_weight + (size_t)c * C + k);
-#pragma unroll
-            for (int token = 0; token < tokens; token++) { // past N: not stored
-                x128 a = load128(attention + (size_t)token * C + k);
-                for (int i = 0; i < x128::size; i++) { sum[token] += (float)a[i] * (float)w[i]; }
-            }
-        }
-#pragma unroll
-        for (int token = 0; token < tokens; token++) {
-            size_t i = (first + token) * C + c;
-            if (first + token < N) { f.residual[i] = (floatX)(sum[token] + (float)f.proj_bias[c] + (float)f.inp[i]); }
-        }
-    }
-    __syncthreads(); // the block's rows of residual are there
-    for (int token = warp; token < tokens && first + token < N; token += num_warps) {
-        const floatX* x = f.residual + (first + token) * C;
-        float sum = 0.0f, squares = 0.0f;
-        for (int c = lane; c < C; c += 32) { sum += (float)x[c]; }
-        float m = warp_sum(sum) / C;
-        for (int c = lane; c < C; c += 32) { squares += ((float)x[c] - m) * ((float)x[c] - m); }
-        float r = rsqrtf(warp_sum(squares) / C + 1e-5f);
-        for (int c = lane; c < C; c += 32) {
-            f.normed[(first + token) * C + c] = (floatX)(((float)x[c] - m) * r * (float)f.weight[c] + (float)f.bias[c]);
-        }
-        if (lane == 0) { f.mean[first + token] = m, f.rstd[first + token] = r; }
-    }
-}
-
-void fused_attention_projection_residual_layernorm3(const AttentionProjection& f, cudaStream_t stream, int block_size) {
-    auto kernel = fused_attention_projection_residual_layernorm_kernel3;
-    require(f.C % 8 == 0 && f.C % f.NH == 0 && f.C / f.NH % 8 == 0 && f.C / f.NH <= 256);
-    require(block_size % 32 == 0);
-    size_t N = (size_t)f.B * f.T, bytes = (size_t)ATTENTION_PROJECTION_TOKENS3 * f.C * sizeof(floatX);
-    if (bytes > 48 * 1024) {
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    }
-    kernel<<<(unsigned)ceil_div(N, (size_t)ATTENTION_PROJECTION_TOKENS3), block_size, bytes, stream>>>(f);
-    cudaCheck(cudaGetLastError());
-}
 
 // Normal; under `large` scores of the size of 10^4, and in every other head rows that are all alike.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, bool large, std::mt19937& rng) {

@@ -76,14 +76,15 @@ void fused_classifier2(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ==== promoted: fused_classifier ====
+// ---- kernel 3: 128-bit vectors, two reads, both from the start of the row ----
 
-// What a thread knows of the logits it has seen: the greatest, the sum of exp(x - max), the least.
+// ==== promoted: fused_classifier ====
+// Online softmax: over the logits that a thread has seen, the maximum, the sum of exp(x - max), and the minimum.
 struct FusedClassifierSums {
     float max, sum, min;
 };
 
-// An infinity among x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
+// Adds a vector to s. An infinity in x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
 __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
     float max = s.max;
     for (int k = 0; k < x128::size; k++) {
@@ -95,158 +96,27 @@ __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& 
     s.max = max;
 }
 
-// Maximum and sum over the block; `shared` (32) is scratch.
+// Maximum and sum over the block; `shared` (32) is scratch. NaN if a logit is NaN or infinite.
 __device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
     *max = block_max(s.max, shared);
-    // exp(-inf) is 0 and would hide that the head overflowed
+    // exp(-inf) is 0, so the sum alone would not show that a logit overflowed
     *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
 }
 
+// softmax of a vector times dloss; scale = dloss / sum
 __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
     x128 gradient;
     for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
     return gradient;
 }
 
-// The thread that writes column `target`, when vectors go to threads in turn and columns from `tail` one to a thread.
+// The thread that writes column `target`: vectors go to the threads round-robin, columns from `tail` on one to each.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
-
-// ---- kernel 6: two reads, the second from the end of the row, where the caches still hold it ----
-
-__global__ void __launch_bounds__(1024)
-    fused_classifier_kernel6(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
-    __shared__ float shared[32];
-    floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
-    int target = targets[blockIdx.x];
-    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
-    float correct = owner ? (float)row[target] : 0.0f;
-    // the last V % x128::size columns: one for each of the first threads
-    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
-    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
-    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
-
-    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
-        fused_classifier_add(s, load128(row + i * x128::size));
-    }
-    float max, sum;
-    fused_classifier_reduce(&max, &sum, s, shared);
-    // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
-    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
-    if (dloss == NULL) { return; }
-
-    float scale = *dloss / sum;
-    int last = (num_vectors - 1) / (int)blockDim.x * (int)blockDim.x + (int)threadIdx.x;
-    for (int i = last; i >= 0; i -= blockDim.x) {
-        if (i >= num_vectors) { continue; }
-        x128 x = load128(row + i * x128::size);
-        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
-    }
-    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
-        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
-    }
-    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
-}
-
-// ---- kernel 7: one read: the row stays in shared memory, and is summed while the rest of it still travels ----
-
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
-__global__ void __launch_bounds__(1024)
-    fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
-    extern __shared__ int4 fused_classifier_row[];
-    floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int num_vectors = V / x128::size, tail = num_vectors * x128::size;
-    float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
-    // 4 groups of copies; each thread reads what it copied itself, so none needs a barrier
-    int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
-    for (int j = 0; j < 4; j++) {
-        int end = min((j + 1) * group, num_vectors);
-        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
-            cp_async_16(&fused_classifier_row[i], row + i * x128::size);
-        }
-        cp_async_commit();
-    }
-
-    int target = targets[blockIdx.x];
-    bool owner = (int)threadIdx.x == fused_classifier_owner(target, tail);
-    float correct = owner ? (float)row[target] : 0.0f;
-    float x_tail = tail + (int)threadIdx.x < V ? (float)row[tail + threadIdx.x] : 0.0f;
-    FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
-    if (tail + (int)threadIdx.x < V) { s = {x_tail, 1.0f, x_tail}; }
-    for (int j = 0; j < 4; j++) {
-        if (j == 0) { cp_async_wait<3>(); }
-        if (j == 1) { cp_async_wait<2>(); }
-        if (j == 2) { cp_async_wait<1>(); }
-        if (j == 3) { cp_async_wait<0>(); }
-        int end = min((j + 1) * group, num_vectors);
-        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
-            fused_classifier_add(s, vec128_from_bits<floatX>(fused_classifier_row[i]));
-        }
-    }
-    float max, sum;
-    fused_classifier_reduce(&max, &sum, s, shared);
-    if (owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - correct); }
-    if (dloss == NULL) { return; }
-
-    float scale = *dloss / sum;
-    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
-        x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
-        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
-    }
-    for (int c = tail + threadIdx.x; c < Vp; c += blockDim.x) {
-        row[c] = (floatX)(c < V ? __expf(x_tail - max) * scale : 0.0f);
-    }
-    if (owner) { row[target] = (floatX)(__expf(correct - max) * scale - *dloss); }
-}
-
-// Rows too long for the device's shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2
-// in 16 bits share an SM of an H200: one is read while the other is written. In 32 bits one block has the SM alone.
-void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      cudaStream_t stream, int block_size) {
-    Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
-    require(Vp % 8 == 0 && 1 <= V && V <= Vp);
-    size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
-    bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
-        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // else one row an SM
-        fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
-    } else {
-        fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
-    }
-    cudaCheck(cudaGetLastError());
-}
-void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                      cudaStream_t stream) {
-    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, sizeof(floatX) == 4 ? 1024 : 512);
-}
 // ==== end promoted: fused_classifier ====
 
-// ==== promoted: mean_loss ====
-
-// One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
-__global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
-    __shared__ float shared[32];
-    float sum = 0.0f;
-    for (int i = threadIdx.x; i < N; i += blockDim.x) { sum += losses[i]; }
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) { *mean += sum * scale; }
-}
-
-// mean one float, += | losses (N) | scale: 1 / (N * micro steps)
-void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
-    Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
-    mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
-    cudaCheck(cudaGetLastError());
-}
-// ==== end promoted: mean_loss ====
-
-// ---- kernels 3 to 5 and 8: other ways to have the row, with the sums and the gradient of kernels 6 and 7 ----
-
-// The columns past the whole vectors, the one of the target, and the loss.
+// For kernels 3 to 5 and 8: the columns past the whole vectors, the target's column, and the loss.
 __device__ inline void classifier_rest(floatX* row, float* losses, float dloss, float max, float sum, float x_tail,
                                        float correct, int target, int n, int V, int Vp) {
     int tail = V / x128::size * x128::size;
@@ -259,8 +129,6 @@ __device__ inline void classifier_rest(floatX* row, float* losses, float dloss, 
         losses[n] = log1pf(sum - 1.0f) + (max - correct);
     }
 }
-
-// ---- kernel 3: 128-bit vectors, two reads, both from the start of the row ----
 
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel3(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
@@ -321,13 +189,13 @@ template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
 }
 
-// 52 registers a thread for GPT-2's row in 16 bits, 100 in 32
-constexpr int kernel4_vectors = sizeof(floatX) == 4 ? 25 : 13;
+// 52 registers per thread for GPT-2's row in 16 bits, 100 in 32
+constexpr int KERNEL4_VECTORS = sizeof(floatX) == 4 ? 25 : 13;
 
 void fused_classifier4(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                        cudaStream_t stream, int block_size) {
-    require(V / x128::size <= kernel4_vectors * block_size);
-    fused_classifier_kernel4<kernel4_vectors><<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    require(V / x128::size <= KERNEL4_VECTORS * block_size);
+    fused_classifier_kernel4<KERNEL4_VECTORS><<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
 }
 
@@ -369,10 +237,152 @@ void fused_classifier5(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
+// ---- kernel 6: two reads, the second from the end of the row, which the caches still hold ----
+
+// ==== promoted: fused_classifier ====
+// What a thread keeps of a row besides the vectors: the last V % x128::size columns, from `tail` on, go one to each of
+// the first threads; the owner of the target's column adjusts the gradient there and writes the loss.
+struct FusedClassifierRow {
+    int tail, target;
+    bool owner;
+    float x_tail, correct; // this thread's logit of the tail; the target's logit, for the owner
+};
+
+// Reads them; s starts with this thread's logit of the tail, if it has one.
+__device__ inline FusedClassifierRow fused_classifier_begin(FusedClassifierSums& s, const floatX* row, int target,
+                                                            int V) {
+    FusedClassifierRow r;
+    r.tail = V / x128::size * x128::size, r.target = target;
+    r.owner = (int)threadIdx.x == fused_classifier_owner(target, r.tail);
+    r.correct = r.owner ? (float)row[target] : 0.0f;
+    r.x_tail = r.tail + (int)threadIdx.x < V ? (float)row[r.tail + threadIdx.x] : 0.0f;
+    s = {-INFINITY, 0.0f, INFINITY};
+    if (r.tail + (int)threadIdx.x < V) { s = {r.x_tail, 1.0f, r.x_tail}; }
+    return r;
+}
+
+// Writes the gradient of the tail, zeros from V to Vp, and the target's gradient.
+__device__ inline void fused_classifier_finish(floatX* row, const FusedClassifierRow& r, float max, float scale,
+                                               const float* dloss, int V, int Vp) {
+    for (int c = r.tail + threadIdx.x; c < Vp; c += blockDim.x) {
+        row[c] = (floatX)(c < V ? __expf(r.x_tail - max) * scale : 0.0f);
+    }
+    if (r.owner) { row[r.target] = (floatX)(__expf(r.correct - max) * scale - *dloss); }
+}
+
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel6(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    __shared__ float shared[32];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size;
+    FusedClassifierSums s;
+    FusedClassifierRow r = fused_classifier_begin(s, row, targets[blockIdx.x], V);
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        fused_classifier_add(s, load128(row + i * x128::size));
+    }
+    float max, sum;
+    fused_classifier_reduce(&max, &sum, s, shared);
+    // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
+    if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
+    if (dloss == NULL) { return; }
+
+    float scale = *dloss / sum;
+    int last = (num_vectors - 1) / (int)blockDim.x * (int)blockDim.x + (int)threadIdx.x;
+    for (int i = last; i >= 0; i -= blockDim.x) {
+        if (i >= num_vectors) { continue; }
+        x128 x = load128(row + i * x128::size);
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+    }
+    fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
+}
+// ==== end promoted: fused_classifier ====
+
 void fused_classifier6(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                        cudaStream_t stream, int block_size) {
     fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 7: one read: the row stays in shared memory, and is summed while the rest of it is still in flight ----
+
+// ==== promoted: fused_classifier ====
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
+    extern __shared__ int4 fused_classifier_row[];
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size;
+    float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
+    // 4 groups of copies; each thread reads only what it copied itself, so no barrier is needed
+    int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
+    for (int j = 0; j < 4; j++) {
+        int end = min((j + 1) * group, num_vectors);
+        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
+            cp_async_16(&fused_classifier_row[i], row + i * x128::size);
+        }
+        cp_async_commit();
+    }
+
+    FusedClassifierSums s;
+    FusedClassifierRow r = fused_classifier_begin(s, row, targets[blockIdx.x], V);
+    for (int j = 0; j < 4; j++) {
+        if (j == 0) { cp_async_wait<3>(); }
+        if (j == 1) { cp_async_wait<2>(); }
+        if (j == 2) { cp_async_wait<1>(); }
+        if (j == 3) { cp_async_wait<0>(); }
+        int end = min((j + 1) * group, num_vectors);
+        for (int i = j * group + threadIdx.x; i < end; i += blockDim.x) {
+            fused_classifier_add(s, vec128_from_bits<floatX>(fused_classifier_row[i]));
+        }
+    }
+    float max, sum;
+    fused_classifier_reduce(&max, &sum, s, shared);
+    if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
+    if (dloss == NULL) { return; }
+
+    float scale = *dloss / sum;
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        x128 x = vec128_from_bits<floatX>(fused_classifier_row[i]);
+        store128(row + i * x128::size, fused_classifier_gradient(x, max, scale));
+    }
+    fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
+}
+
+// losses (N) = log(sum(exp(logits))) - logits[target], for each row; and in place the gradient: logits (N,Vp) =
+// dloss * (softmax(logits) - onehot(target)), 0 from column V on | targets (N), each in [0,V)
+// dloss (1) or NULL: only the losses, logits stay as they are
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream, int block_size) {
+    Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
+    require(Vp % 8 == 0 && 1 <= V && V <= Vp);
+    size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
+    // Rows too long for shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2 in 16 bits share an
+    // SM of an H200, so that one is read while the other is written. In fp32 one block has the SM alone.
+    bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
+        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+        cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                       cudaSharedmemCarveoutMaxShared)); // else one row per SM
+        fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
+    } else {
+        fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    }
+    cudaCheck(cudaGetLastError());
+}
+void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                      cudaStream_t stream) {
+    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, sizeof(floatX) == 4 ? 1024 : 512);
+}
+// ==== end promoted: fused_classifier ====
+
+// The promoted kernel; block size 0 is its default.
+void fused_classifier7(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
+                       cudaStream_t stream, int block_size) {
+    if (block_size == 0) {
+        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream);
+    } else {
+        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, block_size);
+    }
 }
 
 // ---- kernel 8: persistent blocks, two rows in shared memory: bulk copies bring the next one under this one's work ----
@@ -499,15 +509,23 @@ void fused_classifier8(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// The promoted kernel; block size 0 is its default.
-void fused_classifier7(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
-                       cudaStream_t stream, int block_size) {
-    if (block_size == 0) {
-        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream);
-    } else {
-        fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, block_size);
-    }
+// ==== promoted: mean_loss ====
+// One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
+__global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
+    __shared__ float shared[32];
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < N; i += blockDim.x) { sum += losses[i]; }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) { *mean += sum * scale; }
 }
+
+// mean (1) += scale * sum(losses) | losses (N) | scale = 1 / (N * micro-steps)
+void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream) {
+    Op op(stream, (double)N * sizeof(float), 0, "mean_loss");
+    mean_loss_kernel1<<<1, 1024, 0, stream>>>(mean, losses, N, scale);
+    cudaCheck(cudaGetLastError());
+}
+// ==== end promoted: mean_loss ====
 
 // Whether this device and this binary can run a kernel.
 static bool can_run(const void* kernel, int arch, int shared) {
@@ -568,7 +586,7 @@ static void declare(Bench& b) {
     kernel(1, "one block per row, three passes", fused_classifier1, sizes);
     kernel(2, "online softmax: two passes", fused_classifier2, sizes);
     kernel(3, "128-bit vectors", fused_classifier3, sizes);
-    if (V / x128::size <= kernel4_vectors * 512) { kernel(4, "one read: row in registers", fused_classifier4, {512}); }
+    if (V / x128::size <= KERNEL4_VECTORS * 512) { kernel(4, "one read: row in registers", fused_classifier4, {512}); }
     if (b.dry || can_run((const void*)fused_classifier_kernel5, 0, shared5)) {
         kernel(5, "one read: row in shared memory", fused_classifier5, sizes);
     }

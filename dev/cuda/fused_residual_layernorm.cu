@@ -90,14 +90,14 @@ void fused_residual_layernorm_forward2(floatX* residual, floatX* normed, float* 
 }
 #endif
 
-// ---- kernel 3: 128-bit loads, one block per row, whose sum waits in shared memory ---------------------
+// ---- kernel 3: 128-bit loads, one block per row, which keeps the row in shared memory ---------------------
 
 // ==== promoted: fused_residual_layernorm ====
 __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads what it wrote itself
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote itself
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -127,14 +127,14 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
-// residual (N,C) = inp1 + inp2, normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N)
+// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N), of each row
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // what a block has without asking
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // dynamic shared memory without an attribute
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
@@ -147,220 +147,15 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 }
 // ==== end promoted: fused_residual_layernorm ====
 
-#if !defined(ENABLE_FP32)
-
-// ---- kernel 8: a warp for each row, eight to a block, launched early; what fused ops take: no residual, e4m3 ----
-
-// 8 values to two bytes each, or to one: to the nearest, what is too large becomes 448.
-__device__ inline void fused_residual_layernorm_store8(floatX* p, const float x[8]) {
-    x128 y;
-    for (int k = 0; k < 8; k++) { y[k] = (floatX)x[k]; }
-    store128(p, y);
-}
-__device__ inline void fused_residual_layernorm_store8(__nv_fp8_e4m3* p, const float x[8]) {
-    *reinterpret_cast<uint2*>(p) = make_uint2(pack_e4m3x4(x[0], x[1], x[2], x[3]), pack_e4m3x4(x[4], x[5], x[6], x[7]));
-}
-
-// norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
-// alone, and no residual, if inp2 is NULL; mean, rstd (N) or NULL. A warp for each row, which stays in its registers:
-// num_vectors of 8 elements for each lane.
-template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
-    fused_residual_layernorm_kernel8(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
-                                     const floatX* inp2, const floatX* weight, const floatX* bias,
-                                     const float* multiplier, int N, int C) {
-    grid_launch_dependents();
-    grid_wait_dependency();
-    int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= N) { return; }
-    size_t start = (size_t)row * C;
-    x128 x[num_vectors] = {}, y[num_vectors];
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c < C) { x[i] = load128(inp1 + start + c); }
-        if (c < C && inp2) { y[i] = load128(inp2 + start + c); }
-    }
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c < C && inp2) {
-            for (int k = 0; k < 8; k++) { x[i][k] = (floatX)((float)x[i][k] + (float)y[i][k]); }
-            store128(residual + start + c, x[i]);
-        }
-        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // zeros beyond the row
-    }
-    float m = warp_sum(sum) / C;
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        for (int k = 0; k < 8 && (lane + 32 * i) * x128::size < C; k++) {
-            float centred = (float)x[i][k] - m;
-            squares += centred * centred;
-        }
-    }
-    float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
-    if (lane == 0 && mean) { mean[row] = m, rstd[row] = r; }
-#pragma unroll
-    for (int i = 0; i < num_vectors; i++) {
-        int c = (lane + 32 * i) * x128::size;
-        if (c >= C) { continue; }
-        x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
-        float normed[8];
-        for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
-        fused_residual_layernorm_store8(norm + start + c, normed);
-    }
-}
-template <class Norm, int num_vectors = 1>
-void fused_residual_layernorm_early(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
-                                    const floatX* inp2, const floatX* weight, const floatX* bias,
-                                    const float* multiplier, int N, int C, cudaStream_t stream) {
-    require(C % 8 == 0 && C <= 8 * 256);
-    if constexpr (num_vectors < 8) {
-        if (C > 256 * num_vectors) {
-            return fused_residual_layernorm_early<Norm, num_vectors + 1>(norm, residual, mean, rstd, inp1, inp2, weight,
-                                                                         bias, multiplier, N, C, stream);
-        }
-    }
-    launch_early(fused_residual_layernorm_kernel8<Norm, num_vectors>, dim3(ceil_div(N, 8)), dim3(256), 0, stream, norm,
-                 residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
-}
-
-// ---- kernel 9: a block for each SM; a warp's rows come by bulk copies, up to eight of them on the way at once ----
-
-const int FUSED_RESIDUAL_LAYERNORM_WARPS = 16, FUSED_RESIDUAL_LAYERNORM_STAGES = 8;
-
-// p: 8 elements, aligned to 16 bytes
-__device__ inline void fused_residual_layernorm_load8(float (&x)[8], const floatX* p) {
-    uint4 pairs = *reinterpret_cast<const uint4*>(p);
-    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-    for (int k = 0; k < 4; k++) {
-        float2 pair = unpack_16x2(words[k], floatX()); // half the instructions of two conversions
-        x[2 * k] = pair.x, x[2 * k + 1] = pair.y;
-    }
-}
-
-// As kernel 8. Each warp has a ring of `stages` rows, or of pairs of rows if inp2 is not NULL, in shared memory. A lane
-// has num_vectors times 8 neighbours of a row; whole: C is 256 * num_vectors, and all lanes have as many.
-template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FUSED_RESIDUAL_LAYERNORM_WARPS, 1)
-    fused_residual_layernorm_kernel9(floatX* normed, floatX* residual, float* mean, float* rstd, const floatX* inp1,
-                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                     int stages) {
-    extern __shared__ int4 fused_residual_layernorm_rows[]; // (warps, stages, 1 or 2, C) floatX
-    __shared__ uint64_t barriers[FUSED_RESIDUAL_LAYERNORM_WARPS][FUSED_RESIDUAL_LAYERNORM_STAGES];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = (inp2 ? 2 : 1) * C;
-    floatX* ring = (floatX*)fused_residual_layernorm_rows + (size_t)warp * stages * slot;
-    uint64_t* full = barriers[warp];
-    if (lane == 0) {
-        for (int i = 0; i < stages; i++) { mbarrier_init(&full[i], 1); }
-        mbarrier_init_fence();
-    }
-    __syncwarp();
-    grid_launch_dependents();
-    grid_wait_dependency();
-    int row = blockIdx.x + gridDim.x * warp, step = gridDim.x * FUSED_RESIDUAL_LAYERNORM_WARPS;
-    auto load = [&](int row, int stage) {
-        int bytes = C * sizeof(floatX);
-        mbarrier_arrive_expect(&full[stage], inp2 ? 2 * bytes : bytes);
-        bulk_load(ring + stage * slot, inp1 + (size_t)row * C, bytes, &full[stage]);
-        if (inp2) { bulk_load(ring + stage * slot + C, inp2 + (size_t)row * C, bytes, &full[stage]); }
-    };
-    if (lane == 0) {
-        for (int i = 0; i < stages && row + i * step < N; i++) { load(row + i * step, i); }
-    }
-    auto column = [&](int i) { return (lane + 32 * i) * 8; };
-    auto has = [&](int i) { return whole || column(i) < C; };
-    const bool held = num_vectors <= 3; // weight and bias, in registers; else they come from L1 for each row
-    float w[held ? num_vectors : 1][8], b[held ? num_vectors : 1][8];
-    for (int i = 0; i < num_vectors && held; i++) {
-        if (!has(i)) { continue; }
-        fused_residual_layernorm_load8(w[i], weight + column(i));
-        fused_residual_layernorm_load8(b[i], bias + column(i));
-    }
-    int stage = 0, parity = 0;
-#pragma unroll 1
-    for (; row < N; row += step) {
-        size_t start = (size_t)row * C;
-        float x[num_vectors][8], sums[num_vectors] = {}, squares[num_vectors] = {}, sum = 0.0f, square = 0.0f;
-        mbarrier_wait(&full[stage], parity);
-#pragma unroll
-        for (int i = 0; i < num_vectors; i++) {
-            if (!has(i)) { continue; }
-            const floatX* place = ring + stage * slot + column(i);
-            fused_residual_layernorm_load8(x[i], place);
-            if (inp2) {
-                float add[8];
-                fused_residual_layernorm_load8(add, place + C);
-                for (int k = 0; k < 8; k++) { x[i][k] = (float)(floatX)(x[i][k] + add[k]); }
-                fused_residual_layernorm_store8(residual + start + column(i), x[i]);
-            }
-        }
-        __syncwarp();
-        if (lane == 0 && row + stages * step < N) { load(row + stages * step, stage); }
-        if (++stage == stages) { stage = 0, parity ^= 1; }
-#pragma unroll
-        for (int i = 0; i < num_vectors; i++) {
-            for (int k = 0; k < 8 && has(i); k++) { sums[i] += x[i][k]; }
-            sum += sums[i];
-        }
-        float m = warp_sum(sum) / C;
-#pragma unroll
-        for (int i = 0; i < num_vectors; i++) {
-            for (int k = 0; k < 8 && has(i); k++) {
-                x[i][k] -= m;
-                squares[i] += x[i][k] * x[i][k];
-            }
-            square += squares[i];
-        }
-        float r = rsqrtf(warp_sum(square) / C + 1e-5f);
-        if (lane == 0) { mean[row] = m, rstd[row] = r; }
-#pragma unroll
-        for (int i = 0; i < num_vectors; i++) {
-            if (!has(i)) { continue; }
-            const int j = held ? i : 0;
-            if (!held) {
-                fused_residual_layernorm_load8(w[j], weight + column(i));
-                fused_residual_layernorm_load8(b[j], bias + column(i));
-            }
-            for (int k = 0; k < 8; k++) { x[i][k] = x[i][k] * r * w[j][k] + b[j][k]; }
-            fused_residual_layernorm_store8(normed + start + column(i), x[i]);
-        }
-    }
-}
-
-// residual, normed (N,C), mean, rstd (N) | inp1, inp2 (N,C), weight, bias (C), C <= 2048. inp2 NULL: of inp1 alone, and
-// residual is not written. Needs sm_90a.
-template <int num_vectors = 1>
-void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
-                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                       cudaStream_t stream) {
-    require(N >= 1 && C % 8 == 0 && C <= 8 * 256);
-    if constexpr (num_vectors < 8) {
-        if (C > 256 * num_vectors) {
-            return fused_residual_layernorm_forward9<num_vectors + 1>(residual, normed, mean, rstd, inp1, inp2, weight,
-                                                                      bias, N, C, stream);
-        }
-    }
-    auto kernel = C == 256 * num_vectors ? fused_residual_layernorm_kernel9<num_vectors, true>
-                                         : fused_residual_layernorm_kernel9<num_vectors, false>;
-    int stage_bytes = FUSED_RESIDUAL_LAYERNORM_WARPS * C * sizeof(floatX) * (inp2 ? 2 : 1);
-    int stages = min(FUSED_RESIDUAL_LAYERNORM_STAGES, (220 << 10) / stage_bytes), bytes = stages * stage_bytes;
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int blocks = min(num_multiprocessors(), ceil_div(N, FUSED_RESIDUAL_LAYERNORM_WARPS));
-    launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, stream, normed, residual, mean,
-                 rstd, inp1, inp2, weight, bias, N, C, stages);
-}
-
-#endif
-
 #ifndef PROMOTED_ONLY
 
 // ---- kernel 4: the sum is kept in registers, by a warp or a few; the many warps of an SM hide latency -----
 
-// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
-constexpr int fused_residual_layernorm_max_vecs = 3;
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
+constexpr int FUSED_RESIDUAL_LAYERNORM_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
-// one barrier for each call is enough.
+// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
+// barrier per call is enough.
 __device__ inline float fused_residual_layernorm_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -378,12 +173,12 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
     size_t start = (size_t)row * C + first;
     float inv_C = 1.0f / C;
 
-    x128 x[num_vecs] = {}, add[num_vecs] = {}; // zero past the end
+    x128 x[num_vecs] = {}, add[num_vecs] = {}; // zeros beyond the row
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
@@ -414,7 +209,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // all rows want the same weight and bias: they come from L1
+            // the same for all rows: from L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -429,9 +224,9 @@ void fused_residual_layernorm_forward4(floatX* residual, floatX* normed, float* 
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                        cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * fused_residual_layernorm_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * FUSED_RESIDUAL_LAYERNORM_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? fused_residual_layernorm_kernel4<1>
@@ -450,7 +245,7 @@ static void fused_residual_layernorm_persistent(Kernel* const kernels[3], int st
                                                 const floatX* weight, const floatX* bias, int N, int C,
                                                 cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * fused_residual_layernorm_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * FUSED_RESIDUAL_LAYERNORM_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
     if (row_warps > 1) { block_size = 32 * row_warps; }
     require(block_size % 32 == 0 && block_size <= 512);
@@ -617,8 +412,8 @@ void fused_residual_layernorm_forward6(floatX* residual, floatX* normed, float* 
 
 // ---- kernel 7: persistent: a ring in shared memory, filled by cp.async, holds the next 2 rows -----------
 
-// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
-constexpr int fused_residual_layernorm_stages = 2;
+// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+constexpr int FUSED_RESIDUAL_LAYERNORM_STAGES7 = 2;
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     fused_residual_layernorm_kernel7(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
@@ -631,7 +426,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     bool last_valid = first + (num_vecs - 1) * stride < C;
     float inv_C = 1.0f / C;
 
-    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int stage) {
         if (row < N) {
             size_t start = (size_t)row * C + first;
@@ -647,10 +442,10 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         cp_async_commit();
     };
     int row = blockIdx.x * block_rows + threadIdx.x / width, stage = 0;
-    for (int i = 0; i < fused_residual_layernorm_stages; i++) { fetch(row + i * row_step, i); }
+    for (int i = 0; i < FUSED_RESIDUAL_LAYERNORM_STAGES7; i++) { fetch(row + i * row_step, i); }
     for (; row < N; row += row_step) {
         size_t start = (size_t)row * C + first;
-        cp_async_wait<fused_residual_layernorm_stages - 1>();
+        cp_async_wait<FUSED_RESIDUAL_LAYERNORM_STAGES7 - 1>();
         x128 x[num_vecs] = {};
         float sum = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -666,8 +461,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
             }
         }
         float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + fused_residual_layernorm_stages * row_step, stage); // the sum is known: the slot has been read
-        stage = (stage + 1) % fused_residual_layernorm_stages;
+        fetch(row + FUSED_RESIDUAL_LAYERNORM_STAGES7 * row_step, stage); // its slot has been read for the sum
+        stage = (stage + 1) % FUSED_RESIDUAL_LAYERNORM_STAGES7;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
@@ -703,9 +498,218 @@ void fused_residual_layernorm_forward7(floatX* residual, floatX* normed, float* 
     }
     decltype(&fused_residual_layernorm_kernel7<1>) kernels[3] = {
         fused_residual_layernorm_kernel7<1>, fused_residual_layernorm_kernel7<2>, fused_residual_layernorm_kernel7<3>};
-    fused_residual_layernorm_persistent(kernels, 2 * fused_residual_layernorm_stages, residual, normed, mean, rstd,
+    fused_residual_layernorm_persistent(kernels, 2 * FUSED_RESIDUAL_LAYERNORM_STAGES7, residual, normed, mean, rstd,
                                         inp1, inp2, weight, bias, N, C, stream, block_size);
 }
+
+#endif
+
+#if !defined(ENABLE_FP32)
+
+// ---- kernel 8: a warp for each row, eight to a block, launched early; what fused ops take: no residual, e4m3 ----
+
+// 8 values to two bytes each, or to one: to the nearest, what is too large becomes 448.
+__device__ inline void fused_residual_layernorm_store8(floatX* p, const float x[8]) {
+    x128 y;
+    for (int k = 0; k < 8; k++) { y[k] = (floatX)x[k]; }
+    store128(p, y);
+}
+__device__ inline void fused_residual_layernorm_store8(__nv_fp8_e4m3* p, const float x[8]) {
+    *reinterpret_cast<uint2*>(p) = make_uint2(pack_e4m3x4(x[0], x[1], x[2], x[3]), pack_e4m3x4(x[4], x[5], x[6], x[7]));
+}
+
+// norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
+// alone, and no residual, if inp2 is NULL; mean, rstd (N) or NULL. A warp for each row, which stays in its registers:
+// num_vectors of 8 elements for each lane.
+template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
+    fused_residual_layernorm_kernel8(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias,
+                                     const float* multiplier, int N, int C) {
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= N) { return; }
+    size_t start = (size_t)row * C;
+    x128 x[num_vectors] = {}, y[num_vectors];
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c < C) { x[i] = load128(inp1 + start + c); }
+        if (c < C && inp2) { y[i] = load128(inp2 + start + c); }
+    }
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c < C && inp2) {
+            for (int k = 0; k < 8; k++) { x[i][k] = (floatX)((float)x[i][k] + (float)y[i][k]); }
+            store128(residual + start + c, x[i]);
+        }
+        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // zeros beyond the row
+    }
+    float m = warp_sum(sum) / C;
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        for (int k = 0; k < 8 && (lane + 32 * i) * x128::size < C; k++) {
+            float centred = (float)x[i][k] - m;
+            squares += centred * centred;
+        }
+    }
+    float r = rsqrtf(warp_sum(squares) / C + 1e-5f), scale = multiplier ? *multiplier : 1.0f;
+    if (lane == 0 && mean) { mean[row] = m, rstd[row] = r; }
+#pragma unroll
+    for (int i = 0; i < num_vectors; i++) {
+        int c = (lane + 32 * i) * x128::size;
+        if (c >= C) { continue; }
+        x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
+        float normed[8];
+        for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
+        fused_residual_layernorm_store8(norm + start + c, normed);
+    }
+}
+template <class Norm, int num_vectors = 1>
+void fused_residual_layernorm_early(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
+                                    const floatX* inp2, const floatX* weight, const floatX* bias,
+                                    const float* multiplier, int N, int C, cudaStream_t stream) {
+    require(C % 8 == 0 && C <= 8 * 256);
+    if constexpr (num_vectors < 8) {
+        if (C > 256 * num_vectors) {
+            return fused_residual_layernorm_early<Norm, num_vectors + 1>(norm, residual, mean, rstd, inp1, inp2, weight,
+                                                                         bias, multiplier, N, C, stream);
+        }
+    }
+    launch_early(fused_residual_layernorm_kernel8<Norm, num_vectors>, dim3(ceil_div(N, 8)), dim3(256), 0, stream, norm,
+                 residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
+}
+
+// ---- kernel 9: a block for each SM; a warp's rows come by bulk copies, up to eight of them on the way at once ----
+
+constexpr int FUSED_RESIDUAL_LAYERNORM_WARPS = 16, FUSED_RESIDUAL_LAYERNORM_STAGES = 8;
+
+// p: 8 elements, aligned to 16 bytes
+__device__ inline void fused_residual_layernorm_load8(float (&x)[8], const floatX* p) {
+    uint4 pairs = *reinterpret_cast<const uint4*>(p);
+    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+    for (int k = 0; k < 4; k++) {
+        float2 pair = unpack_16x2(words[k], floatX()); // half the instructions of two conversions
+        x[2 * k] = pair.x, x[2 * k + 1] = pair.y;
+    }
+}
+
+// As kernel 8. Each warp has a ring of `stages` rows, or of pairs of rows if inp2 is not NULL, in shared memory. A lane
+// has num_vectors times 8 neighbours of a row; whole: C is 256 * num_vectors, and all lanes have as many.
+template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FUSED_RESIDUAL_LAYERNORM_WARPS, 1)
+    fused_residual_layernorm_kernel9(floatX* normed, floatX* residual, float* mean, float* rstd, const floatX* inp1,
+                                     const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                     int stages) {
+    extern __shared__ int4 fused_residual_layernorm_rows[]; // (warps, stages, 1 or 2, C) floatX
+    __shared__ uint64_t barriers[FUSED_RESIDUAL_LAYERNORM_WARPS][FUSED_RESIDUAL_LAYERNORM_STAGES];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = (inp2 ? 2 : 1) * C;
+    floatX* ring = (floatX*)fused_residual_layernorm_rows + (size_t)warp * stages * slot;
+    uint64_t* full = barriers[warp];
+    if (lane == 0) {
+        for (int i = 0; i < stages; i++) { mbarrier_init(&full[i], 1); }
+        mbarrier_init_fence();
+    }
+    __syncwarp();
+    grid_launch_dependents();
+    grid_wait_dependency();
+    int row = blockIdx.x + gridDim.x * warp, step = gridDim.x * FUSED_RESIDUAL_LAYERNORM_WARPS;
+    auto load = [&](int row, int stage) {
+        int bytes = C * sizeof(floatX);
+        mbarrier_arrive_expect(&full[stage], inp2 ? 2 * bytes : bytes);
+        bulk_load(ring + stage * slot, inp1 + (size_t)row * C, bytes, &full[stage]);
+        if (inp2) { bulk_load(ring + stage * slot + C, inp2 + (size_t)row * C, bytes, &full[stage]); }
+    };
+    if (lane == 0) {
+        for (int i = 0; i < stages && row + i * step < N; i++) { load(row + i * step, i); }
+    }
+    auto column = [&](int i) { return (lane + 32 * i) * 8; };
+    auto has = [&](int i) { return whole || column(i) < C; };
+    const bool held = num_vectors <= 3; // weight and bias, in registers; else they come from L1 for each row
+    float w[held ? num_vectors : 1][8], b[held ? num_vectors : 1][8];
+    for (int i = 0; i < num_vectors && held; i++) {
+        if (!has(i)) { continue; }
+        fused_residual_layernorm_load8(w[i], weight + column(i));
+        fused_residual_layernorm_load8(b[i], bias + column(i));
+    }
+    int stage = 0, parity = 0;
+#pragma unroll 1
+    for (; row < N; row += step) {
+        size_t start = (size_t)row * C;
+        float x[num_vectors][8], sums[num_vectors] = {}, squares[num_vectors] = {}, sum = 0.0f, square = 0.0f;
+        mbarrier_wait(&full[stage], parity);
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            if (!has(i)) { continue; }
+            const floatX* place = ring + stage * slot + column(i);
+            fused_residual_layernorm_load8(x[i], place);
+            if (inp2) {
+                float add[8];
+                fused_residual_layernorm_load8(add, place + C);
+                for (int k = 0; k < 8; k++) { x[i][k] = (float)(floatX)(x[i][k] + add[k]); }
+                fused_residual_layernorm_store8(residual + start + column(i), x[i]);
+            }
+        }
+        __syncwarp();
+        if (lane == 0 && row + stages * step < N) { load(row + stages * step, stage); }
+        if (++stage == stages) { stage = 0, parity ^= 1; }
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            for (int k = 0; k < 8 && has(i); k++) { sums[i] += x[i][k]; }
+            sum += sums[i];
+        }
+        float m = warp_sum(sum) / C;
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            for (int k = 0; k < 8 && has(i); k++) {
+                x[i][k] -= m;
+                squares[i] += x[i][k] * x[i][k];
+            }
+            square += squares[i];
+        }
+        float r = rsqrtf(warp_sum(square) / C + 1e-5f);
+        if (lane == 0) { mean[row] = m, rstd[row] = r; }
+#pragma unroll
+        for (int i = 0; i < num_vectors; i++) {
+            if (!has(i)) { continue; }
+            const int j = held ? i : 0;
+            if (!held) {
+                fused_residual_layernorm_load8(w[j], weight + column(i));
+                fused_residual_layernorm_load8(b[j], bias + column(i));
+            }
+            for (int k = 0; k < 8; k++) { x[i][k] = x[i][k] * r * w[j][k] + b[j][k]; }
+            fused_residual_layernorm_store8(normed + start + column(i), x[i]);
+        }
+    }
+}
+
+// residual, normed (N,C), mean, rstd (N) | inp1, inp2 (N,C), weight, bias (C), C <= 2048. inp2 NULL: of inp1 alone, and
+// residual is not written. Needs sm_90a.
+template <int num_vectors = 1>
+void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
+                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
+                                       cudaStream_t stream) {
+    require(N >= 1 && C % 8 == 0 && C <= 8 * 256);
+    if constexpr (num_vectors < 8) {
+        if (C > 256 * num_vectors) {
+            return fused_residual_layernorm_forward9<num_vectors + 1>(residual, normed, mean, rstd, inp1, inp2, weight,
+                                                                      bias, N, C, stream);
+        }
+    }
+    auto kernel = C == 256 * num_vectors ? fused_residual_layernorm_kernel9<num_vectors, true>
+                                         : fused_residual_layernorm_kernel9<num_vectors, false>;
+    int stage_bytes = FUSED_RESIDUAL_LAYERNORM_WARPS * C * sizeof(floatX) * (inp2 ? 2 : 1);
+    int stages = min(FUSED_RESIDUAL_LAYERNORM_STAGES, (220 << 10) / stage_bytes), bytes = stages * stage_bytes;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int blocks = min(num_multiprocessors(), ceil_div(N, FUSED_RESIDUAL_LAYERNORM_WARPS));
+    launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, stream, normed, residual, mean,
+                 rstd, inp1, inp2, weight, bias, N, C, stages);
+}
+
+#endif
+
+#ifndef PROMOTED_ONLY
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;

@@ -53,7 +53,7 @@ void global_norm2(float* norm, float* scratch, const float* grads, size_t n, cud
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one sum a block, and a second launch adds those in order: the same bits in every run ----
+// ---- kernel 3: one sum per block, and a second launch adds those in order: the same bits in every run ----
 
 __global__ void __launch_bounds__(1024) global_norm_kernel3(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
@@ -83,15 +83,15 @@ void global_norm3(float* norm, float* scratch, const float* grads, size_t n, cud
     cudaCheck(cudaGetLastError());
 }
 
+// ---- kernel 4: 128-bit loads, 4 of them in flight per thread: one sum per block, and a second launch adds those ----
+
 // ==== promoted: global_norm ====
-
-// ---- kernel 4: 128-bit loads, 4 of them in flight, one sum a block, and a second launch adds those in order ----
-
+// A sum of squares per block, over a grid-stride loop with four loads in flight per thread.
 __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
-    float sums[4][f128::size] = {}; // short sums are exact sums
+    float sums[4][f128::size] = {}; // 16 short sums lose less to rounding than one long one
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
         for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
 }
 
-// One warp; the order is fixed.
+// norm = sqrt(sum of block_sums). One warp, so that the order of the sum is fixed.
 __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
@@ -121,13 +121,14 @@ __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums,
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
-// Floats of scratch: one for each block.
+// Floats of scratch: one per block.
 size_t global_norm_scratch() { return 4096; }
 
+// norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // as many as run at once
+    int num_blocks; // one wave
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);

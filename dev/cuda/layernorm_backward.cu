@@ -197,9 +197,9 @@ void layernorm_backward3(floatX* dinp, float* dweight, float* dbias, float* scra
 
 // ---- kernel 4: one block per row: a thread keeps its columns, and their sums in registers, over many rows ------
 
-constexpr int layernorm_backward_max_block_size4 = 768; // C = 6144 in 16 bits with one vector for each thread
+constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 = 768; // C = 6144 in 16 bits with one vector for each thread
 
-template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_max_block_size4)
+template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4)
     layernorm_backward_kernel4(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C) {
@@ -252,7 +252,7 @@ void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scra
                          const float* rstd, int N, int C, cudaStream_t stream, int) {
     require(C % x128::size == 0 && C <= 6144);
     constexpr int most = x128::size == 4 ? 2 : 1; // vectors a thread for the longest row
-    int num_vecs = C / x128::size <= layernorm_backward_max_block_size4 ? 1 : most;
+    int num_vecs = C / x128::size <= LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 ? 1 : most;
     int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32; // the row decides
     int grid_size = min(N, num_multiprocessors() * 4);             // as many as scratch has room for
     auto kernel = num_vecs == 1 ? layernorm_backward_kernel4<1> : layernorm_backward_kernel4<most>;
@@ -281,10 +281,10 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
 
-constexpr int layernorm_backward_max_block_size5 = 384; // 168 registers each
+constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5 = 384; // 168 registers each
 
 // Long rows have 2 or 4 vectors for each thread, and 2 or 1 at a time.
-template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_max_block_size5)
+template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5)
     layernorm_backward_kernel5(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C) {
@@ -365,7 +365,7 @@ void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scra
     require(C % x128::size == 0 && C <= 6144);
     constexpr int most = x128::size == 4 ? 4 : 2; // vectors a thread for the longest row
     int num_vecs = 1;
-    while (C / x128::size > num_vecs * layernorm_backward_max_block_size5) { num_vecs *= 2; }
+    while (C / x128::size > num_vecs * LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5) { num_vecs *= 2; }
     int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32, resident;
     auto kernel = num_vecs == 1   ? layernorm_backward_kernel5<1>
                   : num_vecs == 2 ? layernorm_backward_kernel5<2>
@@ -455,17 +455,16 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
 // ---- kernel 7: persistent warps, row and column sums both in registers, everything read once ---------------------------
 
 // ==== promoted: layernorm_backward ====
-// A team of 1, 2, 4, 8 or 16 warps owns a row: a thread holds up to 3 vectors of it, a team's width apart. Their columns
-// stay the same from row to row, so that dweight and dbias are summed in registers; a block then adds up its teams into
-// one partial sum, and a second kernel all blocks' partial sums, always in the same order.
-constexpr int layernorm_backward_max_vecs = 3;
-constexpr int layernorm_backward_threads_per_sm = 512; // 128 registers each
-constexpr int layernorm_backward_min_block_size = 128; // bounds the number of partial sums
-constexpr int layernorm_backward_sum_block_size = 512; // of the second kernel
-constexpr int layernorm_backward_padding = 4;          // floats: threads that read one vector's columns hit all banks
+// A team of 1, 2, 4, 8 or 16 warps owns a row, and a thread holds up to 3 vectors of it. Its columns stay the same from
+// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams, one partial sum
+// per column, and column_sums() adds up those of all blocks, always in the same order.
+constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
+constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers each
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of partial sums
+constexpr int LAYERNORM_BACKWARD_PADDING = 4;          // floats: threads that read one vector's columns hit all banks
 
-// a and b summed over the team; all its threads get the same bits. Calls in a row alternate between two buffers
-// `shared` (2, 16), so that one barrier for each call is enough.
+// Sums a and b over the team; all its threads get the same bits. Callers alternate between two `shared` (2, 16) buffers,
+// so one barrier per call is enough.
 __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
     // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
     bool upper = threadIdx.x & 16;
@@ -478,19 +477,19 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    __syncthreads(); // of the whole block: its teams take the same number of turns
+    __syncthreads(); // of the whole block: all its teams make the same number of calls
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// partials (gridDim.x, 2, C): the block's sums of dweight and dbias over its teams, one vector of each thread at a time.
-// columns (2 * x128::size, blockDim.x + padding) in shared memory.
+// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread
+// at a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
                                                                              float* columns, int C, int team_size) {
     int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
-    int pitch = blockDim.x + layernorm_backward_padding;
+    int pitch = blockDim.x + LAYERNORM_BACKWARD_PADDING;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         for (int k = 0; k < x128::size; k++) {
@@ -511,8 +510,8 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
     }
 }
 
-// one_warp: a team is a warp, which may have fewer turns than others, for it meets no barrier.
-template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
+// one_warp: a team is one warp. It meets no barrier, so it may have fewer rows than other teams.
+template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int team_warps) {
@@ -520,7 +519,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
     extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
     int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
     float inv_C = 1.0f / C;
     int parity = 0;
 
@@ -530,7 +529,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
         if (one_warp && row >= N) { break; }
         bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
-        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the end dy is zero and adds nothing
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // beyond the row dy is zero and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
@@ -548,7 +547,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
               dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 w = {}; // from L1 for every row: there is no register left to keep it in
+            x128 w = {}; // read from L1 for every row: no register is left to keep it in
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
@@ -563,7 +562,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // the same mean, but the compiler cannot know: it computes norm again from x, where keeping it would spill
+        // same value, hidden from the compiler, so that it recomputes norm from x: keeping norm would spill
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -578,116 +577,17 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(layerno
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
 }
 
-// Kernel 8: the same with the next rows on their way into shared memory while this one is summed; a team is a warp.
-// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
-constexpr int layernorm_backward_stages = 2;
-
-template <int num_vecs> __global__ void __launch_bounds__(layernorm_backward_threads_per_sm, 1)
-    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                               int C, int /*team_warps*/) {
-    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x): dout, inp, dresidual
-    const int team_size = 32, stride = team_size * x128::size;
-    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
-    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-    int stage = 0;
-
-    // one group for each row, an empty one past the last, so that the count of groups tells what has come
-    auto fetch = [&](int row, int to_stage) {
-        if (row < N) {
-#pragma unroll
-            for (int j = 0; j < num_vecs; j++) {
-                size_t i = (size_t)row * C + first + j * stride;
-                bool valid = j < num_vecs - 1 || last_valid;
-                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
-                // what is not valid becomes zeros, and its address must still be a good one
-                cp_async_16(slot, dout + (valid ? i : 0), valid);
-                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
-                bool add = valid && dresidual;
-                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
-            }
-        }
-        cp_async_commit();
-    };
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
-    int row = blockIdx.x * num_teams + team;
-    for (int i = 0; i < layernorm_backward_stages; i++) { fetch(row + i * row_step, i); }
-    for (; row < N; row += row_step) {
-        const floatX* slots =
-            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
-        int pitch = blockDim.x * x128::size;
-        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
-        cp_async_wait<layernorm_backward_stages - 1>();
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
-            for (int k = 0; k < x128::size; k++) {
-                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
-                sum += dnorm;
-                dot += dnorm * norm;
-                dw[j][k] += d * norm;
-                db[j][k] += d;
-            }
-        }
-        layernorm_backward_team_sums(sum, dot, nullptr, 1);
-        sum *= inv_C;
-        dot *= inv_C;
-        __syncwarp(); // the compiler reads shared memory again, where keeping the row in registers would spill
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
-            x128 dx = load128(slots + (3 * j + 2) * pitch);
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
-            for (int k = 0; k < x128::size; k++) {
-                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
-                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
-            }
-            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
-        }
-        fetch(row + layernorm_backward_stages * row_step, stage); // the slot has been read
-        stage = (stage + 1) % layernorm_backward_stages;
-    }
-    cp_async_wait<0>();
-    __syncthreads(); // the ring's memory now holds the column sums
-
-    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
-}
-
-// dweight, dbias (C) += the sum of partials (num_partials, 2, C): a block takes 32 columns, a warp every 16th partial
-__global__ void __launch_bounds__(layernorm_backward_sum_block_size)
-    layernorm_backward_sum_kernel7(float* dweight, float* dbias, const float* partials, int num_partials, int C) {
-    constexpr int num_warps = layernorm_backward_sum_block_size / 32;
-    __shared__ float shared[num_warps][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-    grid_wait_dependency();
-    float sum = 0.0f;
-    if (c < 2 * C) {
-#pragma unroll 8
-        for (int i = warp; i < num_partials; i += num_warps) { sum += partials[(size_t)i * 2 * C + c]; }
-    }
-    shared[warp][lane] = sum;
-    __syncthreads();
-    if (warp == 0 && c < 2 * C) {
-        sum = 0.0f;
-        for (int i = 0; i < num_warps; i++) { sum += shared[i][lane]; }
-        *(c < C ? dweight + c : dbias + c - C) += sum;
-    }
-}
-
-// floats that layernorm_backward needs as scratch: dweight and dbias of each block
+// Floats of scratch: partial sums of dweight and dbias for each block.
 size_t layernorm_backward_scratch(int C) {
-    int blocks_per_sm = layernorm_backward_threads_per_sm / layernorm_backward_min_block_size;
+    int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
-// Warps to a row; several of them take 2 vectors a thread in 16 bits, where 3 and the predicates would spill.
+// Warps per row. Teams of several warps take at most 2 vectors per thread in 16 bits: 3 would spill.
 inline int layernorm_backward_team_warps(int num_vectors) {
-    const int team_vecs = sizeof(floatX) == 2 ? 2 : layernorm_backward_max_vecs;
+    const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
     int team_warps = 1;
-    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : layernorm_backward_max_vecs) * team_warps) {
+    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : LAYERNORM_BACKWARD_MAX_VECS) * team_warps) {
         team_warps *= 2;
     }
     return team_warps;
@@ -705,53 +605,173 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
                            : layernorm_backward_kernel7<3, true>;
 }
 
-// Variants of it for the ladder: ahead: by kernel 8, where it can be; early: the second kernel is launched under the first.
-inline void layernorm_backward_by(bool ahead, bool early, floatX* dinp, float* dweight, float* dbias, float* scratch,
-                                  const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                                  const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
-                                  int block_size) {
+typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
+                                        const float*, const float*, int, int, int);
+
+// How to launch the kernel that writes dinp and the partial sums: grid_size rows of them.
+struct LayernormBackwardLaunch {
+    LayernormBackwardKernel kernel;
+    int grid_size, block_size, num_vecs, team_warps;
+    size_t shared_bytes;
+};
+
+// Kernel 7 for rows of C elements; the block is enlarged to a whole team.
+inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
     block_size = max(block_size, 32 * team_warps);
     require(block_size % (32 * team_warps) == 0);
-    require(block_size >= layernorm_backward_min_block_size && block_size <= layernorm_backward_threads_per_sm);
+    require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
-    size_t shared_bytes = 2 * x128::size * (block_size + layernorm_backward_padding) * sizeof(float);
-    if (ahead && team_warps == 1) {
-        auto kernel8 = num_vecs == 1   ? layernorm_backward_kernel8<1>
-                       : num_vecs == 2 ? layernorm_backward_kernel8<2>
-                                       : layernorm_backward_kernel8<3>;
-        size_t ring_bytes = (size_t)layernorm_backward_stages * num_vecs * 3 * block_size * sizeof(x128);
-        size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
-        if (compiled_arch(kernel8) >= 80 && max(ring_bytes, shared_bytes) <= limit) {
-            kernel = kernel8;
-            shared_bytes = max(ring_bytes, shared_bytes);
-            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
-        }
-    }
-    int grid_size = num_multiprocessors() * (layernorm_backward_threads_per_sm / block_size);
-    grid_size = min(grid_size, ceil_div(N, num_teams));
-    kernel<<<grid_size, block_size, shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
-                                                            C, team_warps);
+    int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
+    size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
+    return {layernorm_backward_choose7(num_vecs, team_warps),
+            min(grid_size, ceil_div(N, num_teams)),
+            block_size,
+            num_vecs,
+            team_warps,
+            shared_bytes};
+}
+// ==== end promoted: layernorm_backward ====
+
+// Variants 7 and 8: the second kernel starts after the first one has ended.
+static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, floatX* dinp, float* dweight, float* dbias,
+                                           float* scratch, const floatX* dout, const floatX* dresidual,
+                                           const floatX* inp, const floatX* weight, const float* mean,
+                                           const float* rstd, int N, int C, cudaStream_t stream) {
+    l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
+                                                                    rstd, N, C, l.team_warps);
     cudaCheck(cudaGetLastError());
-    dim3 grid(ceil_div(2 * C, 32)), block(layernorm_backward_sum_block_size);
-    if (early) {
-        launch_early(layernorm_backward_sum_kernel7, grid, block, 0, stream, dweight, dbias, scratch, grid_size, C);
-    } else {
-        layernorm_backward_sum_kernel7<<<grid, block, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
-        cudaCheck(cudaGetLastError());
-    }
+    column_sums_kernel<16><<<dim3(ceil_div(C, 32), 2), 512, 0, stream>>>(dweight, dbias, scratch, l.grid_size, C);
+    cudaCheck(cudaGetLastError());
 }
 
-// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs; scratch: layernorm_backward_scratch(C)
+void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    layernorm_backward_two_kernels(layernorm_backward_launch7(N, C, block_size), dinp, dweight, dbias, scratch, dout,
+                                   dresidual, inp, weight, mean, rstd, N, C, stream);
+}
+
+// ---- kernel 8: rows loaded ahead by cp.async: kernel 9, but the second launch waits for the end of the first ----
+
+inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size);
+
+void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    layernorm_backward_two_kernels(layernorm_backward_launch9(N, C, block_size), dinp, dweight, dbias, scratch, dout,
+                                   dresidual, inp, weight, mean, rstd, N, C, stream);
+}
+
+// ---- kernel 9: rows loaded ahead, and the second kernel starts as the first one ends ----
+
+// ==== promoted: layernorm_backward ====
+// As kernel 7 with one warp per team; the next rows are copied into a ring in shared memory while this one is summed.
+// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+constexpr int LAYERNORM_BACKWARD_STAGES = 2;
+
+template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
+    layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int /*team_warps*/) {
+    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x) of dout, inp, dresidual
+    const int team_size = 32, stride = team_size * x128::size;
+    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+    int stage = 0;
+
+    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
+    auto fetch = [&](int row, int to_stage) {
+        if (row < N) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                size_t i = (size_t)row * C + first + j * stride;
+                bool valid = j < num_vecs - 1 || last_valid;
+                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+                // copies that are not valid fill in zeros, but still need a valid address
+                cp_async_16(slot, dout + (valid ? i : 0), valid);
+                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
+                bool add = valid && dresidual;
+                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
+            }
+        }
+        cp_async_commit();
+    };
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    int row = blockIdx.x * num_teams + team;
+    for (int i = 0; i < LAYERNORM_BACKWARD_STAGES; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        const floatX* slots =
+            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
+        int pitch = blockDim.x * x128::size;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[k], norm = ((float)x[k] - m) * r, dnorm = d * (float)w[k];
+                sum += dnorm;
+                dot += dnorm * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, nullptr, 1);
+        sum *= inv_C;
+        dot *= inv_C;
+        __syncwarp(); // makes the compiler read shared memory again: keeping the row in registers would spill
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
+            x128 dx = load128(slots + (3 * j + 2) * pitch);
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
+                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
+        }
+        fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // its slot has been read
+        stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
+    }
+    cp_async_wait<0>();
+    __syncthreads(); // the column sums reuse the ring's memory
+
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
+}
+
+// Kernel 9 where a team is one warp and the ring fits, else kernel 7.
+inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
+    LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
+    auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
+                  : l.num_vecs == 2 ? layernorm_backward_kernel9<2>
+                                    : layernorm_backward_kernel9<3>;
+    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
+    size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
+    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, l.shared_bytes) <= limit) {
+        l.kernel = kernel;
+        l.shared_bytes = max(ring_bytes, l.shared_bytes);
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.shared_bytes));
+    }
+    return l;
+}
+
+// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs | scratch (layernorm_backward_scratch(C))
 // | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
-    layernorm_backward_by(true, true, dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C,
-                          stream, block_size);
+    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, block_size);
+    l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
+                                                                    rstd, N, C, l.team_warps);
+    cudaCheck(cudaGetLastError());
+    column_sums<16>(dweight, dbias, scratch, l.grid_size, C, stream);
 }
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
@@ -759,10 +779,6 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
     layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, 512);
 }
 // ==== end promoted: layernorm_backward ====
-
-// ---- kernel 8: as 7, with the next rows on their way into shared memory by cp.async while this one is summed ------------
-// ---- kernel 9: as 8, but the second kernel is launched while the first one ends: its blocks wait on the device ------------
-// Both stand above.
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
@@ -814,9 +830,8 @@ static void declare(Bench& b) {
     variant(4, "one block per row, column sums in registers", layernorm_backward4, {0});
     variant(5, "4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0});
     variant(6, "one warp per row, its column sums in shared memory", layernorm_backward6, {64, 128, 256, 512});
-    auto by = [](bool ahead) { return [=](auto... arguments) { layernorm_backward_by(ahead, false, arguments...); }; };
-    variant(7, "one warp per row, all sums in registers, read once", by(false), {128, 256, 512});
-    variant(8, "rows loaded ahead into shared memory", by(true), {128, 256, 512});
+    variant(7, "one warp per row, all sums in registers, read once", layernorm_backward7, {128, 256, 512});
+    variant(8, "rows loaded ahead into shared memory", layernorm_backward8, {128, 256, 512});
     b.kernel(9, "the second kernel starts under the first",
              [=](int bs) {
                  bs ? layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N,

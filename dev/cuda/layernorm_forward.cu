@@ -196,11 +196,11 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
 // ---- kernel 6: the row is kept in registers, by a warp or a few; the many warps of an SM hide latency ----
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or to a block of 2, 4, 8 or 16 when it is long: a thread holds up to 3 vectors of it.
-constexpr int layernorm_forward_max_vecs = 3;
+// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
+constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. `partial` (16) must not be in use since the last but one call:
-// one barrier for each call is enough.
+// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
+// barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -217,12 +217,12 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // a whole warp, and one that no other waits for
-    bool last_valid = first + (num_vecs - 1) * stride < C; // a thread's other vectors always lie within the row
+    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
     float inv_C = 1.0f / C;
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zero past the end
+    x128 x[num_vecs] = {}; // zeros beyond the row
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
@@ -246,7 +246,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // all rows want the same weight and bias: they come from L1
+            // the same for all rows: from L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -257,14 +257,14 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (first == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C), weight, bias (C)
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N), of each row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // a block for each row, for its barrier
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -288,7 +288,7 @@ template <class Kernel> static void layernorm_forward_persistent(Kernel* const k
                                                                  const floatX* weight, const floatX* bias, int N, int C,
                                                                  cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
     if (row_warps > 1) { block_size = 32 * row_warps; }
     require(block_size % 32 == 0 && block_size <= 512);
@@ -364,7 +364,7 @@ void layernorm_forward7(floatX* out, float* mean, float* rstd, const floatX* inp
     layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
 }
 
-// ---- kernel 8: persistent: the next row is under way to registers while this one is summed ---------
+// ---- kernel 8: persistent: the next row is loaded into registers while this one is summed ---------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
@@ -428,8 +428,8 @@ void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp
 
 // ---- kernel 9: persistent: a ring in shared memory, filled by cp.async, holds the next 4 rows ------
 
-// A thread copies and reads its own vectors alone: it waits for its own copies, and no barrier is needed.
-constexpr int layernorm_forward_stages = 4;
+// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+constexpr int LAYERNORM_FORWARD_STAGES = 4;
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
@@ -441,7 +441,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     bool last_valid = first + (num_vecs - 1) * stride < C;
     float inv_C = 1.0f / C;
 
-    // one group for each row, an empty one past the last, so that the count of groups tells what has come
+    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int stage) {
         if (row < N) {
 #pragma unroll
@@ -455,9 +455,9 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
         cp_async_commit();
     };
     int row = blockIdx.x * block_rows + threadIdx.x / width, stage = 0;
-    for (int i = 0; i < layernorm_forward_stages; i++) { fetch(row + i * row_step, i); }
+    for (int i = 0; i < LAYERNORM_FORWARD_STAGES; i++) { fetch(row + i * row_step, i); }
     for (; row < N; row += row_step) {
-        cp_async_wait<layernorm_forward_stages - 1>();
+        cp_async_wait<LAYERNORM_FORWARD_STAGES - 1>();
         float x[num_vecs][x128::size], sum = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -472,8 +472,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
             }
         }
         float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + layernorm_forward_stages * row_step, stage); // the sum is known: the slot has been read
-        stage = (stage + 1) % layernorm_forward_stages;
+        fetch(row + LAYERNORM_FORWARD_STAGES * row_step, stage); // its slot has been read for the sum
+        stage = (stage + 1) % LAYERNORM_FORWARD_STAGES;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (j < num_vecs - 1 || last_valid) {
@@ -502,37 +502,38 @@ void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp
     }
     decltype(&layernorm_forward_kernel9<1>) kernels[3] = {layernorm_forward_kernel9<1>, layernorm_forward_kernel9<2>,
                                                           layernorm_forward_kernel9<3>};
-    layernorm_forward_persistent(kernels, layernorm_forward_stages, out, mean, rstd, inp, weight, bias, N, C, stream,
+    layernorm_forward_persistent(kernels, LAYERNORM_FORWARD_STAGES, out, mean, rstd, inp, weight, bias, N, C, stream,
                                  block_size);
 }
 
 // ---- kernels 10 and 11: rows wait in shared memory, for half the registers: more warps; 11: two rows at once ------
 
-// layernorm_forward_row_sum for R sums at once: one barrier, and the shuffles do not wait for each other
-template <int R> __device__ inline void layernorm_forward_row_sums(float x[R], float partial[R][16], int row_warps) {
+// layernorm_forward_row_sum for several rows at once: one barrier, and the shuffles do not wait for each other
+template <int rows>
+__device__ inline void layernorm_forward_row_sums(float x[rows], float partial[rows][16], int row_warps) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
 #pragma unroll
-        for (int i = 0; i < R; i++) { x[i] += __shfl_xor_sync(0xFFFFFFFFu, x[i], offset); }
+        for (int i = 0; i < rows; i++) { x[i] += __shfl_xor_sync(0xFFFFFFFFu, x[i], offset); }
     }
     if (row_warps == 1) { return; }
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         if (threadIdx.x % 32 == 0) { partial[i][threadIdx.x / 32] = x[i]; }
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         x[i] = 0.0f;
         for (int w = 0; w < row_warps; w++) { x[i] += partial[i][w]; }
     }
 }
 
-constexpr int layernorm_forward_min_blocks(int R) { // of 256 threads
+constexpr int layernorm_forward_min_blocks(int rows) { // of 256 threads
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
-    return R == 1 ? 8 : 5;
+    return rows == 1 ? 8 : 5;
 #else
-    return R == 1 ? 4 : 3; // an SM may hold no more than 1024 threads
+    return rows == 1 ? 4 : 3; // an SM may hold no more than 1024 threads
 #endif
 }
 
@@ -540,22 +541,22 @@ constexpr int layernorm_forward_min_blocks(int R) { // of 256 threads
 // 32 registers, 64 warps; two rows at once 48, 40 warps with twice as much in flight, and one read of weight and bias for
 // both. Kernels 7 to 9 save those reads too, but their blocks have fixed shares of the rows, and the SMs do not get equal
 // shares of the bandwidth: all wait for the last. Short-lived blocks go where there is room.
-template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(R))
+template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(rows))
     layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
-    __shared__ float partial[2][R][16];
-    extern __shared__ int4 layernorm_forward_rows[]; // (R, num_vecs, blockDim.x)
+    __shared__ float partial[2][rows][16];
+    extern __shared__ int4 layernorm_forward_rows[]; // (rows, num_vecs, blockDim.x)
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int row = (blockIdx.x * (blockDim.x / width) + threadIdx.x / width) * R;
+    int row = (blockIdx.x * (blockDim.x / width) + threadIdx.x / width) * rows;
     if (row >= N) { return; }
-    bool last_valid = first + (num_vecs - 1) * stride < C, second_valid = row + R - 1 < N;
-    float inv_C = 1.0f / C, m[R], r[R];
+    bool last_valid = first + (num_vecs - 1) * stride < C, second_valid = row + rows - 1 < N;
+    float inv_C = 1.0f / C, m[rows], r[rows];
     int4* own = layernorm_forward_rows + threadIdx.x; // vector j of row i: own[(i * num_vecs + j) * blockDim.x]
 
     const floatX* from = inp + (size_t)row * C + first;
-    int4 bits[R][num_vecs] = {};
+    int4 bits[rows][num_vecs] = {};
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if ((j < num_vecs - 1 || last_valid) && (i == 0 || second_valid)) {
@@ -564,7 +565,7 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
         }
     }
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         m[i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -573,10 +574,10 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
             for (int k = 0; k < x128::size; k++) { m[i] += (float)x[k]; }
         }
     }
-    layernorm_forward_row_sums<R>(m, partial[0], row_warps);
+    layernorm_forward_row_sums<rows>(m, partial[0], row_warps);
     __syncwarp(); // else the compiler would know what it reads, and keep it in registers
 #pragma unroll
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < rows; i++) {
         m[i] *= inv_C, r[i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -588,17 +589,17 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
             }
         }
     }
-    layernorm_forward_row_sums<R>(r, partial[1], row_warps);
+    layernorm_forward_row_sums<rows>(r, partial[1], row_warps);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < R; i++) { r[i] = rsqrtf(r[i] * inv_C + 1e-5f); }
+    for (int i = 0; i < rows; i++) { r[i] = rsqrtf(r[i] * inv_C + 1e-5f); }
     floatX* to = out + (size_t)row * C + first;
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j == num_vecs - 1 && !last_valid) { continue; }
         x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
 #pragma unroll
-        for (int i = 0; i < R; i++) {
+        for (int i = 0; i < rows; i++) {
             x128 x = vec128_from_bits<floatX>(own[(i * num_vecs + j) * blockDim.x]);
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[k] - m[i]) * r[i] * (float)w[k] + (float)b[k]);
@@ -608,25 +609,25 @@ template <int R, int num_vecs> __global__ void __launch_bounds__(256, layernorm_
     }
     if (first != 0) { return; }
     mean[row] = m[0], rstd[row] = r[0];
-    if (R == 2 && second_valid) { mean[row + 1] = m[R - 1], rstd[row + 1] = r[R - 1]; }
+    if (rows == 2 && second_valid) { mean[row + 1] = m[rows - 1], rstd[row + 1] = r[rows - 1]; }
 }
 
-template <int R> void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* inp,
-                                          const floatX* weight, const floatX* bias, int N, int C, cudaStream_t stream,
-                                          int block_size) {
+template <int rows> void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* inp,
+                                             const floatX* weight, const floatX* bias, int N, int C,
+                                             cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * layernorm_forward_max_vecs * row_warps) { row_warps *= 2; }
+    while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     if (row_warps > 8) { // more threads than there are registers for
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
         return;
     }
     if (row_warps > 1) { block_size = 32 * row_warps; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && block_size <= 256);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = R * (block_size / (32 * row_warps));
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel10<R, 1>
-                  : num_vecs == 2 ? layernorm_forward_kernel10<R, 2>
-                                  : layernorm_forward_kernel10<R, 3>;
-    size_t shared_bytes = (size_t)R * num_vecs * block_size * sizeof(x128);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = rows * (block_size / (32 * row_warps));
+    auto kernel = num_vecs == 1   ? layernorm_forward_kernel10<rows, 1>
+                  : num_vecs == 2 ? layernorm_forward_kernel10<rows, 2>
+                                  : layernorm_forward_kernel10<rows, 3>;
+    size_t shared_bytes = (size_t)rows * num_vecs * block_size * sizeof(x128);
     kernel<<<ceil_div(N, block_rows), block_size, shared_bytes, stream>>>(out, mean, rstd, inp, weight, bias, N, C,
                                                                           row_warps);
     cudaCheck(cudaGetLastError());

@@ -123,7 +123,20 @@ __global__ void matmul_backward_bias_join_kernel5(float* dbias, const float* par
     dbias[c] += sum;
 }
 
-static int matmul_backward_bias_rows(int N, int OC);
+// ==== promoted: matmul_backward_bias ====
+constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block: a warp reads 512 contiguous bytes of a row
+
+// Rows per block for at most 2048 blocks: they fill any chip, and their partial sums take 2 MB.
+static int matmul_backward_bias_rows(int N, int OC) {
+    int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
+    return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: 16 warps with four rows in flight
+}
+
+// Floats of scratch: a row of partial sums per block.
+size_t matmul_backward_bias_scratch(int N, int OC) {
+    return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
+}
+// ==== end promoted: matmul_backward_bias ====
 
 void matmul_backward_bias5(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                            int block_size) {
@@ -138,14 +151,27 @@ void matmul_backward_bias5(float* dbias, float* scratch, const floatX* dout, int
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernels 6 and 7: four rows in flight in each warp, 32 warps to join the sums; 7: in one wave of blocks -------
+// ---- kernel 6: four rows in flight per warp, 32 warps join the sums: kernel 7 with up to 2048 blocks ----------------
+
+__global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout, int N, int OC, int rows);
+
+void matmul_backward_bias6(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
+                           int block_size) {
+    require(OC % x128::size == 0);
+    int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
+    size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
+    dim3 grid(ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS), num);
+    matmul_backward_bias_kernel7<<<grid, block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    cudaCheck(cudaGetLastError());
+    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
+}
+
+// ---- kernel 7: one wave of blocks: fewer partial sums to join -------------------------------------------------------
 
 // ==== promoted: matmul_backward_bias ====
-constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block; 512 contiguous bytes of a row for a warp
-
-// Sums of `rows` rows: partial[blockIdx.y, c]
+// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for the block's columns c
 __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, U = 4; // rows in flight
+    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
     extern __shared__ float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -155,12 +181,12 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
         int row = blockIdx.y * rows + warp, end = min(N, (int)(blockIdx.y + 1) * rows);
         size_t stride = (size_t)num_warps * OC;
         const floatX* p = dout + (size_t)row * OC + c;
-        for (; row + (U - 1) * num_warps < end; row += U * num_warps, p += U * stride) {
-            x128 x[U];
+        for (; row + (unroll - 1) * num_warps < end; row += unroll * num_warps, p += unroll * stride) {
+            x128 x[unroll];
 #pragma unroll
-            for (int u = 0; u < U; u++) { x[u] = load128(p + u * stride); }
+            for (int u = 0; u < unroll; u++) { x[u] = load128(p + u * stride); }
 #pragma unroll
-            for (int u = 0; u < U; u++) {
+            for (int u = 0; u < unroll; u++) {
                 for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
             }
         }
@@ -169,7 +195,7 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
         }
     }
-    // element k of all lanes side by side: no bank is hit twice
+    // element k of all lanes lies side by side: no bank conflicts
     for (int k = 0; k < x128::size; k++) { shared[warp * columns + k * 32 + lane] = sum[k]; }
     __syncthreads();
     for (int i = threadIdx.x; i < columns; i += blockDim.x) {
@@ -180,76 +206,36 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
     }
 }
 
-__global__ void matmul_backward_bias_kernel6(float* partial, const floatX* dout, int N, int OC, int rows) {
+__global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout, int N, int OC, int rows) {
     matmul_backward_bias_sums(partial, dout, N, OC, rows);
 }
 
-// dbias += the `num` rows of partial; a block of 32 warps has 32 columns
-__global__ void matmul_backward_bias_join_kernel6(float* dbias, const float* partial, int num, int OC) {
-    __shared__ float sums[32][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-    float sum = 0;
-    if (c < OC) {
-#pragma unroll 4
-        for (int i = warp; i < num; i += 32) { sum += partial[(size_t)i * OC + c]; }
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= OC) { return; }
-    for (int w = 1; w < 32; w++) { sum += sums[w][lane]; }
-    dbias[c] += sum;
-}
-
-// Rows of a block, so that there are at most 2048 blocks: they fill any chip, and their sums are 2 MB.
-static int matmul_backward_bias_rows(int N, int OC) {
-    int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
-    return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: four rows in flight of 16 warps
-}
-
-// The scratch that matmul_backward_bias needs, in floats.
-size_t matmul_backward_bias_scratch(int N, int OC) {
-    return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
-}
-
-// dbias (OC) += | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
-// One wave: as many blocks as run at once, with equal shares of the rows, so that there is little to join.
+// dbias (OC) += the sum of dout over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+// One wave: as many blocks as run at once share the rows equally, so that there are few partial sums to join.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                           int block_size) {
     Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
     require(N >= 1 && OC % x128::size == 0);
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel6, block_size, shared));
-    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of scratch
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // for partial sums in scratch
     int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
     int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel6<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
-    cudaCheck(cudaGetLastError());
+    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
 }
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
     matmul_backward_bias(dbias, scratch, dout, N, OC, stream, 512);
 }
 // ==== end promoted: matmul_backward_bias ====
 
-void matmul_backward_bias6(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
-                           int block_size) {
-    require(OC % x128::size == 0);
-    int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
-    size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
-    dim3 grid(ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS), num);
-    matmul_backward_bias_kernel6<<<grid, block_size, shared, stream>>>(scratch, dout, N, OC, rows);
-    cudaCheck(cudaGetLastError());
-    matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
-    cudaCheck(cudaGetLastError());
-}
-
 // ---- kernel 8: one kernel: the last block to finish a group of columns joins its partial sums -----------
 
 __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsigned* finished, const floatX* dout,
                                              int N, int OC, int rows) {
-    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, U = 4;
+    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4;
     extern __shared__ float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     __shared__ bool is_last;
@@ -258,12 +244,12 @@ __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsig
     float sum[x128::size] = {};
     if (c < OC) {
         int row = blockIdx.y * rows + warp, end = min(N, (int)(blockIdx.y + 1) * rows);
-        for (; row + (U - 1) * num_warps < end; row += U * num_warps) {
-            x128 x[U];
+        for (; row + (unroll - 1) * num_warps < end; row += unroll * num_warps) {
+            x128 x[unroll];
 #pragma unroll
-            for (int u = 0; u < U; u++) { x[u] = load128(dout + (size_t)(row + u * num_warps) * OC + c); }
+            for (int u = 0; u < unroll; u++) { x[u] = load128(dout + (size_t)(row + u * num_warps) * OC + c); }
 #pragma unroll
-            for (int u = 0; u < U; u++) {
+            for (int u = 0; u < unroll; u++) {
                 for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
             }
         }
@@ -313,23 +299,23 @@ void matmul_backward_bias8(float* dbias, float* scratch, unsigned* finished, con
 // has two rows, ones at even k and ones at odd k, which sum even and odd columns. Lane (g, t) loads eight columns,
 // vector g, of the rows t and t + 4; register r of both is one product, over eight rows.
 __global__ void matmul_backward_bias_kernel9(float* partial, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = 64, U = 2; // of a warp; products in flight for each register
+    constexpr int columns = 64, unroll = 2; // columns per warp; products in flight per register
     __shared__ float shared[32][columns];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
     int c = blockIdx.x * columns + g * 8, end = min(N, (int)(blockIdx.y + 1) * rows);
     uint32_t ones = g == 0 ? pack_16x2(1, 0, floatX()) : g == 1 ? pack_16x2(0, 1, floatX()) : 0;
     const uint32_t a[4] = {ones, 0, ones, 0};
     float d[4][4] = {};
-    for (int row = blockIdx.y * rows + warp * 8 * U; row < end; row += num_warps * 8 * U) {
-        int4 x[2 * U];
+    for (int row = blockIdx.y * rows + warp * 8 * unroll; row < end; row += num_warps * 8 * unroll) {
+        int4 x[2 * unroll];
 #pragma unroll
-        for (int u = 0; u < 2 * U; u++) {
+        for (int u = 0; u < 2 * unroll; u++) {
             int r = row + u * 4 + t;
             x[u] = make_int4(0, 0, 0, 0);
             if (r < end && c < OC) { x[u] = __ldcs(reinterpret_cast<const int4*>(dout + (size_t)r * OC + c)); }
         }
 #pragma unroll
-        for (int u = 0; u < 2 * U; u += 2) {
+        for (int u = 0; u < 2 * unroll; u += 2) {
             mma_16x8x16(d[0], a, x[u].x, x[u + 1].x, floatX());
             mma_16x8x16(d[1], a, x[u].y, x[u + 1].y, floatX());
             mma_16x8x16(d[2], a, x[u].z, x[u + 1].z, floatX());
@@ -354,33 +340,15 @@ void matmul_backward_bias9(float* dbias, float* scratch, const floatX* dout, int
     int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
     matmul_backward_bias_kernel9<<<dim3(ceil_div(OC, 64), num), block_size, 0, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    matmul_backward_bias_join_kernel6<<<ceil_div(OC, 32), 1024, 0, stream>>>(dbias, scratch, num, OC);
-    cudaCheck(cudaGetLastError());
+    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
 }
 #endif
 
-// ---- kernel 10: kernel 7 whose join is launched early: its blocks wait on the SMs for the sums --------------------
+// ---- kernel 10: kernel 7 that lets the blocks of the join in at once: they wait on the SMs for the sums ------------
 
 __global__ void matmul_backward_bias_kernel10(float* partial, const floatX* dout, int N, int OC, int rows) {
     grid_launch_dependents(); // the join's blocks come as soon as there is room for them
     matmul_backward_bias_sums(partial, dout, N, OC, rows);
-}
-
-// The same sums in the same order as matmul_backward_bias_join_kernel6.
-__global__ void matmul_backward_bias_join_kernel10(float* dbias, const float* partial, int num, int OC) {
-    __shared__ float sums[32][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
-    grid_wait_dependency();
-    float sum = 0;
-    if (c < OC) {
-#pragma unroll 4
-        for (int i = warp; i < num; i += 32) { sum += partial[(size_t)i * OC + c]; }
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= OC) { return; }
-    for (int w = 1; w < 32; w++) { sum += sums[w][lane]; }
-    dbias[c] += sum;
 }
 
 void matmul_backward_bias10(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
@@ -395,7 +363,7 @@ void matmul_backward_bias10(float* dbias, float* scratch, const floatX* dout, in
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel10<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    launch_early(matmul_backward_bias_join_kernel10, ceil_div(OC, 32), 1024, 0, stream, dbias, scratch, num, OC);
+    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
 }
 
 static void declare(Bench& b) {

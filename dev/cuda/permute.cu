@@ -96,30 +96,30 @@ template <bool back> void permute3(const Permute& p, cudaStream_t stream, int bl
 
 // ---- kernel 4: a thread finds its column once and walks down four tokens, four loads in flight ----
 
-const int permute_num_loads = 4;
+constexpr int PERMUTE_NUM_LOADS = 4;
 
 template <bool back> __global__ void permute_kernel4(Permute p, unsigned num_threads) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row_vectors = 3u * p.NH * p.HS / x128::size;
     if (i >= num_threads) { return; }
-    unsigned group = i / row_vectors, groups = ceil_div(p.T, permute_num_loads); // of tokens; in a sequence
-    int column = (int)(i % row_vectors) * x128::size, b = group / groups, t0 = group % groups * permute_num_loads;
+    unsigned group = i / row_vectors, groups = ceil_div(p.T, PERMUTE_NUM_LOADS); // of tokens; in a sequence
+    int column = (int)(i % row_vectors) * x128::size, b = group / groups, t0 = group % groups * PERMUTE_NUM_LOADS;
     floatX* packed = permute_packed_at(p, b, t0, column);
     floatX* split = permute_split_at(p, b, t0, column / p.HS, column % p.HS);
     size_t packed_step = (size_t)3 * p.NH * p.HS, split_step = p.HS; // from token to token
-    x128 x[permute_num_loads];
+    x128 x[PERMUTE_NUM_LOADS];
 #pragma unroll
-    for (int j = 0; j < permute_num_loads; j++) {
+    for (int j = 0; j < PERMUTE_NUM_LOADS; j++) {
         if (t0 + j < p.T) { x[j] = load128(back ? split + j * split_step : packed + j * packed_step); }
     }
 #pragma unroll
-    for (int j = 0; j < permute_num_loads; j++) {
+    for (int j = 0; j < PERMUTE_NUM_LOADS; j++) {
         if (t0 + j < p.T) { store128(back ? packed + j * packed_step : split + j * split_step, x[j]); }
     }
 }
 
 template <bool back> void permute4(const Permute& p, cudaStream_t stream, int block_size) {
     require(p.HS % x128::size == 0);
-    size_t num_threads = (size_t)p.B * ceil_div(p.T, permute_num_loads) * (3 * (size_t)p.NH * p.HS / x128::size);
+    size_t num_threads = (size_t)p.B * ceil_div(p.T, PERMUTE_NUM_LOADS) * (3 * (size_t)p.NH * p.HS / x128::size);
     require(num_threads <= INT_MAX);
     unsigned num_blocks = (unsigned)ceil_div(num_threads, (size_t)block_size);
     permute_kernel4<back><<<num_blocks, block_size, 0, stream>>>(p, (unsigned)num_threads);
@@ -129,11 +129,11 @@ template <bool back> void permute4(const Permute& p, cudaStream_t stream, int bl
 // ---- kernel 5: in the order of q, k, v: a block's part of them is one run, its lines of packed lie apart ----
 
 template <bool back> __global__ void permute_kernel5(Permute p, unsigned num_vectors) {
-    unsigned first = blockIdx.x * blockDim.x * permute_num_loads + threadIdx.x, head_vectors = p.HS / x128::size;
-    x128 x[permute_num_loads];
-    floatX* to[permute_num_loads];
+    unsigned first = blockIdx.x * blockDim.x * PERMUTE_NUM_LOADS + threadIdx.x, head_vectors = p.HS / x128::size;
+    x128 x[PERMUTE_NUM_LOADS];
+    floatX* to[PERMUTE_NUM_LOADS];
 #pragma unroll
-    for (int j = 0; j < permute_num_loads; j++) {
+    for (int j = 0; j < PERMUTE_NUM_LOADS; j++) {
         unsigned i = first + j * blockDim.x;
         if (i >= num_vectors) { continue; }
         int d = (int)(i % head_vectors) * x128::size, t = i / head_vectors % p.T;
@@ -145,7 +145,7 @@ template <bool back> __global__ void permute_kernel5(Permute p, unsigned num_vec
         to[j] = back ? packed : split;
     }
 #pragma unroll
-    for (int j = 0; j < permute_num_loads; j++) {
+    for (int j = 0; j < PERMUTE_NUM_LOADS; j++) {
         if (first + j * blockDim.x < num_vectors) { store128(to[j], x[j]); }
     }
 }
@@ -154,7 +154,7 @@ template <bool back> void permute5(const Permute& p, cudaStream_t stream, int bl
     require(p.HS % x128::size == 0);
     size_t num_vectors = (size_t)p.B * p.T * 3 * p.NH * p.HS / x128::size;
     require(num_vectors <= INT_MAX);
-    unsigned num_blocks = (unsigned)ceil_div(num_vectors, (size_t)block_size * permute_num_loads);
+    unsigned num_blocks = (unsigned)ceil_div(num_vectors, (size_t)block_size * PERMUTE_NUM_LOADS);
     permute_kernel5<back><<<num_blocks, block_size, 0, stream>>>(p, (unsigned)num_vectors);
     cudaCheck(cudaGetLastError());
 }
@@ -184,17 +184,17 @@ __device__ inline floatX* permute_split_vector(const Permute& p, const PermuteTi
 
 template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile) {
     extern __shared__ int4 permute_shared[]; // [rows][width]
-    for (int first = threadIdx.x; first < tile.num_vectors; first += permute_num_loads * blockDim.x) {
-        x128 x[permute_num_loads];
-        int at[permute_num_loads];
+    for (int first = threadIdx.x; first < tile.num_vectors; first += PERMUTE_NUM_LOADS * blockDim.x) {
+        x128 x[PERMUTE_NUM_LOADS];
+        int at[PERMUTE_NUM_LOADS];
 #pragma unroll
-        for (int j = 0; j < permute_num_loads; j++) {
+        for (int j = 0; j < PERMUTE_NUM_LOADS; j++) {
             int i = first + j * blockDim.x;
             floatX* from = back ? permute_split_vector(p, tile, i, &at[j]) : permute_packed_vector(p, tile, i, &at[j]);
             if (at[j] >= 0) { x[j] = load128(from); }
         }
 #pragma unroll
-        for (int j = 0; j < permute_num_loads; j++) {
+        for (int j = 0; j < PERMUTE_NUM_LOADS; j++) {
             if (at[j] >= 0) { permute_shared[at[j]] = vec128_bits(x[j]); }
         }
     }

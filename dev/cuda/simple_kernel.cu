@@ -65,7 +65,7 @@ void simple_kernel3(floatX* out, const floatX* inp, size_t n, cudaStream_t strea
 // Now neighbours in a warp are a run apart. One load of the warp touches 32 lines of memory and takes an element out of
 // each; that the rest of a line is still in the cache when its turn comes, is luck.
 
-enum { SIMPLE_KERNEL_RUN = 64 }; // elements: a line of 128 bytes in 16 bits
+constexpr int SIMPLE_KERNEL_RUN = 64; // elements: a line of 128 bytes in 16 bits
 
 __global__ void simple_kernel_kernel4(floatX* out, const floatX* inp, size_t n) {
     size_t begin = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SIMPLE_KERNEL_RUN;

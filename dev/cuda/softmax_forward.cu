@@ -238,7 +238,7 @@ void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
 // ---- kernel 8: a cluster of four blocks per row: a quarter in each one's registers, sums over distributed memory ----
 
 // 4 blocks of 512 threads hold rows of GPT-2 in 16 bits in 4 vectors a thread, in 32 bits in 7
-constexpr int kernel8_vectors = sizeof(floatX) == 4 ? 7 : 4;
+constexpr int KERNEL8_VECTORS = sizeof(floatX) == 4 ? 7 : 4;
 
 __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out, const floatX* inp, int V, int Vp) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -249,16 +249,16 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
     size_t row = blockIdx.x / num_blocks;
     out += row * Vp, inp += row * Vp;
     int num_vectors = V / x128::size, stride = num_blocks * blockDim.x, first = rank * blockDim.x + threadIdx.x;
-    int4 x[kernel8_vectors];
+    int4 x[KERNEL8_VECTORS];
 #pragma unroll
-    for (int j = 0; j < kernel8_vectors; j++) {
+    for (int j = 0; j < KERNEL8_VECTORS; j++) {
         int i = first + j * stride;
         if (i < num_vectors) { x[j] = vec128_bits(load128(inp + i * x128::size)); }
     }
     SoftmaxSums s = {-INFINITY, 0.0f};
     if (rank == 0) { s = softmax_tail_begin(inp, V); }
 #pragma unroll
-    for (int j = 0; j < kernel8_vectors; j++) {
+    for (int j = 0; j < KERNEL8_VECTORS; j++) {
         if (first + j * stride < num_vectors) { softmax_add_vector(s, vec128_from_bits<floatX>(x[j])); }
     }
     s = softmax_reduce(s, shared);
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
     }
     float inverse = 1.0f / sum;
 #pragma unroll
-    for (int j = 0; j < kernel8_vectors; j++) {
+    for (int j = 0; j < KERNEL8_VECTORS; j++) {
         int i = first + j * stride;
         if (i >= num_vectors) { continue; }
         store128(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(x[j]), max, inverse));
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
 void softmax_forward8(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int block_size) {
     const int cluster = 4;
     require(Vp % 8 == 0);
-    require(V / x128::size <= kernel8_vectors * cluster * block_size);
+    require(V / x128::size <= KERNEL8_VECTORS * cluster * block_size);
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
@@ -336,7 +336,7 @@ static void declare(Bench& b) {
     if (b.dry || can_run((const void*)softmax_forward_kernel7, 80, softmax_forward7_shared(V))) {
         kernel(7, "one read: row in shared memory", softmax_forward7, sizes);
     }
-    bool fits8 = V / x128::size <= kernel8_vectors * 4 * 512;
+    bool fits8 = V / x128::size <= KERNEL8_VECTORS * 4 * 512;
     if (fits8 && (b.dry || can_run((const void*)softmax_forward_sm90_kernel8, 90, 0))) {
         kernel(8, "one read: cluster of 4 blocks, registers", softmax_forward8, {512});
     }

@@ -67,6 +67,19 @@ struct TransformerBlock {
     int B, T, C, NH;
 };
 
+// gelu (N,4C) = gelu(norm fc_weight^T + fc_bias)
+static void transformer_block_fc_gelu(const TransformerBlock& f, cudaStream_t stream) {
+    LinearCall fc;
+    fc.out = f.gelu, fc.inp = f.norm, fc.weight = f.w.fc_weight, fc.bias = f.w.fc_bias;
+    fc.M = f.B * f.T, fc.N = 4 * f.C, fc.K = f.C;
+    fc.gelu = true;
+    if (sizeof(floatX) == 2 && cublaslt_linear(fc, stream)) {
+        return;
+    } // in fp32 the library's gelu would set the error
+    matmul_forward(f.gelu, NULL, f.norm, f.w.fc_weight, f.w.fc_bias, NULL, fc.M, f.C, 4 * f.C, stream);
+    gelu_forward(f.gelu, f.gelu, (size_t)fc.M * fc.N, stream);
+}
+
 // ---- kernel 1: an operation, a launch: 10 of them ----
 
 void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) {
@@ -97,34 +110,6 @@ void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) 
     fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
                                      N, C, stream);
     matmul_forward(f.gelu, f.hidden, f.norm, w.fc_weight, w.fc_bias, NULL, N, C, 4 * C, stream);
-    matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
-}
-
-// ---- kernel 7: as 2, but what GELU was applied to is not kept: it is for the backward pass alone ----
-
-// gelu (N,4C) = gelu(norm fc_weight^T + fc_bias)
-static void transformer_block_fc_gelu(const TransformerBlock& f, cudaStream_t stream) {
-    LinearCall fc;
-    fc.out = f.gelu, fc.inp = f.norm, fc.weight = f.w.fc_weight, fc.bias = f.w.fc_bias;
-    fc.M = f.B * f.T, fc.N = 4 * f.C, fc.K = f.C;
-    fc.gelu = true;
-    if (sizeof(floatX) == 2 && cublaslt_linear(fc, stream)) {
-        return;
-    } // in fp32 the library's gelu would set the error
-    matmul_forward(f.gelu, NULL, f.norm, f.w.fc_weight, f.w.fc_bias, NULL, fc.M, f.C, 4 * f.C, stream);
-    gelu_forward(f.gelu, f.gelu, (size_t)fc.M * fc.N, stream);
-}
-
-void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) {
-    int N = f.B * f.T, C = f.C;
-    const TransformerBlockWeights& w = f.w;
-    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
-    matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
-    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
-    matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
-    fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
-                                     N, C, stream);
-    transformer_block_fc_gelu(f, stream);
     matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
 }
 
@@ -216,18 +201,6 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
         fused_residual_layernorm_early(f.norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, NULL, N, C,
                                        stream);
     }
-    transformer_block_mlp4(f, forms, stream);
-}
-
-// ---- kernel 14: 4, but attention, projection, residual and layernorm in one launch ----
-
-// forms.proj is not asked for.
-void transformer_block_forward14(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
-    const TransformerBlockWeights& w = f.w;
-    transformer_block_qkv4(f, forms.qkv, stream);
-    AttentionProjection attention = {f.residual,  f.norm,       f.mean,     f.rstd, NULL, f.qkv, f.inp, w.proj_weight,
-                                     w.proj_bias, w.ln2_weight, w.ln2_bias, f.B,    f.T,  f.C,   f.NH};
-    fused_attention_projection_residual_layernorm4(attention, stream);
     transformer_block_mlp4(f, forms, stream);
 }
 
@@ -567,6 +540,227 @@ void transformer_block_forward5(const TransformerBlock& f, cudaStream_t stream) 
                                        : transformer_block_forward5<1>(f, stream);
 }
 
+#endif
+
+#if defined(ENABLE_BF16)
+
+// ---- kernel 6: e4m3 products of everything but the projection, activations quantised by who computes them ----
+// The projection stays in bf16: a pass over attention's output would take as long as e4m3 saves there.
+// A scale that no value can exceed is known from the weights alone: a normalised row is no longer than sqrt(C), so that
+// none of its elements is larger, and by Cauchy and Schwarz no sum of its products exceeds sqrt(C) times the length of
+// a row of weights. It is some ten times too wide; e4m3, which loses nothing between 448 and 2^-6, does not mind.
+
+// What values are multiplied by before they are stored, and after they are loaded. Aligned as the library asks for.
+struct TransformerBlockScale {
+    alignas(16) float multiplier;
+    alignas(16) float inverse;
+};
+struct TransformerBlockScales {
+    TransformerBlockScale norm1, attention, norm2, gelu, qkv_weight, proj_weight, fc_weight, fcproj_weight;
+};
+
+// The block's weights in e4m3, in device memory; written by transformer_block_prepare_fp8 when weights change.
+struct TransformerBlockFp8 {
+    __nv_fp8_e4m3 *qkv_weight, *fc_weight, *fcproj_weight; // (3C,C), (4C,C), (C,4C)
+    // For kernel 15, (C,C), (C,4C): each 64 columns in the order of gemm_sm90_e4m3_column
+    __nv_fp8_e4m3 *ordered_proj_weight, *ordered_fcproj_weight;
+    TransformerBlockScales* scales; // one
+    unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
+};
+enum TransformerBlockMaximum { // largest magnitudes, and of rows the largest sum of squares
+    MAX_QKV_WEIGHT,
+    MAX_PROJ_WEIGHT,
+    MAX_FC_WEIGHT,
+    MAX_FCPROJ_WEIGHT,
+    MAX_LN1_WEIGHT,
+    MAX_LN1_BIAS,
+    MAX_LN2_WEIGHT,
+    MAX_LN2_BIAS,
+    MAX_QKV_BIAS,
+    MAX_FC_BIAS,
+    MAX_QKV_SQUARES,
+    MAX_FC_SQUARES,
+    TRANSFORMER_BLOCK_NUM_MAXIMA
+};
+
+// A warp for each row; a maximum does not depend on the order. squares may be NULL.
+__global__ void transformer_block_maxima_kernel6(unsigned* value, unsigned* squares, const floatX* matrix, int rows,
+                                                 int columns) {
+    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows) { return; }
+    float largest = 0.0f, sum = 0.0f;
+    for (int c = lane * x128::size; c < columns; c += 32 * x128::size) {
+        x128 x = load128(matrix + (size_t)row * columns + c);
+        for (int k = 0; k < x128::size; k++) {
+            largest = fmaxf(largest, fabsf((float)x[k]));
+            sum += (float)x[k] * (float)x[k];
+        }
+    }
+    largest = warp_max(largest), sum = warp_sum(sum);
+    if (lane == 0) {
+        atomicMax(value, __float_as_uint(largest)); // of floats that are not negative the order is that of their bits
+        if (squares) { atomicMax(squares, __float_as_uint(sum)); }
+    }
+}
+
+__device__ inline TransformerBlockScale transformer_block_scale(float bound) {
+    float multiplier = 448.0f / fmaxf(bound, 1e-20f); // 448: the largest of e4m3
+    return {multiplier, 1.0f / multiplier};
+}
+__global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales, const unsigned* maxima, int C) {
+    auto largest = [=](int i) { return __uint_as_float(maxima[i]); };
+    float length = sqrtf((float)C);
+    float norm1 = largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS);
+    float norm2 = largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS);
+    float value = length * norm1 * sqrtf(largest(MAX_QKV_SQUARES)) + largest(MAX_QKV_BIAS); // their means are no larger
+    scales->norm1 = transformer_block_scale(length * largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS));
+    scales->attention = transformer_block_scale(value);
+    scales->norm2 = transformer_block_scale(length * largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS));
+    scales->gelu = transformer_block_scale(length * norm2 * sqrtf(largest(MAX_FC_SQUARES)) + largest(MAX_FC_BIAS));
+    scales->qkv_weight = transformer_block_scale(largest(MAX_QKV_WEIGHT));
+    scales->proj_weight = transformer_block_scale(largest(MAX_PROJ_WEIGHT));
+    scales->fc_weight = transformer_block_scale(largest(MAX_FC_WEIGHT));
+    scales->fcproj_weight = transformer_block_scale(largest(MAX_FCPROJ_WEIGHT));
+}
+
+// out = inp; gelu: after GELU; ordered: each 64 in the order of gemm_sm90_e4m3_column. n is a multiple of 8, or 64.
+template <bool gelu, bool ordered>
+__global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
+                                                   const TransformerBlockScale* scale, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= n) { return; }
+    float multiplier = scale->multiplier, y[8];
+    x128 x;
+    if (ordered) {
+        for (int k = 0; k < 8; k++) { x[k] = inp[i / 64 * 64 + gemm_sm90_e4m3_column(i % 64 + k)]; }
+    } else {
+        x = load128(inp + i);
+    }
+    for (int k = 0; k < 8; k++) { y[k] = multiplier * (gelu ? gelu_forward_value((float)x[k]) : (float)x[k]); }
+    fused_residual_layernorm_store8(out + i, y);
+}
+template <bool gelu, bool ordered = false> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
+                                                                                  const TransformerBlockScale* scale,
+                                                                                  size_t n, cudaStream_t stream) {
+    transformer_block_quantise_kernel6<gelu, ordered>
+        <<<(unsigned)ceil_div(n, (size_t)256 * x128::size), 256, 0, stream>>>(out, inp, scale, n);
+    cudaCheck(cudaGetLastError());
+}
+
+// What the kernels of e4m3 products know of weights. Once for each change of them: not part of those kernels' time.
+void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const TransformerBlockWeights& w, int C,
+                                   cudaStream_t stream) {
+    cudaCheck(cudaMemsetAsync(q.maxima, 0, TRANSFORMER_BLOCK_NUM_MAXIMA * sizeof(unsigned), stream));
+    auto maximum = [&](int value, const floatX* matrix, int rows, int columns) {
+        unsigned* squares = value == MAX_QKV_WEIGHT  ? q.maxima + MAX_QKV_SQUARES
+                            : value == MAX_FC_WEIGHT ? q.maxima + MAX_FC_SQUARES
+                                                     : NULL;
+        transformer_block_maxima_kernel6<<<ceil_div(rows, 8), 256, 0, stream>>>(q.maxima + value, squares, matrix, rows,
+                                                                                columns);
+        cudaCheck(cudaGetLastError());
+    };
+    maximum(MAX_QKV_WEIGHT, w.qkv_weight, 3 * C, C);
+    maximum(MAX_PROJ_WEIGHT, w.proj_weight, C, C);
+    maximum(MAX_FC_WEIGHT, w.fc_weight, 4 * C, C);
+    maximum(MAX_FCPROJ_WEIGHT, w.fcproj_weight, C, 4 * C);
+    maximum(MAX_LN1_WEIGHT, w.ln1_weight, 1, C);
+    maximum(MAX_LN1_BIAS, w.ln1_bias, 1, C);
+    maximum(MAX_LN2_WEIGHT, w.ln2_weight, 1, C);
+    maximum(MAX_LN2_BIAS, w.ln2_bias, 1, C);
+    maximum(MAX_QKV_BIAS, w.qkv_bias, 1, 3 * C);
+    maximum(MAX_FC_BIAS, w.fc_bias, 1, 4 * C);
+    transformer_block_scales_kernel6<<<1, 1, 0, stream>>>(q.scales, q.maxima, C);
+    cudaCheck(cudaGetLastError());
+    size_t CC = (size_t)C * C;
+    transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
+    transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
+    transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
+    if (C % 64 != 0) { return; } // nor does kernel 15 take it
+    transformer_block_quantise<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
+    transformer_block_quantise<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
+                                            stream);
+}
+
+// Products of e4m3 operands. Activations in e4m3 take half of the room of f.norm and f.gelu.
+struct TransformerBlockCalls {
+    LinearCall qkv, fc, fcproj;
+};
+
+// gelu_epilogue: fc stores e4m3 after GELU to f.gelu; else floatX before GELU to f.hidden.
+static TransformerBlockCalls transformer_block_calls(const TransformerBlock& f, const TransformerBlockFp8& q,
+                                                     bool gelu_epilogue) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockScales* s = q.scales;
+    auto linear = [=](void* out, const floatX* inp, const TransformerBlockScale& inp_scale, const __nv_fp8_e4m3* weight,
+                      const TransformerBlockScale& weight_scale, const floatX* bias, int K, int OC) {
+        LinearCall call;
+        call.out = out, call.inp = inp, call.weight = weight, call.bias = bias;
+        call.inp_type = CUDA_R_8F_E4M3;
+        call.inp_scale = &inp_scale.inverse, call.weight_scale = &weight_scale.inverse;
+        call.M = N, call.N = OC, call.K = K;
+        return call;
+    };
+    TransformerBlockCalls calls = {
+        linear(f.qkv, f.norm, s->norm1, q.qkv_weight, s->qkv_weight, f.w.qkv_bias, C, 3 * C),
+        linear(f.hidden, f.norm, s->norm2, q.fc_weight, s->fc_weight, f.w.fc_bias, C, 4 * C),
+        linear(f.out, f.gelu, s->gelu, q.fcproj_weight, s->fcproj_weight, f.w.fcproj_bias, 4 * C, C)};
+    if (gelu_epilogue) {
+        calls.fc.gelu = true, calls.fc.out = f.gelu, calls.fc.out_type = CUDA_R_8F_E4M3;
+        calls.fc.out_scale = &s->gelu.multiplier;
+    }
+    calls.fcproj.add = f.residual;
+    return calls;
+}
+static bool transformer_block_has_fp8(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue) {
+    TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
+    return cublaslt_has_linear(calls.qkv) && cublaslt_has_linear(calls.fc) && cublaslt_has_linear(calls.fcproj);
+}
+
+// gelu_epilogue: kernel 8. proj_form: of gemm_sm90, which adds the residual; 0: matmul_forward, and the layernorm adds it.
+void transformer_block_forward6(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue,
+                                int proj_form, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    __nv_fp8_e4m3 *norm = (__nv_fp8_e4m3*)f.norm, *gelu = (__nv_fp8_e4m3*)f.gelu;
+    const TransformerBlockScales* s = q.scales;
+    TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
+    const float *scale1 = &s->norm1.multiplier, *scale2 = &s->norm2.multiplier;
+    fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
+    cublasCheck(cublaslt_try_linear(calls.qkv, stream));
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    if (proj_form == 0) {
+        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
+        fused_residual_layernorm_early(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
+                                       scale2, N, C, stream);
+    } else {
+        transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
+                                                 proj_form, stream);
+        fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, scale2, N, C,
+                                       stream);
+    }
+    cublasCheck(cublaslt_try_linear(calls.fc, stream));
+    if (!gelu_epilogue) { transformer_block_quantise<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
+    cublasCheck(cublaslt_try_linear(calls.fcproj, stream));
+}
+#endif
+
+// ---- kernel 7: as 2, but what GELU was applied to is not kept: it is for the backward pass alone ----
+
+void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) {
+    int N = f.B * f.T, C = f.C;
+    const TransformerBlockWeights& w = f.w;
+    layernorm_forward(f.norm, f.mean, f.rstd, f.inp, w.ln1_weight, w.ln1_bias, N, C, stream);
+    matmul_forward(f.qkv, NULL, f.norm, w.qkv_weight, w.qkv_bias, NULL, N, C, 3 * C, stream);
+    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
+    matmul_forward(f.projected, NULL, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, stream);
+    fused_residual_layernorm_forward(f.residual, f.norm, f.mean, f.rstd, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
+                                     N, C, stream);
+    transformer_block_fc_gelu(f, stream);
+    matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
+}
+
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
 // ---- kernel 11: normalised rows are never stored: products of the rows as they are, mean and rstd come after ----
 // layernorm(x) W^T + b = rstd (x W'^T - mean u) + v, where W' = weight * W, u sums its rows, and v = W bias + b
 
@@ -858,208 +1052,21 @@ struct TransformerBlockDeferredCache {
     }
 };
 
+// ---- kernel 14: 4, but attention, projection, residual and layernorm in one launch ----
+
+// forms.proj is not asked for.
+void transformer_block_forward14(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
+    const TransformerBlockWeights& w = f.w;
+    transformer_block_qkv4(f, forms.qkv, stream);
+    AttentionProjection attention = {f.residual,  f.norm,       f.mean,     f.rstd, NULL, f.qkv, f.inp, w.proj_weight,
+                                     w.proj_bias, w.ln2_weight, w.ln2_bias, f.B,    f.T,  f.C,   f.NH};
+    fused_attention_projection_residual_layernorm4(attention, stream);
+    transformer_block_mlp4(f, forms, stream);
+}
+
 #endif
 
 #if defined(ENABLE_BF16)
-
-// ---- kernel 6: e4m3 products of everything but the projection, activations quantised by who computes them ----
-// The projection stays in bf16: a pass over attention's output would take as long as e4m3 saves there.
-// A scale that no value can exceed is known from the weights alone: a normalised row is no longer than sqrt(C), so that
-// none of its elements is larger, and by Cauchy and Schwarz no sum of its products exceeds sqrt(C) times the length of
-// a row of weights. It is some ten times too wide; e4m3, which loses nothing between 448 and 2^-6, does not mind.
-
-// What values are multiplied by before they are stored, and after they are loaded. Aligned as the library asks for.
-struct TransformerBlockScale {
-    alignas(16) float multiplier;
-    alignas(16) float inverse;
-};
-struct TransformerBlockScales {
-    TransformerBlockScale norm1, attention, norm2, gelu, qkv_weight, proj_weight, fc_weight, fcproj_weight;
-};
-
-// The block's weights in e4m3, in device memory; written by transformer_block_prepare_fp8 when weights change.
-struct TransformerBlockFp8 {
-    __nv_fp8_e4m3 *qkv_weight, *fc_weight, *fcproj_weight; // (3C,C), (4C,C), (C,4C)
-    // For kernel 15, (C,C), (C,4C): each 64 columns in the order of gemm_sm90_e4m3_column
-    __nv_fp8_e4m3 *ordered_proj_weight, *ordered_fcproj_weight;
-    TransformerBlockScales* scales; // one
-    unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
-};
-enum TransformerBlockMaximum { // largest magnitudes, and of rows the largest sum of squares
-    MAX_QKV_WEIGHT,
-    MAX_PROJ_WEIGHT,
-    MAX_FC_WEIGHT,
-    MAX_FCPROJ_WEIGHT,
-    MAX_LN1_WEIGHT,
-    MAX_LN1_BIAS,
-    MAX_LN2_WEIGHT,
-    MAX_LN2_BIAS,
-    MAX_QKV_BIAS,
-    MAX_FC_BIAS,
-    MAX_QKV_SQUARES,
-    MAX_FC_SQUARES,
-    TRANSFORMER_BLOCK_NUM_MAXIMA
-};
-
-// A warp for each row; a maximum does not depend on the order. squares may be NULL.
-__global__ void transformer_block_maxima_kernel6(unsigned* value, unsigned* squares, const floatX* matrix, int rows,
-                                                 int columns) {
-    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= rows) { return; }
-    float largest = 0.0f, sum = 0.0f;
-    for (int c = lane * x128::size; c < columns; c += 32 * x128::size) {
-        x128 x = load128(matrix + (size_t)row * columns + c);
-        for (int k = 0; k < x128::size; k++) {
-            largest = fmaxf(largest, fabsf((float)x[k]));
-            sum += (float)x[k] * (float)x[k];
-        }
-    }
-    largest = warp_max(largest), sum = warp_sum(sum);
-    if (lane == 0) {
-        atomicMax(value, __float_as_uint(largest)); // of floats that are not negative the order is that of their bits
-        if (squares) { atomicMax(squares, __float_as_uint(sum)); }
-    }
-}
-
-__device__ inline TransformerBlockScale transformer_block_scale(float bound) {
-    float multiplier = 448.0f / fmaxf(bound, 1e-20f); // 448: the largest of e4m3
-    return {multiplier, 1.0f / multiplier};
-}
-__global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales, const unsigned* maxima, int C) {
-    auto largest = [=](int i) { return __uint_as_float(maxima[i]); };
-    float length = sqrtf((float)C);
-    float norm1 = largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS);
-    float norm2 = largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS);
-    float value = length * norm1 * sqrtf(largest(MAX_QKV_SQUARES)) + largest(MAX_QKV_BIAS); // their means are no larger
-    scales->norm1 = transformer_block_scale(length * largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS));
-    scales->attention = transformer_block_scale(value);
-    scales->norm2 = transformer_block_scale(length * largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS));
-    scales->gelu = transformer_block_scale(length * norm2 * sqrtf(largest(MAX_FC_SQUARES)) + largest(MAX_FC_BIAS));
-    scales->qkv_weight = transformer_block_scale(largest(MAX_QKV_WEIGHT));
-    scales->proj_weight = transformer_block_scale(largest(MAX_PROJ_WEIGHT));
-    scales->fc_weight = transformer_block_scale(largest(MAX_FC_WEIGHT));
-    scales->fcproj_weight = transformer_block_scale(largest(MAX_FCPROJ_WEIGHT));
-}
-
-// out = inp; gelu: after GELU; ordered: each 64 in the order of gemm_sm90_e4m3_column. n is a multiple of 8, or 64.
-template <bool gelu, bool ordered>
-__global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
-                                                   const TransformerBlockScale* scale, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    float multiplier = scale->multiplier, y[8];
-    x128 x;
-    if (ordered) {
-        for (int k = 0; k < 8; k++) { x[k] = inp[i / 64 * 64 + gemm_sm90_e4m3_column(i % 64 + k)]; }
-    } else {
-        x = load128(inp + i);
-    }
-    for (int k = 0; k < 8; k++) { y[k] = multiplier * (gelu ? gelu_forward_value((float)x[k]) : (float)x[k]); }
-    fused_residual_layernorm_store8(out + i, y);
-}
-template <bool gelu, bool ordered = false> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
-                                                                                  const TransformerBlockScale* scale,
-                                                                                  size_t n, cudaStream_t stream) {
-    transformer_block_quantise_kernel6<gelu, ordered>
-        <<<(unsigned)ceil_div(n, (size_t)256 * x128::size), 256, 0, stream>>>(out, inp, scale, n);
-    cudaCheck(cudaGetLastError());
-}
-
-// What the kernels of e4m3 products know of weights. Once for each change of them: not part of those kernels' time.
-void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const TransformerBlockWeights& w, int C,
-                                   cudaStream_t stream) {
-    cudaCheck(cudaMemsetAsync(q.maxima, 0, TRANSFORMER_BLOCK_NUM_MAXIMA * sizeof(unsigned), stream));
-    auto maximum = [&](int value, const floatX* matrix, int rows, int columns) {
-        unsigned* squares = value == MAX_QKV_WEIGHT  ? q.maxima + MAX_QKV_SQUARES
-                            : value == MAX_FC_WEIGHT ? q.maxima + MAX_FC_SQUARES
-                                                     : NULL;
-        transformer_block_maxima_kernel6<<<ceil_div(rows, 8), 256, 0, stream>>>(q.maxima + value, squares, matrix, rows,
-                                                                                columns);
-        cudaCheck(cudaGetLastError());
-    };
-    maximum(MAX_QKV_WEIGHT, w.qkv_weight, 3 * C, C);
-    maximum(MAX_PROJ_WEIGHT, w.proj_weight, C, C);
-    maximum(MAX_FC_WEIGHT, w.fc_weight, 4 * C, C);
-    maximum(MAX_FCPROJ_WEIGHT, w.fcproj_weight, C, 4 * C);
-    maximum(MAX_LN1_WEIGHT, w.ln1_weight, 1, C);
-    maximum(MAX_LN1_BIAS, w.ln1_bias, 1, C);
-    maximum(MAX_LN2_WEIGHT, w.ln2_weight, 1, C);
-    maximum(MAX_LN2_BIAS, w.ln2_bias, 1, C);
-    maximum(MAX_QKV_BIAS, w.qkv_bias, 1, 3 * C);
-    maximum(MAX_FC_BIAS, w.fc_bias, 1, 4 * C);
-    transformer_block_scales_kernel6<<<1, 1, 0, stream>>>(q.scales, q.maxima, C);
-    cudaCheck(cudaGetLastError());
-    size_t CC = (size_t)C * C;
-    transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
-    transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
-    transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
-    if (C % 64 != 0) { return; } // nor does kernel 15 take it
-    transformer_block_quantise<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
-    transformer_block_quantise<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
-                                            stream);
-}
-
-// Products of e4m3 operands. Activations in e4m3 take half of the room of f.norm and f.gelu.
-struct TransformerBlockCalls {
-    LinearCall qkv, fc, fcproj;
-};
-
-// gelu_epilogue: fc stores e4m3 after GELU to f.gelu; else floatX before GELU to f.hidden.
-static TransformerBlockCalls transformer_block_calls(const TransformerBlock& f, const TransformerBlockFp8& q,
-                                                     bool gelu_epilogue) {
-    int N = f.B * f.T, C = f.C;
-    const TransformerBlockScales* s = q.scales;
-    auto linear = [=](void* out, const floatX* inp, const TransformerBlockScale& inp_scale, const __nv_fp8_e4m3* weight,
-                      const TransformerBlockScale& weight_scale, const floatX* bias, int K, int OC) {
-        LinearCall call;
-        call.out = out, call.inp = inp, call.weight = weight, call.bias = bias;
-        call.inp_type = CUDA_R_8F_E4M3;
-        call.inp_scale = &inp_scale.inverse, call.weight_scale = &weight_scale.inverse;
-        call.M = N, call.N = OC, call.K = K;
-        return call;
-    };
-    TransformerBlockCalls calls = {
-        linear(f.qkv, f.norm, s->norm1, q.qkv_weight, s->qkv_weight, f.w.qkv_bias, C, 3 * C),
-        linear(f.hidden, f.norm, s->norm2, q.fc_weight, s->fc_weight, f.w.fc_bias, C, 4 * C),
-        linear(f.out, f.gelu, s->gelu, q.fcproj_weight, s->fcproj_weight, f.w.fcproj_bias, 4 * C, C)};
-    if (gelu_epilogue) {
-        calls.fc.gelu = true, calls.fc.out = f.gelu, calls.fc.out_type = CUDA_R_8F_E4M3;
-        calls.fc.out_scale = &s->gelu.multiplier;
-    }
-    calls.fcproj.add = f.residual;
-    return calls;
-}
-static bool transformer_block_has_fp8(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue) {
-    TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
-    return cublaslt_has_linear(calls.qkv) && cublaslt_has_linear(calls.fc) && cublaslt_has_linear(calls.fcproj);
-}
-
-// gelu_epilogue: kernel 8. proj_form: of gemm_sm90, which adds the residual; 0: matmul_forward, and the layernorm adds it.
-void transformer_block_forward6(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue,
-                                int proj_form, cudaStream_t stream) {
-    int N = f.B * f.T, C = f.C;
-    const TransformerBlockWeights& w = f.w;
-    __nv_fp8_e4m3 *norm = (__nv_fp8_e4m3*)f.norm, *gelu = (__nv_fp8_e4m3*)f.gelu;
-    const TransformerBlockScales* s = q.scales;
-    TransformerBlockCalls calls = transformer_block_calls(f, q, gelu_epilogue);
-    const float *scale1 = &s->norm1.multiplier, *scale2 = &s->norm2.multiplier;
-    fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, scale1, N, C, stream);
-    cublasCheck(cublaslt_try_linear(calls.qkv, stream));
-    attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
-    if (proj_form == 0) {
-        transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
-        fused_residual_layernorm_early(norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
-                                       scale2, N, C, stream);
-    } else {
-        transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, w.proj_weight, w.proj_bias, f.inp, N, C, C,
-                                                 proj_form, stream);
-        fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias, scale2, N, C,
-                                       stream);
-    }
-    cublasCheck(cublaslt_try_linear(calls.fc, stream));
-    if (!gelu_epilogue) { transformer_block_quantise<true>(gelu, f.hidden, &s->gelu, (size_t)N * 4 * C, stream); }
-    cublasCheck(cublaslt_try_linear(calls.fcproj, stream));
-}
 
 // ---- kernel 15: all four products of e4m3 by gemm_sm90, attention and GELU to e4m3 in registers ----
 
@@ -1279,6 +1286,60 @@ static void declare(Bench& b) {
             {0, 2222, 2220, 2121, 2122, 2111, 1111, 3333, 4444, 5555}, -90);
         b.moves(7, 26 * tensor + weights);
     }
+    if (C == 64 * NH && C <= transformer_block_max_vecs * 256) {
+        b.kernel(
+            5, "one launch, barriers of the grid", [=](int) { transformer_block_forward5(f, stream); }, {0}, -90);
+        b.moves(1, 26 * tensor + weights);
+    }
+#endif
+#if defined(ENABLE_BF16)
+    bool takes_fp8 = C % 16 == 0 && has_norm;
+    auto cache = b.dry || !takes_fp8 ? NULL : std::make_shared<TransformerBlockCache>(C);
+    auto prepared = [=](cudaStream_t s) -> const TransformerBlockFp8& {
+        if (!cache->prepared) { transformer_block_prepare_fp8(cache->q, f.w, C, s); }
+        cache->prepared = true;
+        return cache->q;
+    };
+    auto launch_fp8 = [=](bool gelu_epilogue, int proj_form, cudaStream_t s) {
+        transformer_block_forward6(f, prepared(s), gelu_epilogue, proj_form, s);
+    };
+    std::vector<int> proj_forms = {0}; // block sizes of 6 and 8
+    if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_TURNS_192); }
+    double weights_fp8 = 13.0 * CC; // the projection's have two bytes
+    bool has_products = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, false));
+    bool has_epilogue = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, true));
+    if (takes_fp8 && !has_products) {
+        printf("skip kernel 6: the library has no products of e4m3 for this device and shape\n");
+    }
+    if (takes_fp8 && !has_epilogue) { printf("skip kernels 8, 9: the library has no GELU that stores e4m3 here\n"); }
+    if (has_products) {
+        b.kernel(
+            6, "e4m3 products", [=](int form) { launch_fp8(false, form, stream); }, proj_forms, 89);
+        b.moves(8, 29 * tensor + weights_fp8);
+        b.coarser(14);
+    }
+#endif
+    b.kernel(7, "2, values before GELU not kept", [=](int) { transformer_block_forward7(f, stream); }, {0});
+    b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
+#if defined(ENABLE_BF16)
+    if (has_epilogue) {
+        auto fp8_graph = std::make_shared<TransformerBlockGraph>();
+        b.kernel(
+            8, "6, GELU to e4m3 in the epilogue", [=](int form) { launch_fp8(true, form, stream); }, proj_forms, 89);
+        b.moves(7, 21 * tensor + weights_fp8);
+        b.coarser(14);
+        b.kernel(
+            9, "8 in a CUDA graph",
+            [=](int) {
+                transformer_block_forward3(
+                    *fp8_graph, [=](cudaStream_t s) { launch_fp8(true, proj_forms.back(), s); }, stream);
+            },
+            {0}, 89);
+        b.moves(7, 21 * tensor + weights_fp8);
+        b.coarser(14);
+    }
+#endif
+#if !defined(ENABLE_FP32)
     // block sizes of 11 and 12: the last product's form
     auto deferred = b.dry ? NULL : std::make_shared<TransformerBlockDeferredCache>(C);
     b.kernel(
@@ -1308,78 +1369,30 @@ static void declare(Bench& b) {
             {2021, 2022, 2020}, -90);
         b.moves(5, 23 * tensor + weights);
     }
-    if (C == 64 * NH && C <= transformer_block_max_vecs * 256) {
-        b.kernel(
-            5, "one launch, barriers of the grid", [=](int) { transformer_block_forward5(f, stream); }, {0}, -90);
-        b.moves(1, 26 * tensor + weights);
-    }
 #endif
 #if defined(ENABLE_BF16)
-    if (C % 16 == 0 && has_norm) {
-        auto cache = b.dry ? NULL : std::make_shared<TransformerBlockCache>(C);
-        auto prepared = [=](cudaStream_t s) -> const TransformerBlockFp8& {
-            if (!cache->prepared) { transformer_block_prepare_fp8(cache->q, f.w, C, s); }
-            cache->prepared = true;
-            return cache->q;
-        };
-        auto launch_fp8 = [=](bool gelu_epilogue, int proj_form, cudaStream_t s) {
-            transformer_block_forward6(f, prepared(s), gelu_epilogue, proj_form, s);
-        };
-        std::vector<int> proj_forms = {0}; // block sizes of 6 and 8
-        if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_TURNS_192); }
-        double weights_fp8 = 13.0 * CC; // the projection's have two bytes
-        bool has_products = b.dry || transformer_block_has_fp8(f, cache->q, false);
-        bool has_epilogue = b.dry || transformer_block_has_fp8(f, cache->q, true);
-        if (!has_products) { printf("skip kernel 6: the library has no products of e4m3 for this device and shape\n"); }
-        if (!has_epilogue) { printf("skip kernels 8, 9: the library has no GELU that stores e4m3 here\n"); }
-        if (has_products) {
-            b.kernel(
-                6, "e4m3 products", [=](int form) { launch_fp8(false, form, stream); }, proj_forms, 89);
-            b.moves(8, 29 * tensor + weights_fp8);
-            b.coarser(14);
-        }
-        if (has_epilogue) {
-            auto fp8_graph = std::make_shared<TransformerBlockGraph>();
-            b.kernel(
-                8, "6, GELU to e4m3 in the epilogue", [=](int form) { launch_fp8(true, form, stream); }, proj_forms,
-                89);
-            b.moves(7, 21 * tensor + weights_fp8);
-            b.coarser(14);
-            b.kernel(
-                9, "8 in a CUDA graph",
-                [=](int) {
-                    transformer_block_forward3(
-                        *fp8_graph, [=](cudaStream_t s) { launch_fp8(true, proj_forms.back(), s); }, stream);
-                },
-                {0}, 89);
-            b.moves(7, 21 * tensor + weights_fp8);
-            b.coarser(14);
-        }
-        if (C == 64 * NH) {
-            b.kernel(
-                15, "all products of e4m3, by gemm_sm90",
-                [=](int digits) {
-                    digits ? transformer_block_forward15(f, prepared(stream), stream, digits)
-                           : transformer_block_forward15(f, prepared(stream), stream);
-                },
-                {0, 2222, 2111, 2211, 2122, 1111, 3333, 4444, 5555}, -90);
-            b.moves(7, 19 * tensor + 12.0 * CC);
-            b.coarser(14);
-            auto graph15 = std::make_shared<TransformerBlockGraph>();
-            b.kernel(
-                16, "15 in a CUDA graph",
-                [=](int) {
-                    transformer_block_forward3(
-                        *graph15, [=](cudaStream_t s) { transformer_block_forward15(f, prepared(s), s); }, stream);
-                },
-                {0}, -90);
-            b.moves(7, 19 * tensor + 12.0 * CC);
-            b.coarser(14);
-        }
+    if (takes_fp8 && C == 64 * NH) {
+        b.kernel(
+            15, "all products of e4m3, by gemm_sm90",
+            [=](int digits) {
+                digits ? transformer_block_forward15(f, prepared(stream), stream, digits)
+                       : transformer_block_forward15(f, prepared(stream), stream);
+            },
+            {0, 2222, 2111, 2211, 2122, 1111, 3333, 4444, 5555}, -90);
+        b.moves(7, 19 * tensor + 12.0 * CC);
+        b.coarser(14);
+        auto graph15 = std::make_shared<TransformerBlockGraph>();
+        b.kernel(
+            16, "15 in a CUDA graph",
+            [=](int) {
+                transformer_block_forward3(
+                    *graph15, [=](cudaStream_t s) { transformer_block_forward15(f, prepared(s), s); }, stream);
+            },
+            {0}, -90);
+        b.moves(7, 19 * tensor + 12.0 * CC);
+        b.coarser(14);
     }
 #endif
-    b.kernel(7, "2, values before GELU not kept", [=](int) { transformer_block_forward7(f, stream); }, {0});
-    b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
     b.promoted(fast ? 4 : 7);
 }
 

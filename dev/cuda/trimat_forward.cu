@@ -87,11 +87,11 @@ void trimat_forward1(const Trimat& a, cudaStream_t stream, int block_size) {
 // ---- from here on: squares of 128x128 results, 256 threads with 8x8 results each ------------------
 // Squares above the diagonal are not computed. Those that it crosses are computed whole, and not stored beyond it.
 
-const int trimat_tile = 128;
+constexpr int TRIMAT_TILE = 128;
 
 static dim3 trimat_tiles(const Trimat& a) {
     require(a.T <= 65535 && a.B * a.NH <= 65535);
-    int n = ceil_div(a.T, trimat_tile);
+    int n = ceil_div(a.T, TRIMAT_TILE);
     return dim3(n, n, a.B * a.NH);
 }
 
@@ -100,7 +100,7 @@ static dim3 trimat_tiles(const Trimat& a) {
 
 __global__ void __launch_bounds__(256) trimat_forward_kernel2(Trimat a) {
     if (blockIdx.x > blockIdx.y) { return; }
-    int s0 = blockIdx.x * trimat_tile + threadIdx.x % 16 * 8, t0 = blockIdx.y * trimat_tile + threadIdx.x / 16 * 8;
+    int s0 = blockIdx.x * TRIMAT_TILE + threadIdx.x % 16 * 8, t0 = blockIdx.y * TRIMAT_TILE + threadIdx.x / 16 * 8;
     size_t C = (size_t)a.NH * a.HS;
     const floatX *q = trimat_queries(a, blockIdx.z), *k = q + C;
     float sums[8][8] = {}; // [query][key]
@@ -153,7 +153,7 @@ __device__ inline void trimat_store8(const Trimat& a, const float* sums, int hea
 
 __global__ void __launch_bounds__(256) trimat_forward_kernel3(Trimat a) {
     if (blockIdx.x > blockIdx.y) { return; }
-    int s0 = blockIdx.x * trimat_tile + threadIdx.x % 16 * 8, t0 = blockIdx.y * trimat_tile + threadIdx.x / 16 * 8;
+    int s0 = blockIdx.x * TRIMAT_TILE + threadIdx.x % 16 * 8, t0 = blockIdx.y * TRIMAT_TILE + threadIdx.x / 16 * 8;
     size_t C = (size_t)a.NH * a.HS;
     const floatX *q = trimat_queries(a, blockIdx.z), *k = q + C;
     float sums[8][8] = {};
@@ -185,15 +185,15 @@ void trimat_forward3(const Trimat& a, cudaStream_t stream) {
 // once, as floats, [d][row]: the 8 rows that a thread wants are then two loads of 16 bytes, converted already.
 
 struct TrimatSMem4 {
-    float q[16][trimat_tile + 4], k[16][trimat_tile + 4]; // + 4: keeps 16-byte alignment, spreads the stores over banks
+    float q[16][TRIMAT_TILE + 4], k[16][TRIMAT_TILE + 4]; // + 4: keeps 16-byte alignment, spreads the stores over banks
 };
 static_assert(sizeof(TrimatSMem4) == 16896, "what registers allow fits an SM many times");
 
 // rows row0.. and 16 columns from d0 on; zeros where there is nothing
-__device__ inline void trimat_load4(float tile[16][trimat_tile + 4], const floatX* matrix, int row0, int d0,
+__device__ inline void trimat_load4(float tile[16][TRIMAT_TILE + 4], const floatX* matrix, int row0, int d0,
                                     const Trimat& a) {
     const int vectors = 16 / x128::size; // of a row
-    for (int i = threadIdx.x; i < trimat_tile * vectors; i += 256) {
+    for (int i = threadIdx.x; i < TRIMAT_TILE * vectors; i += 256) {
         int row = i / vectors, d = i % vectors * x128::size;
         bool inside = row0 + row < a.T && d0 + d < a.HS;
         x128 x = inside ? load128(matrix + (size_t)(row0 + row) * 3 * a.NH * a.HS + d0 + d) : x128();
@@ -204,7 +204,7 @@ __device__ inline void trimat_load4(float tile[16][trimat_tile + 4], const float
 __global__ void __launch_bounds__(256) trimat_forward_kernel4(Trimat a) {
     if (blockIdx.x > blockIdx.y) { return; }
     __shared__ alignas(16) TrimatSMem4 shared;
-    int s0 = blockIdx.x * trimat_tile, t0 = blockIdx.y * trimat_tile;
+    int s0 = blockIdx.x * TRIMAT_TILE, t0 = blockIdx.y * TRIMAT_TILE;
     int s = threadIdx.x % 16 * 8, t = threadIdx.x / 16 * 8; // within the square
     const floatX *q = trimat_queries(a, blockIdx.z), *k = q + (size_t)a.NH * a.HS;
     float sums[8][8] = {};
@@ -239,16 +239,16 @@ void trimat_forward4(const Trimat& a, cudaStream_t stream) {
 // of the triangle alone, so that no block starts only to find that it has nothing to do.
 
 struct TrimatSMem5 {
-    floatX q[trimat_tile][64], k[trimat_tile][64]; // a row is 8 chunks of 16 bytes, in an order of its own
+    floatX q[TRIMAT_TILE][64], k[TRIMAT_TILE][64]; // a row is 8 chunks of 16 bytes, in an order of its own
 };
 static_assert(sizeof(TrimatSMem5) == 32 * 1024, "registers, not this, decide how many blocks fit an SM");
 
 // The 8 rows that ldmatrix reads at once have the same chunk in 8 different groups of banks.
 __device__ inline int trimat_swizzle5(int row, int chunk) { return (chunk ^ (row % 8)) * 8; }
 
-__device__ inline void trimat_load5(floatX tile[trimat_tile][64], const floatX* matrix, int row0, int d0,
+__device__ inline void trimat_load5(floatX tile[TRIMAT_TILE][64], const floatX* matrix, int row0, int d0,
                                     const Trimat& a) {
-    for (int i = threadIdx.x; i < trimat_tile * 8; i += 256) {
+    for (int i = threadIdx.x; i < TRIMAT_TILE * 8; i += 256) {
         int row = i / 8, chunk = i % 8;
         bool inside = row0 + row < a.T && d0 + chunk * 8 < a.HS;
         const floatX* from = inside ? matrix + (size_t)(row0 + row) * 3 * a.NH * a.HS + d0 + chunk * 8 : matrix;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(256, 2) trimat_forward_kernel5(Trimat a) {
     int row = (int)((sqrtf(8.0f * blockIdx.x + 1.0f) - 1.0f) * 0.5f);
     while (row * (row + 1) / 2 > (int)blockIdx.x) { row--; } // the root is not exact
     while ((row + 1) * (row + 2) / 2 <= (int)blockIdx.x) { row++; }
-    int t0 = row * trimat_tile, s0 = (int)(blockIdx.x - row * (row + 1) / 2) * trimat_tile, head = blockIdx.y;
+    int t0 = row * TRIMAT_TILE, s0 = (int)(blockIdx.x - row * (row + 1) / 2) * TRIMAT_TILE, head = blockIdx.y;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_t = warp / 4 * 64, warp_s = warp % 4 * 32;
     const floatX *q = trimat_queries(a, head), *k = q + (size_t)a.NH * a.HS;
     float sums[4][16] = {}; // [16 queries][four products of 8 keys]
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(256, 2) trimat_forward_kernel5(Trimat a) {
 void trimat_forward5(const Trimat& a, cudaStream_t stream) {
     require(a.HS % 8 == 0 && a.T <= 65535 && a.B * a.NH <= 65535);
     require(compiled_arch(trimat_forward_kernel5) >= 80);
-    int n = ceil_div(a.T, trimat_tile);
+    int n = ceil_div(a.T, TRIMAT_TILE);
     trimat_forward_kernel5<<<dim3(n * (n + 1) / 2, a.B * a.NH), 256, 0, stream>>>(a);
     cudaCheck(cudaGetLastError());
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# scripts/promote.sh: copies of kernels that cannot drift, in a small tree of their own.
+# scripts/promote.sh: copies of kernels that cannot drift, in a small tree of their own. And what every ladder of dev/cuda
+# and every promoted block of train_gpt2.cu looks like, by their text alone.
 . "$(dirname "$0")/test.sh"
 top=$PWD
 
@@ -176,5 +177,135 @@ test_usage() {
     want "the exit code without train_gpt2.cu" $rc 1
 }
 
-tests=(copies pieces idempotent check_finds_one_digit check_finds_a_changed_op refuses_missing_marks refuses_wrong_names usage)
+# unordered FILE: a line for each number of the ladder that stands behind a larger one, as a banner or in declare()
+unordered() {
+    awk '
+        function bad(line, text) { print FILENAME ":" line ": " text; found = 1 }
+        match($0, /^\/\/ ---- kernels? [0-9]+((,| and| to) [0-9]+)*/) {
+            count = split(substr($0, RSTART, RLENGTH), numbers, /[^0-9]+/) # the first one is empty
+            if (numbers[2] + 0 <= last) { bad(FNR, "kernel " numbers[2] " stands after kernel " last) }
+            for (i = 2; i <= count; i++) { if (numbers[i] + 0 > last) { last = numbers[i] + 0 } }
+        }
+        BEGIN { last = declared = -1 }
+        # a call may go on in the next line: kernel(\n 7, "what", ...
+        /(^|[^A-Za-z0-9_])(kernel|variant)\($/ { open = 1; next }
+        {
+            line = open ? "kernel(" $0 : $0
+            open = 0
+            while (match(line, /(^|[^A-Za-z0-9_])(kernel|variant)\( *[0-9]+,/)) {
+                number = substr(line, RSTART, RLENGTH)
+                gsub(/[^0-9]/, "", number)
+                if (number + 0 < declared) { bad(FNR, "kernel " number " is declared after kernel " declared) }
+                if (number + 0 > declared) { declared = number + 0 }
+                line = substr(line, RSTART + RLENGTH)
+            }
+        }
+        END { exit found }' "$1"
+}
+
+# the text of an op, and --list, go from the naive kernel to the best one
+test_ladders_ascend() {
+    local file failed=0
+    for file in dev/cuda/*.cu dev/cuda/*.cuh; do
+        [ ! -e "$file" ] || unordered "$file" || failed=$((failed + 1))
+    done
+    [ $failed -eq 0 ] || fail "$failed files of dev/cuda have a ladder that is not in ascending order"
+}
+
+test_order_is_checked() {
+    cat >"$tmp/good.cu" <<'CU'
+// ---- kernel 1: naive ----
+// ---- kernels 2 and 3: better ----
+// ---- kernel 4: best ----
+    b.kernel(0, "library", f, {0});
+    b.kernel(1, "naive", f);
+    variant(2, "better", f);
+    b.kernel(
+        10, "best", f);
+CU
+    unordered "$tmp/good.cu" || fail "a ladder in order is refused"
+    local change
+    for change in 's/kernel 4: best/kernel 3: best/' 's/kernel 4: best/kernel 1: best/' 's/kernels 2/kernels 1/' \
+        's/b.kernel(0/b.kernel(3/' 's/variant(2/variant(11/' 's/ 10, "best"/ 1, "best"/'; do
+        sed "$change" "$tmp/good.cu" >"$tmp/bad.cu"
+        cmp -s "$tmp/good.cu" "$tmp/bad.cu" && fail "$change changes nothing"
+        unordered "$tmp/bad.cu" >"$tmp/out" && fail "not seen: $change"
+        contains "$tmp/bad.cu:" "$tmp/out"
+    done
+}
+
+# nameless FILE: a line for each promoted block that launches kernels and does not say by an Op what they cost, and for
+# each launcher `void NAME(..., int block_size) {` without an Op or without its overload right behind it.
+# A block counts if it defines the op that it is called after, NAME, NAME_forward or NAME_backward, as a plain function:
+# a template that ops are made of, like a product with an epilogue, has no name or cost of its own.
+nameless() {
+    awk '
+        function bad(text) { print FILENAME ":" FNR ": " text; found = 1 }
+        /^\/\/ ==== promoted: / { block = $4; kernels = ops = op = 0 }
+        block == "" { next }
+        /^\/\/ ==== end promoted: / {
+            if (kernels && op && !ops) { bad("promoted: " block " has no Op") }
+            if (wanted != "") { bad(wanted " has no overload without block_size behind it") }
+            block = wanted = ""
+        }
+        /__global__/ { kernels = 1 }
+        /(^| )Op op\(/ { ops++; named = 1 }
+        /^void [a-z0-9_]+\(/ && !after_template {
+            name = $2
+            sub(/\(.*/, "", name)
+            if (name == block || name == block "_forward" || name == block "_backward") { op = 1 }
+            if (wanted != "" && wanted != name) { bad(wanted " has no overload without block_size behind it") }
+            wanted = launcher = ""
+            signature = ""
+            inside = 1
+        }
+        inside { signature = signature $0 }
+        inside && /\{$/ {
+            inside = named = 0
+            if (signature ~ /int block_size\) \{$/) { launcher = name }
+        }
+        /^}/ && launcher != "" {
+            if (!named) { bad(launcher " has no Op") }
+            wanted = launcher
+            launcher = ""
+        }
+        { after_template = /^template <.*>$/ }
+        END { exit found }' "$1"
+}
+
+test_launchers_say_their_cost() {
+    nameless train_gpt2.cu || fail "see above"
+}
+
+test_missing_cost_is_seen() {
+    cat >"$tmp/good.cu" <<'CU'
+// ==== promoted: gelu ====
+__global__ void gelu_kernel2(float* x) {}
+void gelu_forward(float* x, size_t n, cudaStream_t stream,
+                  int block_size) {
+    Op op(stream, 8.0 * n, 0, "gelu_forward");
+}
+void gelu_forward(float* x, size_t n, cudaStream_t stream) {
+    gelu_forward(x, n, stream, 256);
+}
+// ==== end promoted: gelu ====
+// ==== promoted: product ====
+__global__ void product_kernel2(float* x) {}
+template <class Epilogue>
+void product(float* x, Epilogue e, cudaStream_t stream) {
+}
+// ==== end promoted: product ====
+CU
+    nameless "$tmp/good.cu" || fail "what is right is refused"
+    local change
+    for change in '/Op op/d' '/template/d' '7,9d' '3s/gelu_forward/gelu_other/' '4s/ int block_size//;/Op op/d'; do
+        sed "$change" "$tmp/good.cu" >"$tmp/bad.cu"
+        cmp -s "$tmp/good.cu" "$tmp/bad.cu" && fail "$change changes nothing"
+        nameless "$tmp/bad.cu" >"$tmp/out" && fail "not seen: $change"
+        contains "$tmp/bad.cu:" "$tmp/out"
+    done
+}
+
+tests=(copies pieces idempotent check_finds_one_digit check_finds_a_changed_op refuses_missing_marks refuses_wrong_names usage
+    ladders_ascend order_is_checked launchers_say_their_cost missing_cost_is_seen)
 run_tests "$@"
