@@ -1283,7 +1283,7 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
             for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
             if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
         }
-        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * 0.69314718f; }
+        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
     }
 }
 
@@ -1295,7 +1295,7 @@ template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(flo
     static_assert(shared <= 64 << 10, "all that compute capability 7.5 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     kernel<<<B * NH * ceil_div(T, rows), 128, shared, stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
@@ -1315,13 +1315,17 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 // A warp has 16 * row_tiles queries. A row's sums are rescaled when its maximum has grown by more than 2^slack.
 
 // 64 * row_tiles queries, and two stages of 64 keys: while one is read, the other is filled
-template <int HS, int row_tiles> struct AttentionForwardSMem {
+template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
     floatX q[64 * row_tiles * HS]; // at the end the output, each warp its own rows
     floatX kv[2][2][64 * HS];      // of each stage the keys, then their values
 };
 
-// Where 16-byte chunk `chunk` of row `row` lies in a tile (rows, HS), in elements: chunks are permuted so that the same
-// one of 8 rows that follow each other, which ldmatrix reads at once, falls on all 32 banks.
+// Where 16-byte chunk `chunk` of row `row` of a tile (rows, HS) lies, in elements. The chunks of a row are permuted by
+// its number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, falls on all 32 banks:
+//
+//     HS = 64    row 0    0 1 2 3 4 5 6 7      position p of row r holds chunk p ^ (r % 8), as in TMA's swizzle of
+//                row 1    1 0 3 2 5 4 7 6      128 bytes; with HS = 32 and 96, p ^ (r / 2 % 4)
+//                row 2    2 3 0 1 6 7 4 5
 template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
     int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
     return row * HS + permuted * 8;
@@ -1459,9 +1463,7 @@ template <int HS, int row_tiles> __device__ inline void attention_forward_store(
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
             float inverse = 1.0f / l;
-            if (lse && lane % 4 == 0 && row0 + row < T) {
-                lse[row0 + row] = (x.m[i][half_row] + log2f(l)) * 0.69314718f;
-            }
+            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (x.m[i][half_row] + log2f(l)) * LN2; }
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
                 uint32_t pair =
@@ -1486,7 +1488,7 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
                               float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = *reinterpret_cast<AttentionForwardSMem<HS, row_tiles>*>(attention_forward_shared);
+    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles>*>(attention_forward_shared);
     constexpr int rows = 64 * row_tiles;
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
@@ -1550,11 +1552,11 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
 template <int HS, int row_tiles, int step, int slack, int blocks> void
 attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
-    constexpr int shared = sizeof(AttentionForwardSMem<HS, row_tiles>);
+    constexpr int shared = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
     static_assert(shared <= 99 << 10, "all that compute capability 8.6 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, shared, stream>>>(
-        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
@@ -1579,25 +1581,13 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 // the products of others. Loops over registers are unrolled by name: else arrays with an index would lie in memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
-const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
-const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
-const int ATTENTION_FORWARD_STAGES = 8;                       // of 64 keys and their values, in the ring
-
-// How TMA sees (B,T,num_vectors,64): boxes of box_rows tokens of one vector. T is a dimension of its own, so past a
-// sequence's end zeros are read and nothing is written, never the next sequence.
-inline CUtensorMap attention_forward_tensor_map(const floatX* tensor, int B, int T, int num_vectors, int box_rows) {
-    return tensor_map(tensor, {ATTENTION_FORWARD_ROW, num_vectors, T, B}, {ATTENTION_FORWARD_ROW, 1, box_rows, 1});
-}
-
-// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
-template <class SMem> __device__ inline SMem& attention_forward_sm90_shared(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
+constexpr int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
+constexpr int ATTENTION_FORWARD_STAGES = 8;                       // of 64 keys and their values, in the ring
 
 // s = q k^T for a warpgroup's 64 queries and 64 keys, by their wgmma_descriptors. Starts it, waits for nothing. The
 // registers of s were free before.
-__device__ inline void attention_forward_wgmma_scores(float (&s)[32], uint64_t q, uint64_t k) {
+__device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
     for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX()); } // 16 columns are 2 * 16 bytes
@@ -1605,7 +1595,7 @@ __device__ inline void attention_forward_wgmma_scores(float (&s)[32], uint64_t q
 
 // o += p v for 4 * n keys. Starts it, waits for nothing.
 template <int n>
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
+__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
     for (int k = 0; k < n / 4; k++) { // 16 rows are 128 * 16 bytes
         wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
@@ -1626,7 +1616,7 @@ struct AttentionForwardRows {
 // The maximum of x becomes that of s too, the scores of some keys after those of the diagonal. True if o must be
 // rescaled.
 template <int num_s>
-__device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
+__device__ inline bool attention_forward_sm90_max(const float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
     for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
@@ -1648,7 +1638,7 @@ __device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], Atte
             x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
             x.l[half_row] *= x.rescale[half_row];
             float error = x.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0; // of m, an exponent
-            x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-0.69314718f / 4));
+            x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-LN2 / 4));
             x.m[half_row] = m;
         }
     }
@@ -1657,7 +1647,7 @@ __device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], Atte
 
 // Those scores to P, not packed yet.
 template <int num_s>
-__device__ inline void attention_forward_wgmma_exponents(float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
+__device__ inline void attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < num_s; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
@@ -1672,7 +1662,7 @@ __device__ inline void attention_forward_wgmma_exponents(float (&s)[num_s], Atte
 // 2t or 2t + 1 is by row g. Masked by arithmetic: comparisons run at half its rate, and a branch would have the scores
 // copied. So a score that is infinite or NaN, in the own group, shows in rows before it too.
 template <int first_masked, int num_s> __device__ inline void
-attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int group, float scale_log2) {
+attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& x, int group, float scale_log2) {
     const float hidden = -1e38f;
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane), "+r"(group)); // what follows from them is not kept in registers from tile to tile
@@ -1718,8 +1708,8 @@ attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int
 }
 
 // After the diagonal, whose P is s: what l gains by rounding.
-template <int num_p> __device__ inline void attention_forward_wgmma_rounding(AttentionForwardRows& x,
-                                                                             const uint32_t (&p)[num_p], int group) {
+template <int num_p>
+__device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& x, const uint32_t (&p)[num_p], int group) {
     x.rounding[0] = -x.l[0], x.rounding[1] = -x.l[1];
 #pragma unroll
     for (int n = 0; n < num_p; n += 4) { // 16 keys
@@ -1735,31 +1725,29 @@ template <int num_p> __device__ inline void attention_forward_wgmma_rounding(Att
     }
 }
 
-__device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
+__device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& x) {
 #pragma unroll
     for (int i = 0; i < 32; i++) { o[i] *= x.rescale[i / 2 % 2]; }
 }
 
 // The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
 template <int num_p, int n>
-__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[num_p], const float (&s)[n]) {
+__device__ inline void attention_forward_sm90_pack(uint32_t (&p)[num_p], const float (&s)[n]) {
 #pragma unroll
     for (int i = 0; i < num_p; i++) { p[i] = 2 * i < n ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
 }
 
 // The log-sum-exp of a thread's two rows to lse, of this sequence and head, or NULL; the warp's first row is token t.
-__device__ inline void attention_forward_wgmma_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
+__device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
         int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row >= 0 && row < T) {
-            lse[row] = (m[half_row] + log2f(l[half_row])) * 0.69314718f;
-        }
+        if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
     }
 }
 // A thread's share of two sums to those of its rows.
-__device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
+__device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
         l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
@@ -1768,8 +1756,7 @@ __device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
 }
 
 // A warp's 16 rows, each times `inverse`, to a tile in shared memory, (16,64) in TMA's swizzle.
-__device__ inline void attention_forward_wgmma_to_shared(floatX* tile, const float (&o)[32],
-                                                         const float (&inverse)[2]) {
+__device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
     // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
@@ -1786,9 +1773,9 @@ __device__ inline void attention_forward_wgmma_to_shared(floatX* tile, const flo
 
 // Divides a warp's 16 rows from token t on by their sums l and gives them to TMA, by way of `tile`, which must be left
 // alone until tma_store_wait.
-__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
-                                                     const float (&l)[2], int t, int h, int b) {
-    attention_forward_wgmma_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
+__device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
+                                                    const float (&l)[2], int t, int h, int b) {
+    attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
     tma_store_fence();
     __syncwarp();
     if (threadIdx.x % 32 == 0 && t >= 0) { // a box that lies before the tensor as a whole is an error to TMA
@@ -1834,7 +1821,7 @@ struct AttentionForwardTile {
 };
 
 // groups: of 64 queries, in a tile. 225 KB for four of them.
-template <int groups> struct AttentionForwardSM90 {
+template <int groups> struct AttentionForwardSMem {
     floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // of this tile and the next
     floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
     floatX out[groups * ATTENTION_FORWARD_BOX];
@@ -1843,7 +1830,7 @@ template <int groups> struct AttentionForwardSM90 {
 };
 
 // By the whole block.
-template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSM90<groups>& smem) {
+template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
     const int warps = 4 * groups; // that compute
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
@@ -1860,16 +1847,16 @@ template <int groups> __device__ inline void attention_forward_sm90_init(Attenti
 }
 
 // The wgmma_descriptors of the keys and values of step i, of that of the ring.
-__device__ inline uint64_t attention_forward_sm90_keys(uint64_t kv, unsigned i) {
+__device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
     return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
 }
-__device__ inline uint64_t attention_forward_sm90_values(uint64_t kv, unsigned i) {
-    return attention_forward_sm90_keys(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
+__device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
+    return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
 }
 
 // The part of the one thread that loads. It and those who compute count the same: n tiles, i steps over 64 keys.
 // once: L2 need not keep what is loaded.
-template <int groups, bool once> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
+template <int groups, bool once> __device__ inline void attention_forward_sm90_load(AttentionForwardSMem<groups>& smem,
                                                                                     const CUtensorMap& qkv_map, int T,
                                                                                     int NH, AttentionForwardList list) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
@@ -1910,21 +1897,21 @@ template <class SMem> __device__ inline void attention_forward_sm90_step(float (
     const unsigned stages = ATTENTION_FORWARD_STAGES;
     mbarrier_wait(&smem.full[i % stages], i / stages % 2);
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
+    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
     wgmma_commit();
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
-    bool grew = attention_forward_wgmma_max(s, x, scale_log2);
+    bool grew = attention_forward_sm90_max(s, x, scale_log2);
     wgmma_wait<0>();
     wgmma_hold(o);
     wgmma_hold(p);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % stages]); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_exponents(s, x, scale_log2);
-    attention_forward_wgmma_pack(p, s);
+    if (grew) { attention_forward_sm90_rescale(o, x); }
+    attention_forward_sm90_exponents(s, x, scale_log2);
+    attention_forward_sm90_pack(p, s);
 }
 
 // Where a warp's 16 rows of a head go, from token t on, which is negative if they lie before the first; place: 2 KB of
@@ -1935,13 +1922,13 @@ struct AttentionForwardStore {
     const CUtensorMap& out_map;
     __device__ void prepare(floatX*, int, int, int) {}
     __device__ void store(floatX* place, const float (&o)[32], const float (&l)[2], int t, int h, int b) {
-        attention_forward_wgmma_store(out_map, place, o, l, t, h, b);
+        attention_forward_sm90_store(out_map, place, o, l, t, h, b);
     }
 };
 
 // The part of the warps that compute.
 template <int groups, class Store>
-__device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<groups>& smem, float* lse, int T, int NH,
+__device__ inline void attention_forward_sm90_compute(AttentionForwardSMem<groups>& smem, float* lse, int T, int NH,
                                                       float scale_log2, Store& store) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
     // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
@@ -1970,13 +1957,13 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<group
         AttentionForwardRows x;
         mbarrier_wait(&smem.full[i % stages], i / stages % 2);
         wgmma_fence();
-        attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
+        attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
-        attention_forward_wgmma_diagonal<0>(s, x, warp, scale_log2);
-        attention_forward_wgmma_pack(p, s);
-        attention_forward_wgmma_rounding(x, p, warp);
+        attention_forward_sm90_diagonal<0>(s, x, warp, scale_log2);
+        attention_forward_sm90_pack(p, s);
+        attention_forward_sm90_rounding(x, p, warp);
         floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
         int t = group * 64 + warp * 16;
         store.prepare(out, t, h, b);
@@ -1990,11 +1977,11 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<group
         wgmma_hold(o);
         wgmma_hold(p);
         wgmma_fence();
-        attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
+        attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
         wgmma_commit();
-        attention_forward_wgmma_row_sums(x.l);
-        attention_forward_wgmma_row_sums(x.rounding);
-        attention_forward_wgmma_lse(lse ? lse + ((size_t)b * NH + h) * T : nullptr, x.l, x.m, t, T);
+        attention_forward_sm90_row_sums(x.l);
+        attention_forward_sm90_row_sums(x.rounding);
+        attention_forward_sm90_lse(lse ? lse + ((size_t)b * NH + h) * T : nullptr, x.l, x.m, t, T);
         x.l[0] += x.rounding[0], x.l[1] += x.rounding[1];
         if (lane == 0) {
             mbarrier_arrive(&smem.q_empty[n % 2]);
@@ -2011,7 +1998,7 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<group
 
 // All of it, for a kernel of groups + 1 warpgroups.
 template <int groups, class Store>
-__device__ inline void attention_forward_sm90_block(AttentionForwardSM90<groups>& smem, float* lse,
+__device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>& smem, float* lse,
                                                     const CUtensorMap& qkv_map, int T, int NH,
                                                     const AttentionForwardList& list, float scale_log2, Store store) {
     attention_forward_sm90_init(smem);
@@ -2034,15 +2021,15 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                     const __grid_constant__ CUtensorMap out_map) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
     attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2, AttentionForwardStore{out_map});
 }
 
 // Launches kernel 16, or another of attention_forward_sm90_block, with SMem in shared memory, which takes `out` last.
-template <int groups, class SMem = AttentionForwardSM90<groups>, class Kernel, class... Out>
+template <int groups, class SMem = AttentionForwardSMem<groups>, class Kernel, class... Out>
 void attention_forward_sm90_launch(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
                                    cudaStream_t stream, const Out&... out) {
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     const int bytes = sizeof(SMem) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -2051,7 +2038,7 @@ void attention_forward_sm90_launch(Kernel kernel, float* lse, const floatX* qkv,
     int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
     AttentionForwardList list = {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), bytes, stream, lse, qkv_map, T, NH, list,
-                 1.44269504f / sqrtf(64.0f), out...);
+                 LOG2E / sqrtf(64.0f), out...);
 }
 // Groups of 64 queries in a tile: two where there are few tiles, which is a shorter way to the longest one's end.
 inline int attention_forward_sm90_groups(int B, int T, int NH) {
@@ -2059,7 +2046,7 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
 }
 
 void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
         attention_forward_sm90_launch<2>(attention_forward_sm90_kernel16<2>, lse, qkv, B, T, NH, stream, out_map);
     } else {
@@ -2275,15 +2262,15 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 // Both kernels: 4 warps own 16 * M rows each of one head, k or q in registers, v or dout in shared memory, and walk
 // over tiles of 64 rows of the other side in shared memory, 8 * N rows at a time. Scores come out as [owned][walked],
 // so that P and dS turn from accumulators into operands of the second product without leaving the registers.
-template <int HS, int M> struct AttentionBackwardSMem {
+template <int HS, int M> struct AttentionBackwardMmaSMem {
     floatX tile1[2][64 * HS], tile2[2][64 * HS]; // q and dout, or k and v; two deep
     floatX owned[64 * M * HS];                   // v, or dout
     float lse[2][64], dsum[2][64];               // of the queries of a tile
 };
-static_assert(sizeof(AttentionBackwardSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
+static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
 
-// Where the 8 elements at 8 * chunk of a row stand. The chunks of a row are permuted so that one chunk of 8 rows in
-// succession, what ldmatrix reads at a time, lies in 32 different banks.
+// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a row
+// are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
     return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
@@ -2483,7 +2470,7 @@ __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], flo
     attention_backward_multiply_owned<HS, M, N>(ds, v, d_tiles, tile);
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        float x[2] = {lse[8 * n] * 1.44269504f, lse[8 * n + 1] * 1.44269504f};
+        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -2503,13 +2490,14 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    AttentionBackwardMmaSMem<HS, M>& smem =
+        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 is seen by all queries
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
     lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
-    float scale2 = scale * 1.44269504f;
+    float scale2 = scale * LOG2E;
 
     int first = M * work.y, num_walks = ceil_div(T, 64);
     AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
@@ -2595,14 +2583,15 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                  const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    AttentionBackwardMmaSMem<HS, M>& smem =
+        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int num_tiles = ceil_div(T, 64 * M);
     int2 work = attention_backward_work(num_tiles, heads_at_a_time);
     int tile = num_tiles - 1 - work.y; // the last one sees all keys
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C;
     const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
-    float scale2 = scale * 1.44269504f;
+    float scale2 = scale * LOG2E;
 
     AttentionBackwardLoader<HS> loader(k, k + C, stride, stride, 0, T);
     floatX* d_owned = smem.owned + 16 * M * HS * warp;
@@ -2618,7 +2607,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
-            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * 1.44269504f : 0.0f;
+            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
             d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
         }
     }
@@ -2659,7 +2648,7 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
-    int kv_bytes = sizeof(AttentionBackwardSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardSMem<HS, q_M>);
+    int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
     cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
     float scale = 1.0f / sqrtf((float)HS);
@@ -2698,7 +2687,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // of keys stores the first term, tile 0 adds the last one and writes dq.
 // Only items drawn earlier are ever waited for, and they are in work by then: however few blocks run at a time, the
 // earliest one that is not finished waits for nothing.
-struct AttentionBackwardSM90 {
+struct AttentionBackwardArgs {
     floatX* dqkv;        // (B,T,3,NH,64)
     float4* dq_sums;     // (B*NH, num_tiles, 2, 8, 128): 8 of each thread of two warpgroups
     int *turns, *ticket; // (B*NH, num_tiles, 2), how many terms are in the sums; how many work items have been begun
@@ -2706,62 +2695,59 @@ struct AttentionBackwardSM90 {
     int T, NH, num_heads, num_tiles;
 };
 
-const int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-const int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
+constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 
 // floats
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     return tiles * (2 * 4096 + 256 + 2) + 1;
 }
-static AttentionBackwardSM90 attention_backward_sm90_arguments(floatX* dqkv, float* scratch, int B, int T, int NH) {
-    AttentionBackwardSM90 f = {};
-    f.T = T, f.NH = NH, f.num_heads = B * NH, f.num_tiles = ceil_div(T, 128);
-    size_t tiles = (size_t)f.num_heads * f.num_tiles;
+static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
+    AttentionBackwardArgs args = {};
+    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+    size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
     require((size_t)scratch % 16 == 0); // for bulk copies
-    f.dqkv = dqkv;
-    f.dq_sums = reinterpret_cast<float4*>(scratch);
-    f.stats = f.dq_sums + tiles * 2048;
-    f.turns = reinterpret_cast<int*>(f.stats + tiles * 64);
-    f.ticket = f.turns + tiles * 2;
-    return f;
+    args.dqkv = dqkv;
+    args.dq_sums = reinterpret_cast<float4*>(scratch);
+    args.stats = args.dq_sums + tiles * 2048;
+    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
+    args.ticket = args.turns + tiles * 2;
+    return args;
 }
 
 // lse and dsum of every query; turns and ticket to 0, at every launch. Queries past the end have an infinite lse: their
 // P is 0. 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
-__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardSM90 f, const floatX* dout, const floatX* out,
-                                                       const float* lse) {
+__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
+                                                       const floatX* out, const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * f.num_tiles;
-    if (thread <= (size_t)f.num_heads * f.num_tiles * 2) { f.turns[thread] = 0; } // ticket is behind the last one
-    int h = row % f.NH, t = row / f.NH % rows, b = row / f.NH / rows;
-    bool valid = t < f.T;
+    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
+    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) {
+        args.turns[thread] = 0;
+    } // ticket is behind the last one
+    int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
+    bool valid = t < args.T;
     float sum = 0.0f;
     if (valid) {
-        size_t i = (((size_t)b * f.T + t) * f.NH + h) * 64 + 8 * part;
+        size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + 8 * part;
         x128 x = load128(dout + i), y = load128(out + i);
         for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
     }
     for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
     if (part == 0) {
-        size_t head = (size_t)b * f.NH + h;
-        float* pair = reinterpret_cast<float*>(f.stats + (head * rows + t) / 2) + t % 2;
-        pair[0] = valid ? lse[head * f.T + t] * 1.44269504f : INFINITY;
+        size_t head = (size_t)b * args.NH + h;
+        float* pair = reinterpret_cast<float*>(args.stats + (head * rows + t) / 2) + t % 2;
+        pair[0] = valid ? lse[head * args.T + t] * LOG2E : INFINITY;
         pair[2] = sum;
     }
 }
 
-static void attention_backward_sm90_stats(const AttentionBackwardSM90& f, const floatX* dout, const floatX* out,
+static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
                                           const float* lse, cudaStream_t stream) {
-    attention_backward_sm90_stats_kernel11<<<4 * f.num_heads * f.num_tiles, 256, 0, stream>>>(f, dout, out, lse);
+    attention_backward_sm90_stats_kernel11<<<4 * args.num_heads * args.num_tiles, 256, 0, stream>>>(args, dout, out,
+                                                                                                    lse);
     cudaCheck(cudaGetLastError());
-}
-
-// How TMA sees (B,T,num_vectors,64): boxes of one vector of 128 tokens. T is a dimension of its own, so that past a
-// sequence's end zeros are read, never the next sequence.
-static CUtensorMap attention_backward_tensor_map(const floatX* tensor, int B, int T, int num_vectors) {
-    return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, 128, 1});
 }
 
 // Brings vector number `vector` of 128 tokens from t on.
@@ -2863,14 +2849,14 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
 }
 
 // The warp's 16 rows of one of dq (0), dk (1), dv (2), from token t on.
-__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardSM90& f, int which, int head, int t,
+__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
                                                           const float (&sum)[32], float factor) {
-    size_t token = (size_t)(head / f.NH) * f.T + t, stride = (size_t)3 * f.NH * 64;
-    floatX* rows = f.dqkv + token * stride + ((size_t)which * f.NH + head % f.NH) * 64;
-    attention_backward_sm90_store(rows, stride, f.T - t, sum, factor);
+    size_t token = (size_t)(head / args.NH) * args.T + t, stride = (size_t)3 * args.NH * 64;
+    floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
+    attention_backward_sm90_store(rows, stride, args.T - t, sum, factor);
 }
 
-struct AttentionBackwardSMem11 {
+struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two deep: one barrier a step is enough
@@ -2884,12 +2870,12 @@ struct AttentionBackwardSMem11 {
     uint64_t work_full[2], work_empty[2];
     int work[2];
 };
-static_assert(sizeof(AttentionBackwardSMem11) <= 227 << 10, "all that compute capability 9.0 has");
+static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "all that compute capability 9.0 has");
 
 // f(work, n) for the block's work items, n = 0, 1 ...: all by ticket, or, if not persistent, only that of its own
 // number. For all but the thread that loads.
 template <bool persistent, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem11& smem, int num_work, F f) {
+__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
         if (!persistent) {
@@ -2907,25 +2893,26 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem11& sme
 // One thread brings all tiles. A work item's number is drawn when all of the one before has been asked for: drawn
 // earlier it would wait here while its successors start elsewhere and wait for it.
 template <bool persistent>
-__device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem,
+__device__ inline void attention_backward_sm90_load(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                     const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
     unsigned i = 0; // counts steps over all work
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
         int work = blockIdx.x;
         if (persistent) {
-            work = atomicAdd(f.ticket, 1);
+            work = atomicAdd(args.ticket, 1);
             mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
             smem.work[n % 2] = work;
             mbarrier_arrive(&smem.work_full[n % 2]);
-            if (work >= f.num_heads * f.num_tiles) { return; }
+            if (work >= args.num_heads * args.num_tiles) { return; }
         }
-        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, h = head % f.NH, b = head / f.NH;
+        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, h = head % args.NH,
+            b = head / args.NH;
         int tile = j;
         auto load_queries = [&]() {
             mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
             mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-            bulk_load(smem.stats[i % 2], f.stats + (size_t)((b * f.NH + h) * f.num_tiles + tile) * 64,
+            bulk_load(smem.stats[i % 2], args.stats + (size_t)((b * args.NH + h) * args.num_tiles + tile) * 64,
                       ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
             attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
             mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
@@ -2936,31 +2923,31 @@ __device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90&
         load_queries();
         mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
         mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, &smem.v_full);
+        attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
         mbarrier_wait(&smem.k_empty, (n + 1) % 2);
         mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, &smem.k_full);
+        attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
 #pragma unroll 1
-        while (tile < f.num_tiles) { load_queries(); }
+        while (tile < args.num_tiles) { load_queries(); }
         if (!persistent) { return; }
     }
 }
 
 // One thread for each warpgroup that computes adds its half of dq to the sums, 16 KB at a time.
 template <bool persistent> __device__ inline void
-attention_backward_sm90_add(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem, int warpgroup) {
+attention_backward_sm90_add(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem, int warpgroup) {
     const int bytes = sizeof(smem.dq[0]);
     float4* dq = smem.dq[warpgroup];
     uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
     int i = 0;
     bool announced = false; // ready, for the next step
-    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int) {
-        int num_steps = work % f.num_tiles + 1, j = f.num_tiles - num_steps;
-        int half_tile = (work / f.num_tiles * f.num_tiles + j) * 2 + warpgroup;
+    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int) {
+        int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
+        int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
 #pragma unroll 1
         for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
-            float4* sums = f.dq_sums + (size_t)half_tile * 1024;
-            int* turn = f.turns + half_tile;
+            float4* sums = args.dq_sums + (size_t)half_tile * 1024;
+            int* turn = args.turns + half_tile;
             if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
             announced = false;
             if (step > 0) {
@@ -2990,10 +2977,10 @@ attention_backward_sm90_add(const AttentionBackwardSM90& f, AttentionBackwardSMe
 }
 
 template <bool persistent> __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel11(AttentionBackwardSM90 f, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
-    auto& smem = *reinterpret_cast<AttentionBackwardSMem11*>(attention_backward_sm90_memory);
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     // the compiler sees that all lanes have the same warp
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
@@ -3018,16 +3005,17 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
         if (lane != 0) { return; }
-        if (warp == 0) { attention_backward_sm90_load<persistent>(f, smem, qkv_map, dout_map); }
-        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(f, smem, warp - 1); }
+        if (warp == 0) { attention_backward_sm90_load<persistent>(args, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(args, smem, warp - 1); }
         return;
     }
     warpgroup_more_registers<240>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0; // the warp's first key and query; steps over all work
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int n) {
-        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, num_steps = f.num_tiles - j;
+    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
+        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles,
+            num_steps = args.num_tiles - j;
         float dk[32] = {}, dv[32] = {};
         mbarrier_wait(&smem.k_full, n % 2);
         mbarrier_wait(&smem.v_full, n % 2);
@@ -3048,7 +3036,7 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
             wgmma_wait<1>();
             wgmma_hold(s);
             if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
-            attention_backward_sm90_p(s, smem.stats[i % 2], scale * 1.44269504f);
+            attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
             wgmma_wait<0>();
             wgmma_hold(dp);
             if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
@@ -3093,12 +3081,12 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
                         dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                     }
                 }
-                attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale);
+                attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
             }
             mbarrier_arrive(&smem.dq_full[warpgroup]);
         }
-        attention_backward_sm90_store_rows(f, 1, head, 128 * j + row, dk, scale);
-        attention_backward_sm90_store_rows(f, 2, head, 128 * j + row, dv, 1.0f);
+        attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
+        attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
     });
 }
 
@@ -3109,15 +3097,15 @@ template <bool persistent> void attention_backward_sm90(floatX* dqkv, float* scr
     auto kernel = attention_backward_sm90_kernel11<persistent>;
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardSM90 f = attention_backward_sm90_arguments(dqkv, scratch, B, T, NH);
-    CUtensorMap qkv_map = attention_backward_tensor_map(qkv, B, T, 3 * NH);
-    CUtensorMap dout_map = attention_backward_tensor_map(dout, B, T, NH);
-    attention_backward_sm90_stats(f, dout, out, lse, stream);
-    const int bytes = sizeof(AttentionBackwardSMem11);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    attention_backward_sm90_stats(args, dout, out, lse, stream);
+    const int bytes = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_work = f.num_heads * f.num_tiles;
+    int num_work = args.num_heads * args.num_tiles;
     int num_blocks = persistent ? min(num_work, num_multiprocessors()) : num_work;
-    kernel<<<num_blocks, 384, bytes, stream>>>(f, qkv_map, dout_map, 0.125f);
+    kernel<<<num_blocks, 384, bytes, stream>>>(args, qkv_map, dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
 }
 #endif

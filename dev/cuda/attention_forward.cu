@@ -286,7 +286,7 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
             for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
             if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
         }
-        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * 0.69314718f; }
+        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
     }
 }
 
@@ -298,7 +298,7 @@ template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(flo
     static_assert(shared <= 64 << 10, "all that compute capability 7.5 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     kernel<<<B * NH * ceil_div(T, rows), 128, shared, stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
@@ -318,13 +318,17 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 // A warp has 16 * row_tiles queries. A row's sums are rescaled when its maximum has grown by more than 2^slack.
 
 // 64 * row_tiles queries, and two stages of 64 keys: while one is read, the other is filled
-template <int HS, int row_tiles> struct AttentionForwardSMem {
+template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
     floatX q[64 * row_tiles * HS]; // at the end the output, each warp its own rows
     floatX kv[2][2][64 * HS];      // of each stage the keys, then their values
 };
 
-// Where 16-byte chunk `chunk` of row `row` lies in a tile (rows, HS), in elements: chunks are permuted so that the same
-// one of 8 rows that follow each other, which ldmatrix reads at once, falls on all 32 banks.
+// Where 16-byte chunk `chunk` of row `row` of a tile (rows, HS) lies, in elements. The chunks of a row are permuted by
+// its number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, falls on all 32 banks:
+//
+//     HS = 64    row 0    0 1 2 3 4 5 6 7      position p of row r holds chunk p ^ (r % 8), as in TMA's swizzle of
+//                row 1    1 0 3 2 5 4 7 6      128 bytes; with HS = 32 and 96, p ^ (r / 2 % 4)
+//                row 2    2 3 0 1 6 7 4 5
 template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
     int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
     return row * HS + permuted * 8;
@@ -462,9 +466,7 @@ template <int HS, int row_tiles> __device__ inline void attention_forward_store(
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
             float inverse = 1.0f / l;
-            if (lse && lane % 4 == 0 && row0 + row < T) {
-                lse[row0 + row] = (x.m[i][half_row] + log2f(l)) * 0.69314718f;
-            }
+            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (x.m[i][half_row] + log2f(l)) * LN2; }
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
                 uint32_t pair =
@@ -489,7 +491,7 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
                               float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = *reinterpret_cast<AttentionForwardSMem<HS, row_tiles>*>(attention_forward_shared);
+    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles>*>(attention_forward_shared);
     constexpr int rows = 64 * row_tiles;
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
@@ -553,11 +555,11 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
 template <int HS, int row_tiles, int step, int slack, int blocks> void
 attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
-    constexpr int shared = sizeof(AttentionForwardSMem<HS, row_tiles>);
+    constexpr int shared = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
     static_assert(shared <= 99 << 10, "all that compute capability 8.6 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, shared, stream>>>(
-        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
@@ -582,25 +584,13 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 // the products of others. Loops over registers are unrolled by name: else arrays with an index would lie in memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
-const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
-const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
-const int ATTENTION_FORWARD_STAGES = 8;                       // of 64 keys and their values, in the ring
-
-// How TMA sees (B,T,num_vectors,64): boxes of box_rows tokens of one vector. T is a dimension of its own, so past a
-// sequence's end zeros are read and nothing is written, never the next sequence.
-inline CUtensorMap attention_forward_tensor_map(const floatX* tensor, int B, int T, int num_vectors, int box_rows) {
-    return tensor_map(tensor, {ATTENTION_FORWARD_ROW, num_vectors, T, B}, {ATTENTION_FORWARD_ROW, 1, box_rows, 1});
-}
-
-// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
-template <class SMem> __device__ inline SMem& attention_forward_sm90_shared(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
+constexpr int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
+constexpr int ATTENTION_FORWARD_STAGES = 8;                       // of 64 keys and their values, in the ring
 
 // s = q k^T for a warpgroup's 64 queries and 64 keys, by their wgmma_descriptors. Starts it, waits for nothing. The
 // registers of s were free before.
-__device__ inline void attention_forward_wgmma_scores(float (&s)[32], uint64_t q, uint64_t k) {
+__device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
     for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX()); } // 16 columns are 2 * 16 bytes
@@ -608,7 +598,7 @@ __device__ inline void attention_forward_wgmma_scores(float (&s)[32], uint64_t q
 
 // o += p v for 4 * n keys. Starts it, waits for nothing.
 template <int n>
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
+__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
     for (int k = 0; k < n / 4; k++) { // 16 rows are 128 * 16 bytes
         wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
@@ -629,7 +619,7 @@ struct AttentionForwardRows {
 // The maximum of x becomes that of s too, the scores of some keys after those of the diagonal. True if o must be
 // rescaled.
 template <int num_s>
-__device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
+__device__ inline bool attention_forward_sm90_max(const float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
     for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
@@ -651,7 +641,7 @@ __device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], Atte
             x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
             x.l[half_row] *= x.rescale[half_row];
             float error = x.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0; // of m, an exponent
-            x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-0.69314718f / 4));
+            x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-LN2 / 4));
             x.m[half_row] = m;
         }
     }
@@ -660,7 +650,7 @@ __device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], Atte
 
 // Those scores to P, not packed yet.
 template <int num_s>
-__device__ inline void attention_forward_wgmma_exponents(float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
+__device__ inline void attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < num_s; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
@@ -675,7 +665,7 @@ __device__ inline void attention_forward_wgmma_exponents(float (&s)[num_s], Atte
 // 2t or 2t + 1 is by row g. Masked by arithmetic: comparisons run at half its rate, and a branch would have the scores
 // copied. So a score that is infinite or NaN, in the own group, shows in rows before it too.
 template <int first_masked, int num_s> __device__ inline void
-attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int group, float scale_log2) {
+attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& x, int group, float scale_log2) {
     const float hidden = -1e38f;
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane), "+r"(group)); // what follows from them is not kept in registers from tile to tile
@@ -721,8 +711,8 @@ attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int
 }
 
 // After the diagonal, whose P is s: what l gains by rounding.
-template <int num_p> __device__ inline void attention_forward_wgmma_rounding(AttentionForwardRows& x,
-                                                                             const uint32_t (&p)[num_p], int group) {
+template <int num_p>
+__device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& x, const uint32_t (&p)[num_p], int group) {
     x.rounding[0] = -x.l[0], x.rounding[1] = -x.l[1];
 #pragma unroll
     for (int n = 0; n < num_p; n += 4) { // 16 keys
@@ -738,31 +728,29 @@ template <int num_p> __device__ inline void attention_forward_wgmma_rounding(Att
     }
 }
 
-__device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
+__device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& x) {
 #pragma unroll
     for (int i = 0; i < 32; i++) { o[i] *= x.rescale[i / 2 % 2]; }
 }
 
 // The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
 template <int num_p, int n>
-__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[num_p], const float (&s)[n]) {
+__device__ inline void attention_forward_sm90_pack(uint32_t (&p)[num_p], const float (&s)[n]) {
 #pragma unroll
     for (int i = 0; i < num_p; i++) { p[i] = 2 * i < n ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
 }
 
 // The log-sum-exp of a thread's two rows to lse, of this sequence and head, or NULL; the warp's first row is token t.
-__device__ inline void attention_forward_wgmma_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
+__device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
         int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row >= 0 && row < T) {
-            lse[row] = (m[half_row] + log2f(l[half_row])) * 0.69314718f;
-        }
+        if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
     }
 }
 // A thread's share of two sums to those of its rows.
-__device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
+__device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
         l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
@@ -771,8 +759,7 @@ __device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
 }
 
 // A warp's 16 rows, each times `inverse`, to a tile in shared memory, (16,64) in TMA's swizzle.
-__device__ inline void attention_forward_wgmma_to_shared(floatX* tile, const float (&o)[32],
-                                                         const float (&inverse)[2]) {
+__device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
     // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
@@ -789,9 +776,9 @@ __device__ inline void attention_forward_wgmma_to_shared(floatX* tile, const flo
 
 // Divides a warp's 16 rows from token t on by their sums l and gives them to TMA, by way of `tile`, which must be left
 // alone until tma_store_wait.
-__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
-                                                     const float (&l)[2], int t, int h, int b) {
-    attention_forward_wgmma_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
+__device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
+                                                    const float (&l)[2], int t, int h, int b) {
+    attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
     tma_store_fence();
     __syncwarp();
     if (threadIdx.x % 32 == 0 && t >= 0) { // a box that lies before the tensor as a whole is an error to TMA
@@ -837,7 +824,7 @@ struct AttentionForwardTile {
 };
 
 // groups: of 64 queries, in a tile. 225 KB for four of them.
-template <int groups> struct AttentionForwardSM90 {
+template <int groups> struct AttentionForwardSMem {
     floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // of this tile and the next
     floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
     floatX out[groups * ATTENTION_FORWARD_BOX];
@@ -846,7 +833,7 @@ template <int groups> struct AttentionForwardSM90 {
 };
 
 // By the whole block.
-template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSM90<groups>& smem) {
+template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
     const int warps = 4 * groups; // that compute
     if (threadIdx.x == 0) {
         for (int j = 0; j < 2; j++) {
@@ -863,16 +850,16 @@ template <int groups> __device__ inline void attention_forward_sm90_init(Attenti
 }
 
 // The wgmma_descriptors of the keys and values of step i, of that of the ring.
-__device__ inline uint64_t attention_forward_sm90_keys(uint64_t kv, unsigned i) {
+__device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
     return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
 }
-__device__ inline uint64_t attention_forward_sm90_values(uint64_t kv, unsigned i) {
-    return attention_forward_sm90_keys(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
+__device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
+    return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
 }
 
 // The part of the one thread that loads. It and those who compute count the same: n tiles, i steps over 64 keys.
 // once: L2 need not keep what is loaded.
-template <int groups, bool once> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
+template <int groups, bool once> __device__ inline void attention_forward_sm90_load(AttentionForwardSMem<groups>& smem,
                                                                                     const CUtensorMap& qkv_map, int T,
                                                                                     int NH, AttentionForwardList list) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
@@ -913,21 +900,21 @@ template <class SMem> __device__ inline void attention_forward_sm90_step(float (
     const unsigned stages = ATTENTION_FORWARD_STAGES;
     mbarrier_wait(&smem.full[i % stages], i / stages % 2);
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
+    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
     wgmma_commit();
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
-    bool grew = attention_forward_wgmma_max(s, x, scale_log2);
+    bool grew = attention_forward_sm90_max(s, x, scale_log2);
     wgmma_wait<0>();
     wgmma_hold(o);
     wgmma_hold(p);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % stages]); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_exponents(s, x, scale_log2);
-    attention_forward_wgmma_pack(p, s);
+    if (grew) { attention_forward_sm90_rescale(o, x); }
+    attention_forward_sm90_exponents(s, x, scale_log2);
+    attention_forward_sm90_pack(p, s);
 }
 
 // Where a warp's 16 rows of a head go, from token t on, which is negative if they lie before the first; place: 2 KB of
@@ -938,13 +925,13 @@ struct AttentionForwardStore {
     const CUtensorMap& out_map;
     __device__ void prepare(floatX*, int, int, int) {}
     __device__ void store(floatX* place, const float (&o)[32], const float (&l)[2], int t, int h, int b) {
-        attention_forward_wgmma_store(out_map, place, o, l, t, h, b);
+        attention_forward_sm90_store(out_map, place, o, l, t, h, b);
     }
 };
 
 // The part of the warps that compute.
 template <int groups, class Store>
-__device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<groups>& smem, float* lse, int T, int NH,
+__device__ inline void attention_forward_sm90_compute(AttentionForwardSMem<groups>& smem, float* lse, int T, int NH,
                                                       float scale_log2, Store& store) {
     const unsigned stages = ATTENTION_FORWARD_STAGES;
     // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
@@ -973,13 +960,13 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<group
         AttentionForwardRows x;
         mbarrier_wait(&smem.full[i % stages], i / stages % 2);
         wgmma_fence();
-        attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
+        attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
-        attention_forward_wgmma_diagonal<0>(s, x, warp, scale_log2);
-        attention_forward_wgmma_pack(p, s);
-        attention_forward_wgmma_rounding(x, p, warp);
+        attention_forward_sm90_diagonal<0>(s, x, warp, scale_log2);
+        attention_forward_sm90_pack(p, s);
+        attention_forward_sm90_rounding(x, p, warp);
         floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
         int t = group * 64 + warp * 16;
         store.prepare(out, t, h, b);
@@ -993,11 +980,11 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<group
         wgmma_hold(o);
         wgmma_hold(p);
         wgmma_fence();
-        attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
+        attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
         wgmma_commit();
-        attention_forward_wgmma_row_sums(x.l);
-        attention_forward_wgmma_row_sums(x.rounding);
-        attention_forward_wgmma_lse(lse ? lse + ((size_t)b * NH + h) * T : nullptr, x.l, x.m, t, T);
+        attention_forward_sm90_row_sums(x.l);
+        attention_forward_sm90_row_sums(x.rounding);
+        attention_forward_sm90_lse(lse ? lse + ((size_t)b * NH + h) * T : nullptr, x.l, x.m, t, T);
         x.l[0] += x.rounding[0], x.l[1] += x.rounding[1];
         if (lane == 0) {
             mbarrier_arrive(&smem.q_empty[n % 2]);
@@ -1014,7 +1001,7 @@ __device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<group
 
 // All of it, for a kernel of groups + 1 warpgroups.
 template <int groups, class Store>
-__device__ inline void attention_forward_sm90_block(AttentionForwardSM90<groups>& smem, float* lse,
+__device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>& smem, float* lse,
                                                     const CUtensorMap& qkv_map, int T, int NH,
                                                     const AttentionForwardList& list, float scale_log2, Store store) {
     attention_forward_sm90_init(smem);
@@ -1037,15 +1024,15 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                     const __grid_constant__ CUtensorMap out_map) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
     attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2, AttentionForwardStore{out_map});
 }
 
 // Launches kernel 16, or another of attention_forward_sm90_block, with SMem in shared memory, which takes `out` last.
-template <int groups, class SMem = AttentionForwardSM90<groups>, class Kernel, class... Out>
+template <int groups, class SMem = AttentionForwardSMem<groups>, class Kernel, class... Out>
 void attention_forward_sm90_launch(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
                                    cudaStream_t stream, const Out&... out) {
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     const int bytes = sizeof(SMem) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -1054,7 +1041,7 @@ void attention_forward_sm90_launch(Kernel kernel, float* lse, const floatX* qkv,
     int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
     AttentionForwardList list = {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
     launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), bytes, stream, lse, qkv_map, T, NH, list,
-                 1.44269504f / sqrtf(64.0f), out...);
+                 LOG2E / sqrtf(64.0f), out...);
 }
 // Groups of 64 queries in a tile: two where there are few tiles, which is a shorter way to the longest one's end.
 inline int attention_forward_sm90_groups(int B, int T, int NH) {
@@ -1062,7 +1049,7 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
 }
 
 void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
         attention_forward_sm90_launch<2>(attention_forward_sm90_kernel16<2>, lse, qkv, B, T, NH, stream, out_map);
     } else {
@@ -1102,16 +1089,16 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // For kernels 9 to 15, and for ops that include this file: steps of 128 keys.
 
 // As above, by pointers.
-__device__ inline void attention_forward_wgmma_scores(float (&s)[32], const floatX* q, const floatX* k) {
-    attention_forward_wgmma_scores(s, wgmma_descriptor(q), wgmma_descriptor(k));
+__device__ inline void attention_forward_sm90_scores(float (&s)[32], const floatX* q, const floatX* k) {
+    attention_forward_sm90_scores(s, wgmma_descriptor(q), wgmma_descriptor(k));
 }
 template <int n>
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], const floatX* v) {
-    attention_forward_wgmma_values(o, p, wgmma_descriptor(v));
+__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], const floatX* v) {
+    attention_forward_sm90_values(o, p, wgmma_descriptor(v));
 }
 
-const int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
-const int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // what TMA announces for them
+constexpr int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
+constexpr int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // what TMA announces for them
 static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
 
 // Brings 128 keys or values, `vector` of the 3 * NH of a token, from token t on.
@@ -1125,7 +1112,7 @@ __device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const
 // The same for 128 keys, by pointers. held: the registers of s were not free before; where all are taken anyway the
 // compiler does better so.
 template <bool held = false>
-__device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floatX* q, const floatX* k) {
+__device__ inline void attention_forward_sm90_scores(float (&s)[64], const floatX* q, const floatX* k) {
     uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
     if constexpr (held) {
         wgmma_64x128x16(s, a, b, 0, floatX());
@@ -1140,7 +1127,7 @@ __device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floa
 // skip: where none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new
 // maximum: if one grew by more than 2^8, as in kernel 7.
 template <bool masked, bool skip> __device__ inline bool
-attention_forward_wgmma_lazy_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
+attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
     float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
 #pragma unroll
@@ -1198,8 +1185,8 @@ template <class F> __device__ inline void attention_forward_end_step(float (&s)[
     wgmma_hold(o);
     wgmma_hold(p);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(v_empty); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
+    if (grew) { attention_forward_sm90_rescale(o, x); }
+    attention_forward_sm90_pack(p, s);
 }
 
 // Calls f(head, tile) for every tile of queries of this block. persistent: a block takes two tiles of a head at a time,
@@ -1224,7 +1211,7 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
 #ifndef PROMOTED_ONLY
 
 #if !defined(ENABLE_FP32)
-const int LADDER_HS = 64; // kernels 4 to 7 know this head size alone
+constexpr int LADDER_HS = 64; // kernels 4 to 7 know this head size alone
 
 // ---- kernel 4: mma.sync, a warp for 16 queries, tiles in padded shared memory ----
 // + 8: rows 144 bytes apart, so that the 8 rows that ldmatrix reads meet no bank twice
@@ -1306,13 +1293,13 @@ __global__ void __launch_bounds__(128)
             uint32_t pair = pack_16x2(o[n][2 * r] / l[r], o[n][2 * r + 1] / l[r], floatX());
             *reinterpret_cast<uint32_t*>(out + ((size_t)b * T + row) * C + h * HS + 8 * n + 2 * t) = pair;
         }
-        if (t == 0) { lse[(size_t)blockIdx.x * T + row] = (m[r] + log2f(l[r])) * (float)M_LN2; }
+        if (t == 0) { lse[(size_t)blockIdx.x * T + row] = (m[r] + log2f(l[r])) * LN2; }
     }
 }
 
 void attention_forward4(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_kernel4<<<dim3(B * NH, ceil_div(T, 64)), 128, 0, stream>>>(
-        out, lse, qkv, T, NH, (float)M_LOG2E / sqrtf((float)LADDER_HS));
+    attention_forward_kernel4<<<dim3(B * NH, ceil_div(T, 64)), 128, 0, stream>>>(out, lse, qkv, T, NH,
+                                                                                 LOG2E / sqrtf((float)LADDER_HS));
     cudaCheck(cudaGetLastError());
 }
 
@@ -1348,7 +1335,7 @@ __global__ void __launch_bounds__(256, 2)
                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads, int group,
                                    float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSMem9>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem9>(attention_forward_shared);
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, 128), group);
     int b = work.head / NH, h = work.head % NH, num_steps = work.tile + 1;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -1380,19 +1367,19 @@ __global__ void __launch_bounds__(256, 2)
         int stage = step % 2, parity = step / 2 % 2;
         mbarrier_wait(&smem.k_full[stage], parity);
         wgmma_fence();
-        attention_forward_wgmma_scores(s, smem.q[warp / 4], smem.k[stage]);
+        attention_forward_sm90_scores(s, smem.q[warp / 4], smem.k[stage]);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
-        bool grew = step == 0 ? attention_forward_wgmma_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
-                              : attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
-        if (grew) { attention_forward_wgmma_rescale(o, x); }
-        attention_forward_wgmma_pack(p, s);
+        bool grew = step == 0 ? attention_forward_sm90_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
+                              : attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
+        if (grew) { attention_forward_sm90_rescale(o, x); }
+        attention_forward_sm90_pack(p, s);
         mbarrier_wait(&smem.v_full[stage], parity);
         wgmma_hold(o);
         wgmma_hold(p);
         wgmma_fence();
-        attention_forward_wgmma_values(o, p, smem.v[stage]);
+        attention_forward_sm90_values(o, p, smem.v[stage]);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(o);
@@ -1401,21 +1388,21 @@ __global__ void __launch_bounds__(256, 2)
     }
     floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all have read their queries
     int row0 = work.tile * 128 + warp * 16;
-    attention_forward_wgmma_row_sums(x.l);
-    attention_forward_wgmma_lse(lse ? lse + (size_t)work.head * T : nullptr, x.l, x.m, row0, T);
-    attention_forward_wgmma_store(out_map, tile, o, x.l, row0, h, b);
+    attention_forward_sm90_row_sums(x.l);
+    attention_forward_sm90_lse(lse ? lse + (size_t)work.head * T : nullptr, x.l, x.m, row0, T);
+    attention_forward_sm90_store(out_map, tile, o, x.l, row0, h, b);
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
 void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_sm90_kernel9;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
     const int bytes = sizeof(AttentionForwardSMem9) + 1024;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<B * NH * ceil_div(T, 128), 256, bytes, stream>>>(
-        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
@@ -1437,17 +1424,17 @@ __device__ inline void attention_forward_step10(float (&s)[64], uint32_t (&p)[32
     int k = i % 2, v = (i - 1) % 2;
     if (pingpong) { named_barrier_sync(warpgroup, 256); }
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    attention_forward_sm90_scores(s, q, smem.k[k]);
     wgmma_commit();
     mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     if (pingpong) { named_barrier_arrive(warpgroup % groups + 1, 256); }
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_lazy_softmax<masked, false>(s, x, diagonal, scale_log2);
+    bool grew = attention_forward_sm90_lazy_softmax<masked, false>(s, x, diagonal, scale_log2);
     auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); };
     attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
@@ -1501,7 +1488,7 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
                                     const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
                                     int group, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSMem10<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem10<groups>>(attention_forward_shared);
     attention_forward_init10(smem);
     constexpr int rows = 64 * groups;
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
@@ -1528,13 +1515,13 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_forward_wgmma_scores(s, q, smem.k[i % 2]);
+        attention_forward_sm90_scores(s, q, smem.k[i % 2]);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
         if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % 2]); }
-        attention_forward_wgmma_lazy_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
-        attention_forward_wgmma_pack(p, s);
+        attention_forward_sm90_lazy_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
+        attention_forward_sm90_pack(p, s);
         i++;
         int key_tile = num_steps - 2;
         if (key_tile >= 0) { mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2); }
@@ -1556,16 +1543,16 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         wgmma_hold(o);
         wgmma_hold(p);
         wgmma_fence();
-        attention_forward_wgmma_values(o, p, smem.v[v]);
+        attention_forward_sm90_values(o, p, smem.v[v]);
         wgmma_commit();
         if (lane == 0) { tma_store_wait<0>(); } // the tile before has left out_tile
         __syncwarp();
         wgmma_wait<0>();
         wgmma_hold(o);
         if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-        attention_forward_wgmma_row_sums(x.l);
-        attention_forward_wgmma_lse(lse ? lse + (size_t)head * T : nullptr, x.l, x.m, q0 + warp_row, T);
-        attention_forward_wgmma_store(out_map, out_tile, o, x.l, q0 + warp_row, head % NH, head / NH);
+        attention_forward_sm90_row_sums(x.l);
+        attention_forward_sm90_lse(lse ? lse + (size_t)head * T : nullptr, x.l, x.m, q0 + warp_row, T);
+        attention_forward_sm90_store(out_map, out_tile, o, x.l, q0 + warp_row, head % NH, head / NH);
         n++;
     });
     if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival
@@ -1575,14 +1562,14 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
 template <int groups, bool pingpong, bool persistent>
 void attention_forward10_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_sm90_kernel10<groups, pingpong, persistent>;
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
     const int bytes = sizeof(AttentionForwardSMem10<groups>) + 1024, num_tiles = ceil_div(T, 64 * groups);
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_blocks = persistent ? min(B * NH * ceil_div(num_tiles, 2), num_multiprocessors()) : B * NH * num_tiles;
     kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(
-        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
@@ -1672,17 +1659,17 @@ __device__ inline void attention_forward_step14(float (&s)[64], uint32_t (&p)[32
     const unsigned stages = smem.stages;
     unsigned k = i % stages, v = (i - 1) % stages;
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    attention_forward_sm90_scores(s, q, smem.k[k]);
     wgmma_commit();
     mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_max(s, x, scale_log2);
-    attention_forward_wgmma_exponents(s, x, scale_log2);
+    bool grew = attention_forward_sm90_max(s, x, scale_log2);
+    attention_forward_sm90_exponents(s, x, scale_log2);
     auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); };
     attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
@@ -1696,23 +1683,23 @@ __device__ inline void attention_forward_diagonal14(float (&s)[num_s], uint32_t 
                                                     int group, float scale_log2) {
     const unsigned stages = smem.stages;
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[i % stages]);
+    attention_forward_sm90_scores(s, q, smem.k[i % stages]);
     wgmma_commit();
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, values);
+    attention_forward_sm90_values(o, p, values);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
-    attention_forward_wgmma_diagonal<num_s - 32>(s, x, group, scale_log2);
+    attention_forward_sm90_diagonal<num_s - 32>(s, x, group, scale_log2);
     if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
     wgmma_hold(s);
     wgmma_hold(o);
     wgmma_hold(p);
-    attention_forward_wgmma_pack(p, s);
-    attention_forward_wgmma_rounding(x, p, group);
+    attention_forward_sm90_pack(p, s);
+    attention_forward_sm90_rounding(x, p, group);
 }
 
 // A warp's 16 rows of a tile, whose last product is still to be started or to be stored.
@@ -1727,7 +1714,7 @@ template <int groups> __device__ inline void attention_forward_store14(Attention
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // the tile before has left its place
     __syncwarp();
     floatX* place = smem.out + (threadIdx.x / 32 - 4) * 16 * ATTENTION_FORWARD_ROW;
-    attention_forward_wgmma_store(out_map, place, o, tile.l, tile.row0, tile.head % NH, tile.head / NH);
+    attention_forward_sm90_store(out_map, place, o, tile.l, tile.row0, tile.head % NH, tile.head / NH);
 }
 
 template <int groups>
@@ -1739,7 +1726,7 @@ __device__ inline void attention_forward_finish14(AttentionForwardSMem14<groups>
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(o);
@@ -1759,7 +1746,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                     int num_tiles, int num_paired, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     typedef AttentionForwardSMem14<groups> SMem;
-    SMem& smem = attention_forward_sm90_shared<SMem>(attention_forward_shared);
+    SMem& smem = shared_aligned_1024<SMem>(attention_forward_shared);
     const unsigned stages = SMem::stages;
     if (threadIdx.x == 0) {
         for (unsigned j = 0; j < stages; j++) {
@@ -1844,10 +1831,10 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles); // not kept in a register till here
-        attention_forward_wgmma_row_sums(x.l);
-        attention_forward_wgmma_row_sums(x.rounding);
+        attention_forward_sm90_row_sums(x.l);
+        attention_forward_sm90_row_sums(x.rounding);
         tile = {list.head, q0 + (warp - 4) * 16, {x.l[0] + x.rounding[0], x.l[1] + x.rounding[1]}};
-        attention_forward_wgmma_lse(lse ? lse + (size_t)list.head * T : nullptr, x.l, x.m, tile.row0, T);
+        attention_forward_sm90_lse(lse ? lse + (size_t)list.head * T : nullptr, x.l, x.m, tile.row0, T);
     }
     if (n > 0) { attention_forward_finish14(smem, out_map, o, p, tile, i - 1, NH); }
     if (lane == 0) { tma_store_wait<0>(); }
@@ -1856,8 +1843,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 template <int groups>
 void attention_forward14_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_sm90_kernel14<groups>;
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
     const int bytes = sizeof(AttentionForwardSMem14<groups>) + 1024, num_heads = B * NH;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -1865,7 +1852,7 @@ void attention_forward14_groups(floatX* out, float* lse, const floatX* qkv, int 
     int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
     int num_paired = rounds * num_blocks / num_tiles * 2;
     kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
-                                                              num_paired, 1.44269504f / sqrtf(64.0f));
+                                                              num_paired, LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
