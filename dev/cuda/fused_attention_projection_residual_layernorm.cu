@@ -303,7 +303,7 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     if (last_keys && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
     bool grew = false;
     if constexpr (new_head) {
-        attention_forward_sm90_diagonal<0>(s, x, at.row / 16, scale_log2);
+        attention_forward_sm90_diagonal(s, x, at.row / 16, scale_log2);
     } else {
         grew = attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
@@ -365,7 +365,7 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
     attention_projection_release(smem, at.i);
     if (tile == 0 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
     at.i++;
-    attention_forward_sm90_diagonal<0>(s, x, at.row / 16, scale_log2);
+    attention_forward_sm90_diagonal(s, x, at.row / 16, scale_log2);
     attention_forward_sm90_pack(p, s);
     if (heads > 1 || tile > 0) { attention_projection_await(smem, at.i); }
 #pragma unroll 1

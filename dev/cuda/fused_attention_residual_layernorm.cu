@@ -1084,7 +1084,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             wgmma_wait<1>();
             wgmma_hold(s);
             if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-            attention_forward_sm90_diagonal<0>(s, x, warp, scale_log2);
+            attention_forward_sm90_diagonal(s, x, warp, scale_log2);
             if (place.tile > 0 && !(x.l[0] + x.l[1] < 0)) {
                 mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2);
             }
@@ -1220,8 +1220,7 @@ template <int groups> struct FusedAttentionSMem7 : AttentionForwardSMem<groups> 
 };
 
 // For attention_forward_sm90_block: residual = inp + attention
-template <bool load_once> struct FusedAttentionStore7 {
-    static const bool once = load_once;        // L2 is kept for residual
+struct FusedAttentionStore7 {
     const CUtensorMap &inp_map, &residual_map; // boxes of 16 tokens of a head
     uint64_t* full;                            // this warp's barrier
     int parity;                                // of its phase for this tile
@@ -1271,8 +1270,8 @@ template <int groups, bool once> __global__ void __launch_bounds__(128 * (groups
         tma_prefetch_map(&qkv_map), tma_prefetch_map(&inp_map), tma_prefetch_map(&residual_map);
         for (int warp = 0; warp < 4 * groups; warp++) { mbarrier_init(&smem.inp_full[warp], 1); }
     }
-    FusedAttentionStore7<once> store = {inp_map, residual_map, &smem.inp_full[threadIdx.x / 32 % (4 * groups)], 0};
-    attention_forward_sm90_block<groups>(smem, lse, qkv_map, T, NH, list, scale_log2, store);
+    FusedAttentionStore7 store = {inp_map, residual_map, &smem.inp_full[threadIdx.x / 32 % (4 * groups)], 0};
+    attention_forward_sm90_block<once, groups>(smem, lse, qkv_map, T, NH, list, scale_log2, store);
 }
 
 template <int groups, bool once> void fused_attention_launch7(floatX* residual, float* lse, const floatX* qkv,
@@ -1280,8 +1279,8 @@ template <int groups, bool once> void fused_attention_launch7(floatX* residual, 
                                                               cudaStream_t stream) {
     CUtensorMap inp_map = tensor_map_heads(inp, B, T, NH, 16);
     CUtensorMap residual_map = tensor_map_heads(residual, B, T, NH, 16);
-    attention_forward_sm90_launch<groups, FusedAttentionSMem7<groups>>(fused_attention_sm90_kernel7<groups, once>, lse,
-                                                                       qkv, B, T, NH, stream, inp_map, residual_map);
+    attention_forward_sm90_launch_kernel<groups, FusedAttentionSMem7<groups>>(
+        fused_attention_sm90_kernel7<groups, once>, lse, qkv, B, T, NH, stream, inp_map, residual_map);
 }
 #endif
 

@@ -1065,7 +1065,6 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
 
 // Attention's result times *scale to e4m3 (B,T,NH,64), each 64 in the order of gemm_sm90_e4m3_column.
 struct TransformerBlockStore15 {
-    static const bool once = false;
     __nv_fp8_e4m3* out;
     const float* scale;
     int T, NH;
@@ -1104,8 +1103,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 template <int groups> static void transformer_block_attention15(const TransformerBlock& f, __nv_fp8_e4m3* out,
                                                                 const float* scale, cudaStream_t stream) {
     float* no_lse = NULL;
-    attention_forward_sm90_launch<groups>(transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH,
-                                          stream, out, scale);
+    attention_forward_sm90_launch_kernel<groups, AttentionForwardSMem<groups>>(
+        transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH, stream, out, scale);
 }
 
 // out (M,N) = inp (M,K) weight (N,K)^T + bias and what `extras` says, inp and weight e4m3
