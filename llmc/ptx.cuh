@@ -217,6 +217,12 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
     return map;
 }
 
+// The heads of (B,T,num_vectors,64), in boxes of one vector of box_tokens tokens. T is a dimension of its own: past the end
+// of a sequence zeros are read and nothing is written, so a box never touches the next sequence.
+inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_vectors, int box_tokens) {
+    return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, box_tokens, 1});
+}
+
 // ---- TMA: one thread copies a box of a 2-D tensor to shared memory ---------------------------------
 
 // `map` is a CUtensorMap in kernel parameters (__grid_constant__). x counts along rows, y rows; the box's bytes arrive
@@ -235,6 +241,13 @@ template <int num_registers> __device__ inline void warpgroup_more_registers() {
 }
 template <int num_registers> __device__ inline void warpgroup_fewer_registers() {
     PTX_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(num_registers));
+}
+
+// A block's dynamic shared memory as an SMem, at a multiple of the 1024 bytes that TMA's swizzle counts from. The driver
+// aligns it to less, so launchers ask for 1024 bytes more than sizeof(SMem).
+template <class SMem> __device__ inline SMem& shared_aligned_1024(unsigned char* dynamic_shared) {
+    uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
 // ---- wgmma: 64xN += 64x16 16xN by the four warps of a warpgroup --------------------------------------

@@ -499,15 +499,15 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 // Both kernels: 4 warps own 16 * M rows each of one head, k or q in registers, v or dout in shared memory, and walk
 // over tiles of 64 rows of the other side in shared memory, 8 * N rows at a time. Scores come out as [owned][walked],
 // so that P and dS turn from accumulators into operands of the second product without leaving the registers.
-template <int HS, int M> struct AttentionBackwardSMem {
+template <int HS, int M> struct AttentionBackwardMmaSMem {
     floatX tile1[2][64 * HS], tile2[2][64 * HS]; // q and dout, or k and v; two deep
     floatX owned[64 * M * HS];                   // v, or dout
     float lse[2][64], dsum[2][64];               // of the queries of a tile
 };
-static_assert(sizeof(AttentionBackwardSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
+static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
 
-// Where the 8 elements at 8 * chunk of a row stand. The chunks of a row are permuted so that one chunk of 8 rows in
-// succession, what ldmatrix reads at a time, lies in 32 different banks.
+// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a row
+// are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
     return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
@@ -707,7 +707,7 @@ __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], flo
     attention_backward_multiply_owned<HS, M, N>(ds, v, d_tiles, tile);
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        float x[2] = {lse[8 * n] * 1.44269504f, lse[8 * n + 1] * 1.44269504f};
+        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -727,13 +727,14 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    AttentionBackwardMmaSMem<HS, M>& smem =
+        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 is seen by all queries
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
     lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
-    float scale2 = scale * 1.44269504f;
+    float scale2 = scale * LOG2E;
 
     int first = M * work.y, num_walks = ceil_div(T, 64);
     AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
@@ -819,14 +820,15 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                  const floatX* qkv, int T, int C, int NH, float scale, int heads_at_a_time) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    AttentionBackwardSMem<HS, M>& smem = *reinterpret_cast<AttentionBackwardSMem<HS, M>*>(attention_backward_memory);
+    AttentionBackwardMmaSMem<HS, M>& smem =
+        *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int num_tiles = ceil_div(T, 64 * M);
     int2 work = attention_backward_work(num_tiles, heads_at_a_time);
     int tile = num_tiles - 1 - work.y; // the last one sees all keys
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C;
     const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
-    float scale2 = scale * 1.44269504f;
+    float scale2 = scale * LOG2E;
 
     AttentionBackwardLoader<HS> loader(k, k + C, stride, stride, 0, T);
     floatX* d_owned = smem.owned + 16 * M * HS * warp;
@@ -842,7 +844,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
-            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * 1.44269504f : 0.0f;
+            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
             d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
         }
     }
@@ -883,7 +885,7 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
     auto kv_kernel = attention_backward_kv_kernel7<HS, kv_M, kv_N, kv_blocks>;
     auto q_kernel = attention_backward_q_kernel7<HS, q_M, q_N, q_blocks>;
-    int kv_bytes = sizeof(AttentionBackwardSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardSMem<HS, q_M>);
+    int kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M>), q_bytes = sizeof(AttentionBackwardMmaSMem<HS, q_M>);
     cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
     float scale = 1.0f / sqrtf((float)HS);
@@ -922,7 +924,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // of keys stores the first term, tile 0 adds the last one and writes dq.
 // Only items drawn earlier are ever waited for, and they are in work by then: however few blocks run at a time, the
 // earliest one that is not finished waits for nothing.
-struct AttentionBackwardSM90 {
+struct AttentionBackwardArgs {
     floatX* dqkv;        // (B,T,3,NH,64)
     float4* dq_sums;     // (B*NH, num_tiles, 2, 8, 128): 8 of each thread of two warpgroups
     int *turns, *ticket; // (B*NH, num_tiles, 2), how many terms are in the sums; how many work items have been begun
@@ -930,62 +932,59 @@ struct AttentionBackwardSM90 {
     int T, NH, num_heads, num_tiles;
 };
 
-const int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-const int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
+constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 
 // floats
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     return tiles * (2 * 4096 + 256 + 2) + 1;
 }
-static AttentionBackwardSM90 attention_backward_sm90_arguments(floatX* dqkv, float* scratch, int B, int T, int NH) {
-    AttentionBackwardSM90 f = {};
-    f.T = T, f.NH = NH, f.num_heads = B * NH, f.num_tiles = ceil_div(T, 128);
-    size_t tiles = (size_t)f.num_heads * f.num_tiles;
+static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
+    AttentionBackwardArgs args = {};
+    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+    size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
     require((size_t)scratch % 16 == 0); // for bulk copies
-    f.dqkv = dqkv;
-    f.dq_sums = reinterpret_cast<float4*>(scratch);
-    f.stats = f.dq_sums + tiles * 2048;
-    f.turns = reinterpret_cast<int*>(f.stats + tiles * 64);
-    f.ticket = f.turns + tiles * 2;
-    return f;
+    args.dqkv = dqkv;
+    args.dq_sums = reinterpret_cast<float4*>(scratch);
+    args.stats = args.dq_sums + tiles * 2048;
+    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
+    args.ticket = args.turns + tiles * 2;
+    return args;
 }
 
 // lse and dsum of every query; turns and ticket to 0, at every launch. Queries past the end have an infinite lse: their
 // P is 0. 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
-__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardSM90 f, const floatX* dout, const floatX* out,
-                                                       const float* lse) {
+__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
+                                                       const floatX* out, const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * f.num_tiles;
-    if (thread <= (size_t)f.num_heads * f.num_tiles * 2) { f.turns[thread] = 0; } // ticket is behind the last one
-    int h = row % f.NH, t = row / f.NH % rows, b = row / f.NH / rows;
-    bool valid = t < f.T;
+    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
+    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) {
+        args.turns[thread] = 0;
+    } // ticket is behind the last one
+    int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
+    bool valid = t < args.T;
     float sum = 0.0f;
     if (valid) {
-        size_t i = (((size_t)b * f.T + t) * f.NH + h) * 64 + 8 * part;
+        size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + 8 * part;
         x128 x = load128(dout + i), y = load128(out + i);
         for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
     }
     for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
     if (part == 0) {
-        size_t head = (size_t)b * f.NH + h;
-        float* pair = reinterpret_cast<float*>(f.stats + (head * rows + t) / 2) + t % 2;
-        pair[0] = valid ? lse[head * f.T + t] * 1.44269504f : INFINITY;
+        size_t head = (size_t)b * args.NH + h;
+        float* pair = reinterpret_cast<float*>(args.stats + (head * rows + t) / 2) + t % 2;
+        pair[0] = valid ? lse[head * args.T + t] * LOG2E : INFINITY;
         pair[2] = sum;
     }
 }
 
-static void attention_backward_sm90_stats(const AttentionBackwardSM90& f, const floatX* dout, const floatX* out,
+static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
                                           const float* lse, cudaStream_t stream) {
-    attention_backward_sm90_stats_kernel11<<<4 * f.num_heads * f.num_tiles, 256, 0, stream>>>(f, dout, out, lse);
+    attention_backward_sm90_stats_kernel11<<<4 * args.num_heads * args.num_tiles, 256, 0, stream>>>(args, dout, out,
+                                                                                                    lse);
     cudaCheck(cudaGetLastError());
-}
-
-// How TMA sees (B,T,num_vectors,64): boxes of one vector of 128 tokens. T is a dimension of its own, so that past a
-// sequence's end zeros are read, never the next sequence.
-static CUtensorMap attention_backward_tensor_map(const floatX* tensor, int B, int T, int num_vectors) {
-    return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, 128, 1});
 }
 
 // Brings vector number `vector` of 128 tokens from t on.
@@ -1087,14 +1086,14 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
 }
 
 // The warp's 16 rows of one of dq (0), dk (1), dv (2), from token t on.
-__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardSM90& f, int which, int head, int t,
+__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
                                                           const float (&sum)[32], float factor) {
-    size_t token = (size_t)(head / f.NH) * f.T + t, stride = (size_t)3 * f.NH * 64;
-    floatX* rows = f.dqkv + token * stride + ((size_t)which * f.NH + head % f.NH) * 64;
-    attention_backward_sm90_store(rows, stride, f.T - t, sum, factor);
+    size_t token = (size_t)(head / args.NH) * args.T + t, stride = (size_t)3 * args.NH * 64;
+    floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
+    attention_backward_sm90_store(rows, stride, args.T - t, sum, factor);
 }
 
-struct AttentionBackwardSMem11 {
+struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two deep: one barrier a step is enough
@@ -1108,12 +1107,12 @@ struct AttentionBackwardSMem11 {
     uint64_t work_full[2], work_empty[2];
     int work[2];
 };
-static_assert(sizeof(AttentionBackwardSMem11) <= 227 << 10, "all that compute capability 9.0 has");
+static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "all that compute capability 9.0 has");
 
 // f(work, n) for the block's work items, n = 0, 1 ...: all by ticket, or, if not persistent, only that of its own
 // number. For all but the thread that loads.
 template <bool persistent, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem11& smem, int num_work, F f) {
+__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
         if (!persistent) {
@@ -1131,25 +1130,26 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem11& sme
 // One thread brings all tiles. A work item's number is drawn when all of the one before has been asked for: drawn
 // earlier it would wait here while its successors start elsewhere and wait for it.
 template <bool persistent>
-__device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem,
+__device__ inline void attention_backward_sm90_load(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                     const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
     unsigned i = 0; // counts steps over all work
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
         int work = blockIdx.x;
         if (persistent) {
-            work = atomicAdd(f.ticket, 1);
+            work = atomicAdd(args.ticket, 1);
             mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
             smem.work[n % 2] = work;
             mbarrier_arrive(&smem.work_full[n % 2]);
-            if (work >= f.num_heads * f.num_tiles) { return; }
+            if (work >= args.num_heads * args.num_tiles) { return; }
         }
-        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, h = head % f.NH, b = head / f.NH;
+        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, h = head % args.NH,
+            b = head / args.NH;
         int tile = j;
         auto load_queries = [&]() {
             mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
             mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-            bulk_load(smem.stats[i % 2], f.stats + (size_t)((b * f.NH + h) * f.num_tiles + tile) * 64,
+            bulk_load(smem.stats[i % 2], args.stats + (size_t)((b * args.NH + h) * args.num_tiles + tile) * 64,
                       ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
             attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
             mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
@@ -1160,31 +1160,31 @@ __device__ inline void attention_backward_sm90_load(const AttentionBackwardSM90&
         load_queries();
         mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
         mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, &smem.v_full);
+        attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
         mbarrier_wait(&smem.k_empty, (n + 1) % 2);
         mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, &smem.k_full);
+        attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
 #pragma unroll 1
-        while (tile < f.num_tiles) { load_queries(); }
+        while (tile < args.num_tiles) { load_queries(); }
         if (!persistent) { return; }
     }
 }
 
 // One thread for each warpgroup that computes adds its half of dq to the sums, 16 KB at a time.
 template <bool persistent> __device__ inline void
-attention_backward_sm90_add(const AttentionBackwardSM90& f, AttentionBackwardSMem11& smem, int warpgroup) {
+attention_backward_sm90_add(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem, int warpgroup) {
     const int bytes = sizeof(smem.dq[0]);
     float4* dq = smem.dq[warpgroup];
     uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
     int i = 0;
     bool announced = false; // ready, for the next step
-    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int) {
-        int num_steps = work % f.num_tiles + 1, j = f.num_tiles - num_steps;
-        int half_tile = (work / f.num_tiles * f.num_tiles + j) * 2 + warpgroup;
+    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int) {
+        int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
+        int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
 #pragma unroll 1
         for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
-            float4* sums = f.dq_sums + (size_t)half_tile * 1024;
-            int* turn = f.turns + half_tile;
+            float4* sums = args.dq_sums + (size_t)half_tile * 1024;
+            int* turn = args.turns + half_tile;
             if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
             announced = false;
             if (step > 0) {
@@ -1214,10 +1214,10 @@ attention_backward_sm90_add(const AttentionBackwardSM90& f, AttentionBackwardSMe
 }
 
 template <bool persistent> __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel11(AttentionBackwardSM90 f, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
-    auto& smem = *reinterpret_cast<AttentionBackwardSMem11*>(attention_backward_sm90_memory);
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     // the compiler sees that all lanes have the same warp
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
@@ -1242,16 +1242,17 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
         if (lane != 0) { return; }
-        if (warp == 0) { attention_backward_sm90_load<persistent>(f, smem, qkv_map, dout_map); }
-        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(f, smem, warp - 1); }
+        if (warp == 0) { attention_backward_sm90_load<persistent>(args, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(args, smem, warp - 1); }
         return;
     }
     warpgroup_more_registers<240>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0; // the warp's first key and query; steps over all work
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    attention_backward_sm90_each<persistent>(smem, f.num_heads * f.num_tiles, [&](int work, int n) {
-        int head = work / f.num_tiles, j = f.num_tiles - 1 - work % f.num_tiles, num_steps = f.num_tiles - j;
+    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
+        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles,
+            num_steps = args.num_tiles - j;
         float dk[32] = {}, dv[32] = {};
         mbarrier_wait(&smem.k_full, n % 2);
         mbarrier_wait(&smem.v_full, n % 2);
@@ -1272,7 +1273,7 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
             wgmma_wait<1>();
             wgmma_hold(s);
             if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
-            attention_backward_sm90_p(s, smem.stats[i % 2], scale * 1.44269504f);
+            attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
             wgmma_wait<0>();
             wgmma_hold(dp);
             if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
@@ -1317,12 +1318,12 @@ template <bool persistent> __global__ void __launch_bounds__(384, 1)
                         dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                     }
                 }
-                attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale);
+                attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
             }
             mbarrier_arrive(&smem.dq_full[warpgroup]);
         }
-        attention_backward_sm90_store_rows(f, 1, head, 128 * j + row, dk, scale);
-        attention_backward_sm90_store_rows(f, 2, head, 128 * j + row, dv, 1.0f);
+        attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
+        attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
     });
 }
 
@@ -1333,15 +1334,15 @@ template <bool persistent> void attention_backward_sm90(floatX* dqkv, float* scr
     auto kernel = attention_backward_sm90_kernel11<persistent>;
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardSM90 f = attention_backward_sm90_arguments(dqkv, scratch, B, T, NH);
-    CUtensorMap qkv_map = attention_backward_tensor_map(qkv, B, T, 3 * NH);
-    CUtensorMap dout_map = attention_backward_tensor_map(dout, B, T, NH);
-    attention_backward_sm90_stats(f, dout, out, lse, stream);
-    const int bytes = sizeof(AttentionBackwardSMem11);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    attention_backward_sm90_stats(args, dout, out, lse, stream);
+    const int bytes = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_work = f.num_heads * f.num_tiles;
+    int num_work = args.num_heads * args.num_tiles;
     int num_blocks = persistent ? min(num_work, num_multiprocessors()) : num_work;
-    kernel<<<num_blocks, 384, bytes, stream>>>(f, qkv_map, dout_map, 0.125f);
+    kernel<<<num_blocks, 384, bytes, stream>>>(args, qkv_map, dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
 }
 #endif
@@ -1421,7 +1422,7 @@ __global__ void __launch_bounds__(128, 2)
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * C + h * HS;
     lse += (size_t)blockIdx.x * T, dsum += (size_t)blockIdx.x * T;
     dq_sums += (size_t)blockIdx.x * num_walks * 1024;
-    float scale2 = scale * 1.44269504f;
+    float scale2 = scale * LOG2E;
 
     for (int first = 0; first < num_walks; first += M) { // tiles of 64 * M keys
         int kv = 64 * first + 16 * M * warp;
@@ -1463,7 +1464,7 @@ __global__ void __launch_bounds__(128, 2)
                     attention_backward_multiply_owned<HS, M, N>(ds, v_owned, smem.tile2[0], tile);
 #pragma unroll
                     for (int n = 0; n < N; n++) {
-                        float lse2[2] = {x[8 * n] * 1.44269504f, x[8 * n + 1] * 1.44269504f};
+                        float lse2[2] = {x[8 * n] * LOG2E, x[8 * n + 1] * LOG2E};
 #pragma unroll
                         for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -1557,13 +1558,13 @@ struct AttentionBackwardSMem9 {
 };
 
 __global__ void __launch_bounds__(256, 1)
-    attention_backward_sm90_kernel9(AttentionBackwardSM90 f, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel9(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
     auto& smem = *reinterpret_cast<AttentionBackwardSMem9*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    int head = blockIdx.x / f.num_tiles, j = f.num_tiles - 1 - blockIdx.x % f.num_tiles;
-    int h = head % f.NH, b = head / f.NH, warpgroup = threadIdx.x / 128, num_steps = f.num_tiles - j;
+    int head = blockIdx.x / args.num_tiles, j = args.num_tiles - 1 - blockIdx.x % args.num_tiles;
+    int h = head % args.NH, b = head / args.NH, warpgroup = threadIdx.x / 128, num_steps = args.num_tiles - j;
     int row = threadIdx.x / 32 * 16; // the warp's first key and query
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.full[0], 1);
@@ -1576,14 +1577,14 @@ __global__ void __launch_bounds__(256, 1)
         int tiles = step == 0 ? 4 : 2;
         mbarrier_arrive_expect(full, tiles * ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
         if (step == 0) {
-            attention_backward_tma(smem.k, qkv_map, f.NH + h, 128 * j, b, full);
-            attention_backward_tma(smem.v, qkv_map, 2 * f.NH + h, 128 * j, b, full);
+            attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, full);
+            attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, full);
         }
         int i = j + step;
         attention_backward_tma(smem.q[step % 2], qkv_map, h, 128 * i, b, full);
         attention_backward_tma(smem.dout[step % 2], dout_map, h, 128 * i, b, full);
-        bulk_load(smem.stats[step % 2], f.stats + ((size_t)head * f.num_tiles + i) * 64, ATTENTION_BACKWARD_STATS_BYTES,
-                  full);
+        bulk_load(smem.stats[step % 2], args.stats + ((size_t)head * args.num_tiles + i) * 64,
+                  ATTENTION_BACKWARD_STATS_BYTES, full);
     };
     if (threadIdx.x == 0) { load(0); }
     float dk[32] = {}, dv[32] = {};
@@ -1604,7 +1605,7 @@ __global__ void __launch_bounds__(256, 1)
         wgmma_hold(s);
         wgmma_hold(dp);
         if (step == 0) { attention_backward_sm90_mask(s, row + threadIdx.x % 32 / 4); }
-        attention_backward_sm90_p(s, stats, scale * 1.44269504f);
+        attention_backward_sm90_p(s, stats, scale * LOG2E);
         attention_backward_sm90_ds(p, ds, s, dp, stats);
         attention_backward_sm90_store_ds(smem.ds, ds, row);
         tma_store_fence(); // wgmma reads as TMA does
@@ -1619,14 +1620,14 @@ __global__ void __launch_bounds__(256, 1)
         wgmma_hold(dk);
         wgmma_hold(dq);
 
-        size_t tile = (size_t)head * f.num_tiles + j + step;
+        size_t tile = (size_t)head * args.num_tiles + j + step;
         if (step > 0) {
             if (threadIdx.x == 0) {
-                while (load_acquire(f.turns + tile * 2) < step) {}
+                while (load_acquire(args.turns + tile * 2) < step) {}
             }
             __syncthreads();
         }
-        float4* sums = f.dq_sums + (tile * 2 + warpgroup) * 1024 + threadIdx.x % 128;
+        float4* sums = args.dq_sums + (tile * 2 + warpgroup) * 1024 + threadIdx.x % 128;
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             if (step > 0) {
@@ -1635,15 +1636,15 @@ __global__ void __launch_bounds__(256, 1)
             }
             if (j > 0) { __stcg(sums + 128 * n, make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3])); }
         }
-        if (j == 0) { attention_backward_sm90_store_rows(f, 0, head, 128 * step + row, dq, scale); }
+        if (j == 0) { attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale); }
         __syncthreads(); // the sums are stored, and what was loaded for this step is no longer read
         if (j > 0 && threadIdx.x == 0) {
             __threadfence();
-            store_release(f.turns + tile * 2, step + 1);
+            store_release(args.turns + tile * 2, step + 1);
         }
     }
-    attention_backward_sm90_store_rows(f, 1, head, 128 * j + row, dk, scale);
-    attention_backward_sm90_store_rows(f, 2, head, 128 * j + row, dv, 1.0f);
+    attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
+    attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
 }
 
 // HS = 64; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
@@ -1651,14 +1652,15 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
                          const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardSM90 f = attention_backward_sm90_arguments(dqkv, scratch, B, T, NH);
-    CUtensorMap qkv_map = attention_backward_tensor_map(qkv, B, T, 3 * NH);
-    CUtensorMap dout_map = attention_backward_tensor_map(dout, B, T, NH);
-    attention_backward_sm90_stats(f, dout, out, lse, stream);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    attention_backward_sm90_stats(args, dout, out, lse, stream);
     const int bytes = sizeof(AttentionBackwardSMem9);
     cudaCheck(
         cudaFuncSetAttribute(attention_backward_sm90_kernel9, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    attention_backward_sm90_kernel9<<<f.num_heads * f.num_tiles, 256, bytes, stream>>>(f, qkv_map, dout_map, 0.125f);
+    attention_backward_sm90_kernel9<<<args.num_heads * args.num_tiles, 256, bytes, stream>>>(args, qkv_map, dout_map,
+                                                                                             0.125f);
     cudaCheck(cudaGetLastError());
 }
 

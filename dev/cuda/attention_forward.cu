@@ -17,7 +17,7 @@
 #include "../../llmc/ptx.cuh"
 #include <cublas_v2.h>
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // an op that includes this file for attention_forward() leaves the ladder out
 
 static cublasHandle_t cublas_handle() {
     static cublasHandle_t handle = NULL;
@@ -26,7 +26,7 @@ static cublasHandle_t cublas_handle() {
 }
 
 // ---- kernel 0: cuBLAS for both products, a kernel for the softmax; the T x T matrix in memory ----
-// Heads lie HS apart in the packed layout, which strided batches of one b can follow: no permutes.
+// In the packed layout the heads of one sequence lie HS apart, so a strided batch per sequence needs no permutes.
 
 // p[row] = softmax of the first row % T + 1 scores, then zeros; one block per row of (B*NH*T)
 __global__ void attention_forward_softmax_kernel(floatX* p, float* lse, const float* scores, int T, float scale) {
@@ -65,7 +65,7 @@ void attention_forward0(floatX* out, float* lse, float* scores, floatX* p, const
     int HS = C / NH;
     long long matrix = (long long)T * T;
     cublasCheck(cublasSetStream(handle, stream));
-    // in cuBLAS's columns: scores^T (T,T) = k q^T of each head, out^T (HS,T) = v^T p^T
+    // cuBLAS is column-major: for each head it computes scores^T (T,T) = k q^T and out^T (HS,T) = v^T p^T
     for (int b = 0; b < B; b++) {
         const floatX* q = qkv + (size_t)b * T * 3 * C;
         cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
@@ -94,7 +94,8 @@ __global__ void attention_forward_kernel1(floatX* out, float* lse, const floatX*
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)B * NH * T) { return; }
     int t = i % T, h = i / T % NH, b = i / T / NH, HS = C / NH;
-    const floatX* first = qkv + (size_t)b * T * 3 * C + h * HS; // query 0; keys are C further, values 2 * C
+    const floatX* first =
+        qkv + (size_t)b * T * 3 * C + h * HS; // query 0; its key lies C elements further, its value 2 * C
     const floatX* q = first + (size_t)t * 3 * C;
     float m = -INFINITY, l = 0, o[256];
     for (int k = 0; k <= t; k++) { m = fmaxf(m, attention_forward_dot(q, first + C + (size_t)k * 3 * C, HS) * scale); }
@@ -153,17 +154,17 @@ void attention_forward2(floatX* out, float* lse, float* scores, floatX* p, const
 #endif
 
 // ==== promoted: attention_forward ====
-// softmax(scale * q k^T, causal) v without the T x T matrix: tiles of queries stay, tiles of keys stream past, and what
-// has been summed is rescaled when a row's maximum grows. Kernel 16 is for Hopper, kernel 8 for other
-// tensor cores, kernel 3 for anything.
-// Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+// out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
+// and values stream past. The softmax is online: each row keeps its running maximum m and sum l, and when m grows, l and
+// the output o are rescaled. Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
 struct AttentionForwardWork {
-    int head, tile; // of B*NH, and of the queries
+    int head; // of B*NH
+    int tile; // of the head's tiles of queries
 };
 
-// Blocks start in the order of their index. Within a group of heads, whose keys and values fit L2 together, the tiles
-// with the most keys come first, so that what runs last is short.
+// The work of this block. Blocks start in the order of their index: the heads are taken in groups whose keys and values
+// fit L2 together, and within a group the tiles with the most keys come first, so that the last blocks are short.
 __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
     int first = blockIdx.x / (group * num_tiles) * group;
     int rest = blockIdx.x % (group * num_tiles);
@@ -171,6 +172,7 @@ __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int
     return {first + rest % heads, num_tiles - 1 - rest / heads};
 }
 
+// Heads in a group: as many as have their keys and values in a quarter of L2.
 inline int attention_forward_group(int T, int HS, int num_heads) {
     size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of a head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
@@ -179,21 +181,21 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
 
 // ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
 
-// + 4: rows that follow each other start 4 banks apart, so that 8 lanes' 16 bytes meet no bank twice
+// + 4: consecutive rows start 4 banks apart, so 8 lanes that read 16 bytes each have no bank conflict.
 template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
     float q[rows][max_HS + 4];
     float kv[keys][max_HS + 4]; // the keys of a tile, then its values
     float p[rows][keys + 4];
 };
 
-// Rows first..first+rows-1 of src, whose rows lie `stride` apart, as floats; zeros past T. Columns past HS stay as they
-// are: what they lead to is not stored.
+// Loads rows first..first+rows-1 of src, `stride` elements apart, as floats; rows past T are zeros. Columns past HS are
+// not written: they only affect output columns that are not stored.
 template <int max_HS, int rows> __device__ inline void
 attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
-    constexpr int vectors = max_HS / x128::size;
+    constexpr int VECTORS = max_HS / x128::size; // per row
 #pragma unroll
-    for (int i = 0; i < rows * vectors / 128; i++) {
-        int row = (i * 128 + threadIdx.x) / vectors, d = (i * 128 + threadIdx.x) % vectors * x128::size;
+    for (int i = 0; i < rows * VECTORS / 128; i++) {
+        int row = (i * 128 + threadIdx.x) / VECTORS, d = (i * 128 + threadIdx.x) % VECTORS * x128::size;
         if (d >= HS) { continue; }
         x128 x = {};
         if (first + row < T) { x = load128(src + (first + row) * stride + d); }
@@ -203,69 +205,70 @@ attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int f
     }
 }
 
-// A warp owns rows / 4 queries, half a warp every other of them; a thread has keys / 16 columns of the scores and
-// max_HS / 16 of the output.
+// Four warps. Each owns rows / 4 queries, a half-warp every other one of them; a thread holds keys / 16 columns of the
+// scores and max_HS / 16 columns of the output for each of its queries.
 template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
                               int group, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     auto& smem = *reinterpret_cast<AttentionForwardPlainSMem<max_HS, rows, keys>*>(attention_forward_shared);
-    constexpr int R = rows / 8, K = keys / 16, D = max_HS / 64;
+    constexpr int ROWS = rows / 8, KEYS = keys / 16, VECTORS = max_HS / 64; // per thread; a vector is 4 columns
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
     size_t C = (size_t)NH * HS, stride = 3 * C;
     const floatX* src = qkv + b * T * stride + (size_t)h * HS;
     int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2; // rows row0, row0+2, ...
 
-    float o[R][4 * D] = {}, m[R], l[R] = {}; // m: the maximum, times scale_log2; l: this thread's share of the sum
-    for (int i = 0; i < R; i++) { m[i] = -INFINITY; }
+    float o[ROWS][4 * VECTORS] = {}, m[ROWS],
+                      l[ROWS] = {}; // m: running maximum, times scale_log2; l: this thread's part of the sum
+    for (int i = 0; i < ROWS; i++) { m[i] = -INFINITY; }
     attention_forward_plain_load<max_HS, rows>(smem.q, src, q0, T, HS, stride);
     int num_keys = min(q0 + rows, T);
     for (int k0 = 0; k0 < num_keys; k0 += keys) {
-        __syncthreads(); // the last tile's values have been read
+        __syncthreads(); // all warps have read the values of the tile before
         attention_forward_plain_load<max_HS, keys>(smem.kv, src + C, k0, T, HS, stride);
         __syncthreads();
-        float s[R][K] = {};
+        float s[ROWS][KEYS] = {};
         for (int d = 0; d < HS; d += 4) {
-            f128 k[K];
-            for (int j = 0; j < K; j++) { k[j] = load128(&smem.kv[tx + 16 * j][d]); }
-            for (int i = 0; i < R; i++) {
+            f128 k[KEYS];
+            for (int j = 0; j < KEYS; j++) { k[j] = load128(&smem.kv[tx + 16 * j][d]); }
+            for (int i = 0; i < ROWS; i++) {
                 f128 q = load128(&smem.q[row0 + 2 * i][d]);
-                for (int j = 0; j < K; j++) {
+                for (int j = 0; j < KEYS; j++) {
                     for (int e = 0; e < 4; e++) { s[i][j] = fmaf(q[e], k[j][e], s[i][j]); }
                 }
             }
         }
-        for (int i = 0; i < R; i++) {
+        for (int i = 0; i < ROWS; i++) {
             int row = row0 + 2 * i;
             float row_max = -INFINITY;
-            for (int j = 0; j < K; j++) {
+            for (int j = 0; j < KEYS; j++) {
                 if (k0 + tx + 16 * j > q0 + row) { s[i][j] = -INFINITY; }
                 row_max = fmaxf(row_max, s[i][j]);
             }
             for (int offset = 8; offset > 0; offset /= 2) {
                 row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, offset));
             }
-            // finite from the first tile on: every row has key 0
+            // m is finite from the first tile on, because every row sees key 0
             float new_m = fmaxf(m[i], row_max * scale_log2), rescale = exp2_approx(m[i] - new_m);
             m[i] = new_m, l[i] *= rescale;
-            for (int j = 0; j < 4 * D; j++) { o[i][j] *= rescale; }
-            for (int j = 0; j < K; j++) {
+            for (int j = 0; j < 4 * VECTORS; j++) { o[i][j] *= rescale; }
+            for (int j = 0; j < KEYS; j++) {
                 float p = exp2_approx(fmaf(s[i][j], scale_log2, -new_m));
                 l[i] += p;
                 smem.p[row][tx + 16 * j] = p;
             }
         }
-        __syncthreads(); // the keys have been read
+        __syncthreads(); // all warps have read the keys
         attention_forward_plain_load<max_HS, keys>(smem.kv, src + 2 * C, k0, T, HS, stride);
         __syncthreads();
         for (int key = 0; key < keys; key += 4) {
-            f128 p[R];
-            for (int i = 0; i < R; i++) { p[i] = load128(&smem.p[row0 + 2 * i][key]); }
+            f128 p[ROWS];
+            for (int i = 0; i < ROWS; i++) { p[i] = load128(&smem.p[row0 + 2 * i][key]); }
             for (int e = 0; e < 4; e++) {
-                for (int j = 0; j < D; j++) {
-                    f128 v = load128(&smem.kv[key + e][64 * j + 4 * tx]); // past HS: not stored below
-                    for (int i = 0; i < R; i++) {
+                for (int j = 0; j < VECTORS; j++) {
+                    f128 v = load128(&smem.kv[key + e][64 * j + 4 * tx]); // columns past HS are not stored below
+                    for (int i = 0; i < ROWS; i++) {
                         for (int c = 0; c < 4; c++) { o[i][4 * j + c] = fmaf(p[i][e], v[c], o[i][4 * j + c]); }
                     }
                 }
@@ -275,18 +278,18 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     struct alignas(4 * sizeof(floatX)) Vec4 {
         floatX v[4];
     };
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < ROWS; i++) {
         for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
         int t = q0 + row0 + 2 * i;
         if (t >= T) { continue; }
         float inverse = 1.0f / l[i];
         floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
-        for (int j = 0; j < D; j++) {
+        for (int j = 0; j < VECTORS; j++) {
             Vec4 x;
             for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
             if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
         }
-        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * 0.69314718f; }
+        if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
     }
 }
 
@@ -294,14 +297,15 @@ template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(flo
                                                                              int B, int T, int HS, int NH,
                                                                              cudaStream_t stream) {
     auto kernel = attention_forward_kernel3<max_HS, rows, keys>;
-    constexpr int shared = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
-    static_assert(shared <= 64 << 10, "all that compute capability 7.5 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    kernel<<<B * NH * ceil_div(T, rows), 128, shared, stream>>>(
-        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
+    static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    kernel<<<B * NH * ceil_div(T, rows), 128, SHARED_BYTES, stream>>>(
+        out, lse, qkv, T, HS, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
     cudaCheck(cudaGetLastError());
 }
 
+// HS is a multiple of 8, at most 256.
 void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
                              cudaStream_t stream) {
     if (HS <= 64) {
@@ -309,925 +313,18 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
     } else if (HS <= 128) {
         attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, stream);
     } else {
+        require(HS <= 256);
         attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, stream);
     }
 }
-
-#if !defined(ENABLE_FP32)
-// ---- kernel 8: steps of 32 keys, so that registers suffice for 3 blocks of 4 warps ----
-// A warp has 16 * row_tiles queries. A row's sums are rescaled when its maximum has grown by more than 2^slack.
-
-// 64 * row_tiles queries, and two stages of 64 keys: while one is read, the other is filled
-template <int HS, int row_tiles> struct AttentionForwardSMem {
-    floatX q[64 * row_tiles * HS]; // at the end the output, each warp its own rows
-    floatX kv[2][2][64 * HS];      // of each stage the keys, then their values
-};
-
-// Where 16-byte chunk `chunk` of row `row` lies in a tile (rows, HS), in elements: chunks are permuted so that the same
-// one of 8 rows that follow each other, which ldmatrix reads at once, falls on all 32 banks.
-template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
-    int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
-    return row * HS + permuted * 8;
-}
-
-// The shared-memory address 16 * d columns on in the same row, where the chunk was 0 or 1. Needs rows that start at a
-// multiple of their swizzled span, which the alignment of 256 bytes gives.
-template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
-    return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
-}
-
-// Starts the copy of rows first..first+rows-1 of src, which lie 3 * C apart; zeros past T. parts = 2: then also of what
-// lies C behind them, to a second tile. Not unrolled: it would keep all the addresses in registers.
-template <int HS, int rows, int parts>
-__device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
-    constexpr int chunks = HS / 8;
-    static_assert(rows * chunks % 128 == 0, "every thread copies as many");
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows * chunks; i += 128) {
-        int row = i / chunks, chunk = i % chunks;
-        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
-#pragma unroll
-        for (int part = 0; part < parts; part++) {
-            cp_async_16(tile + part * rows * HS + attention_forward_at<HS>(row, chunk), from + part * C,
-                        first + row < T);
-        }
-    }
-}
-
-// What a thread keeps of its warp's queries: rows g and g + 8 of each 16, where g = lane / 4.
-template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[row_tiles][HS / 16][4];
-    float o[row_tiles][HS / 8][4]; // the output, before its division by the sum
-    float m[row_tiles][2];         // the maximum that o and l are relative to, times scale_log2
-    float l[row_tiles][2];         // this thread's share of the sum of P
-};
-
-// One step: keys `key..key+step-1`, counted from the warp's first query where masked; k and v are the shared-memory
-// addresses of this lane's rows of the first two of ldmatrix's operands.
-template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
-attention_forward_step(AttentionForwardState<HS, row_tiles>& x, uint32_t k, uint32_t v, int key, float scale_log2) {
-    int lane = threadIdx.x % 32;
-    constexpr int row_bytes = HS * sizeof(floatX);
-    float s[row_tiles][step / 8][4] = {};
-#pragma unroll
-    for (int d = 0; d < HS / 16; d++) {
-#pragma unroll
-        for (int n = 0; n < step / 16; n++) {
-            uint32_t b[4]; // keys 0-7 by 16 of HS, then keys 8-15
-            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * row_bytes);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(s[i][2 * n], x.q[i][d], b[0], b[1], floatX());
-                mma_16x8x16(s[i][2 * n + 1], x.q[i][d], b[2], b[3], floatX());
-            }
-        }
-    }
-    float new_m[row_tiles][2];
-    bool grew = false;
-#pragma unroll
-    for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-        for (int half_row = 0; half_row < 2; half_row++) {
-            int row = 16 * i + 8 * half_row + lane / 4;
-            float row_max = -INFINITY;
-#pragma unroll
-            for (int n = 0; n < step / 8; n++) {
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float& score = s[i][n][2 * half_row + e];
-                    if (masked && key + 8 * n + lane % 4 * 2 + e > row) { score = -INFINITY; }
-                    row_max = fmaxf(row_max, score);
-                }
-            }
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
-            new_m[i][half_row] = row_max * scale_log2;
-            grew |= new_m[i][half_row] > x.m[i][half_row] + slack;
-        }
-    }
-    // P may exceed 1 by the slack: it is divided by its own sum in the end
-    if (__any_sync(0xFFFFFFFFu, grew)) {
-#pragma unroll
-        for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-            for (int half_row = 0; half_row < 2; half_row++) {
-                // finite from the first step on: every row has key 0
-                float m = fmaxf(x.m[i][half_row], new_m[i][half_row]), rescale = exp2_approx(x.m[i][half_row] - m);
-                x.m[i][half_row] = m, x.l[i][half_row] *= rescale;
-#pragma unroll
-                for (int n = 0; n < HS / 8; n++) {
-                    x.o[i][n][2 * half_row] *= rescale, x.o[i][n][2 * half_row + 1] *= rescale;
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < step / 16; n++) {
-        uint32_t p[row_tiles][4]; // 16 keys of P: two accumulators side by side are one operand
-#pragma unroll
-        for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float* score = &s[i][2 * n + j / 2][j % 2 * 2];
-                float p0 = exp2_approx(fmaf(score[0], scale_log2, -x.m[i][j % 2]));
-                float p1 = exp2_approx(fmaf(score[1], scale_log2, -x.m[i][j % 2]));
-                x.l[i][j % 2] += p0 + p1;
-                p[i][j] = pack_16x2(p0, p1, floatX());
-            }
-        }
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            uint32_t b[4]; // 16 keys by columns 0-7 of 16, then 8-15
-            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * row_bytes);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(x.o[i][2 * d], p[i], b[0], b[1], floatX());
-                mma_16x8x16(x.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
-            }
-        }
-    }
-}
-
-// Divides by the sum and stores a warp's rows by 16 bytes, by way of its part of smem.q.
-template <int HS, int row_tiles> __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
-                                                                                AttentionForwardState<HS, row_tiles>& x,
-                                                                                int row0, int T, size_t C) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-        for (int half_row = 0; half_row < 2; half_row++) {
-            int row = 16 * i + 8 * half_row + lane / 4;
-            float l = x.l[i][half_row];
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
-            float inverse = 1.0f / l;
-            if (lse && lane % 4 == 0 && row0 + row < T) {
-                lse[row0 + row] = (x.m[i][half_row] + log2f(l)) * 0.69314718f;
-            }
-#pragma unroll
-            for (int n = 0; n < HS / 8; n++) {
-                uint32_t pair =
-                    pack_16x2(x.o[i][n][2 * half_row] * inverse, x.o[i][n][2 * half_row + 1] * inverse, floatX());
-                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row0 + row < T) {
-            // not load128 and store128: the compiler makes a copy by 4 bytes of the two
-            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
-                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
-        }
-    }
-}
-
-template <int HS, int row_tiles, int step, int slack, int blocks> __global__ void __launch_bounds__(128, blocks)
-    attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
-                              float scale_log2) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = *reinterpret_cast<AttentionForwardSMem<HS, row_tiles>*>(attention_forward_shared);
-    constexpr int rows = 64 * row_tiles;
-    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, rows), group);
-    int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
-    int lane = threadIdx.x % 32;
-    int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
-    size_t C = (size_t)NH * HS;
-    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
-    int num_tiles = ceil_div(min(q0 + rows, T), 64), num_unmasked = q0 / 64;
-
-    attention_forward_load<HS, rows, 1>(smem.q, src, q0, T, C);
-    attention_forward_load<HS, 64, 2>(smem.kv[0][0], src + C, 0, T, C);
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();
-
-    AttentionForwardState<HS, row_tiles> x;
-    floatX* warp_q = smem.q + warp_row * HS;
-#pragma unroll
-    for (int i = 0; i < row_tiles; i++) {
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            ldmatrix_x4(x.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
-        }
-        for (int n = 0; n < HS / 8; n++) {
-            for (int e = 0; e < 4; e++) { x.o[i][n][e] = 0; }
-        }
-        for (int half_row = 0; half_row < 2; half_row++) { x.m[i][half_row] = -INFINITY, x.l[i][half_row] = 0; }
-    }
-    // ldmatrix reads keys 0-7 and 8-15, HS 0-7 and 8-15: as (HS, HS, keys) for S = Q K^T, and as (keys, HS) for P V
-    constexpr int row_bytes = HS * sizeof(floatX), stage_bytes = sizeof(smem.kv[0]);
-    uint32_t k_address =
-        shared_address(smem.kv[0][0] + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-    uint32_t v_address = shared_address(smem.kv[0][1] + attention_forward_at<HS>(lane % 16, lane / 16));
-    for (int tile = 0; tile < num_tiles; tile++) {
-        if (tile > 0) {
-            cp_async_wait<0>();
-            __syncthreads(); // this tile has come, and all have read the last one, whose place the next one takes
-        }
-        if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
-            cp_async_commit();
-        }
-        uint32_t k = k_address + tile % 2 * stage_bytes, v = v_address + tile % 2 * stage_bytes;
-        if (tile < num_unmasked) {
-#pragma unroll 1
-            for (int j = 0; j < 64; j += step) {
-                attention_forward_step<false, step, slack>(x, k + j * row_bytes, v + j * row_bytes, 0, scale_log2);
-            }
-        } else {
-            int key = tile * 64 - q0 - warp_row; // of the warp's 16 * row_tiles queries none sees keys past its last
-#pragma unroll 1
-            for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
-                attention_forward_step<true, step, slack>(x, k + j * row_bytes, v + j * row_bytes, key + j, scale_log2);
-            }
-        }
-    }
-    floatX* dst = out + ((size_t)b * T * NH + h) * HS;
-    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, x, q0 + warp_row, T, C);
-}
-
-template <int HS, int row_tiles, int step, int slack, int blocks> void
-attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
-    constexpr int shared = sizeof(AttentionForwardSMem<HS, row_tiles>);
-    static_assert(shared <= 99 << 10, "all that compute capability 8.6 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, shared, stream>>>(
-        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), 1.44269504f / sqrtf((float)HS));
-    cudaCheck(cudaGetLastError());
-}
-
-// HS is 32, 64, 96 or 128
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
-                           cudaStream_t stream) {
-    if (HS == 32) {
-        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
-    } else if (HS == 64) {
-        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
-    } else if (HS == 96) {
-        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
-    } else {
-        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
-    }
-}
-
-// ---- kernel 16: Hopper: wgmma on what TMA brings ----
-// For compute capability 9.0 and HS = 64. A persistent block an SM goes over tiles of 256 queries, or of 128 where there
-// are few. One thread loads; each of four warpgroups (or two) has 64 queries and goes over their keys by 64, the diagonal
-// first, at its own pace: as far as the ring of keys reaches none waits for another, so that the softmax of some is under
-// the products of others. Loops over registers are unrolled by name: else arrays with an index would lie in memory.
-// Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
-
-const int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, as wide as TMA's swizzle
-const int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
-const int ATTENTION_FORWARD_STAGES = 8;                       // of 64 keys and their values, in the ring
-
-// How TMA sees (B,T,num_vectors,64): boxes of box_rows tokens of one vector. T is a dimension of its own, so past a
-// sequence's end zeros are read and nothing is written, never the next sequence.
-inline CUtensorMap attention_forward_tensor_map(const floatX* tensor, int B, int T, int num_vectors, int box_rows) {
-    return tensor_map(tensor, {ATTENTION_FORWARD_ROW, num_vectors, T, B}, {ATTENTION_FORWARD_ROW, 1, box_rows, 1});
-}
-
-// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
-template <class SMem> __device__ inline SMem& attention_forward_sm90_shared(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
-
-// s = q k^T for a warpgroup's 64 queries and 64 keys, by their wgmma_descriptors. Starts it, waits for nothing. The
-// registers of s were free before.
-__device__ inline void attention_forward_wgmma_scores(float (&s)[32], uint64_t q, uint64_t k) {
-    wgmma_64x64x16_new(s, q, k, floatX());
-#pragma unroll
-    for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX()); } // 16 columns are 2 * 16 bytes
-}
-
-// o += p v for 4 * n keys. Starts it, waits for nothing.
-template <int n>
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
-#pragma unroll
-    for (int k = 0; k < n / 4; k++) { // 16 rows are 128 * 16 bytes
-        wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
-    }
-}
-
-// What a thread knows of its two rows, g = lane / 4 and g + 8 of its warp's 16: elements i of s and o with
-// i / 2 % 2 = 0 belong to the first of them.
-struct AttentionForwardRows {
-    float m[2];       // the maximum that o and l are relative to, times scale_log2
-    float l[2];       // this thread's share of the sum of P
-    float rescale[2]; // what o must be multiplied by, if the last softmax said so
-    // Added to l before o is divided by it: what P gains by being rounded for the product with the values, as far as
-    // that is known: at the diagonal, and of a largest P, which is 1 when rounded, but 1 + error in l.
-    float rounding[2];
-};
-
-// The maximum of x becomes that of s too, the scores of some keys after those of the diagonal. True if o must be
-// rescaled.
-template <int num_s>
-__device__ inline bool attention_forward_wgmma_max(const float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
-    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
-#pragma unroll
-    for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
-    float raw_m[2], new_m[2];
-    bool grew = false;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
-        grew |= new_m[half_row] > x.m[half_row];
-    }
-    grew = __any_sync(0xFFFFFFFFu, grew);
-    if (grew) {
-#pragma unroll
-        for (int half_row = 0; half_row < 2; half_row++) {
-            float m = fmaxf(x.m[half_row], new_m[half_row]);
-            x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
-            x.l[half_row] *= x.rescale[half_row];
-            float error = x.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0; // of m, an exponent
-            x.rounding[half_row] = fmaf(x.rounding[half_row], x.rescale[half_row], error * (-0.69314718f / 4));
-            x.m[half_row] = m;
-        }
-    }
-    return grew;
-}
-
-// Those scores to P, not packed yet.
-template <int num_s>
-__device__ inline void attention_forward_wgmma_exponents(float (&s)[num_s], AttentionForwardRows& x, float scale_log2) {
-#pragma unroll
-    for (int i = 0; i < num_s; i++) {
-        s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
-        x.l[i / 2 % 2] += s[i];
-    }
-}
-
-// Both for a row's first scores, which x says nothing of yet, at the diagonal. Of each group of 16 keys the warp's
-// rows see all before the warp's own group, some of that one, none after it; no group before first_masked / 8 is the
-// warp's own. With g = lane / 4 and t = lane % 4, rows g and g + 8 have columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the
-// group: the upper row sees neither of the last two, the lower one both of the first, and the others are seen as column
-// 2t or 2t + 1 is by row g. Masked by arithmetic: comparisons run at half its rate, and a branch would have the scores
-// copied. So a score that is infinite or NaN, in the own group, shows in rows before it too.
-template <int first_masked, int num_s> __device__ inline void
-attention_forward_wgmma_diagonal(float (&s)[num_s], AttentionForwardRows& x, int group, float scale_log2) {
-    const float hidden = -1e38f;
-    int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane), "+r"(group)); // what follows from them is not kept in registers from tile to tile
-    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : hidden, lane % 4 * 2 + 1 <= lane / 4 ? 0 : hidden};
-    float row_max[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int n = first_masked; n < num_s; n += 8) {
-        float own = n / 8 == group ? 1.0f : 0.0f;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            s[n + e] = fmaf(own, mask[e], s[n + e]);
-            s[n + 4 + e] = fmaf(own, hidden, s[n + 4 + e]);
-            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
-        }
-    }
-    wgmma_hold(s); // in place
-#pragma unroll
-    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // the first two columns of a row in a group
-        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
-        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i < first_masked || i / 8 <= group ? m : -INFINITY);
-    }
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float m = row_max[half_row];
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        x.m[half_row] = m * scale_log2, x.l[half_row] = 0, x.rescale[half_row] = 1;
-    }
-#pragma unroll
-    for (int n = 0; n < num_s; n += 8) {
-        if (n / 8 > group) {
-#pragma unroll
-            for (int i = n; i < n + 8; i++) { s[i] = 0; }
-        } else {
-            asm volatile(""); // stays a branch
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
-                x.l[i / 2 % 2] += s[i];
-            }
-        }
-    }
-}
-
-// After the diagonal, whose P is s: what l gains by rounding.
-template <int num_p> __device__ inline void attention_forward_wgmma_rounding(AttentionForwardRows& x,
-                                                                             const uint32_t (&p)[num_p], int group) {
-    x.rounding[0] = -x.l[0], x.rounding[1] = -x.l[1];
-#pragma unroll
-    for (int n = 0; n < num_p; n += 4) { // 16 keys
-        if (n / 4 <= group) {
-            asm volatile(""); // stays a branch
-#pragma unroll
-            for (int j = n; j < n + 4; j++) {
-                float2 pair = unpack_16x2(p[j], floatX());
-                x.rounding[j % 2] += pair.x;
-                x.rounding[j % 2] += pair.y;
-            }
-        }
-    }
-}
-
-__device__ inline void attention_forward_wgmma_rescale(float (&o)[32], const AttentionForwardRows& x) {
-#pragma unroll
-    for (int i = 0; i < 32; i++) { o[i] *= x.rescale[i / 2 % 2]; }
-}
-
-// The accumulators of 16 keys, two 16x8 tiles, are the four registers of an operand.
-template <int num_p, int n>
-__device__ inline void attention_forward_wgmma_pack(uint32_t (&p)[num_p], const float (&s)[n]) {
-#pragma unroll
-    for (int i = 0; i < num_p; i++) { p[i] = 2 * i < n ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
-}
-
-// The log-sum-exp of a thread's two rows to lse, of this sequence and head, or NULL; the warp's first row is token t.
-__device__ inline void attention_forward_wgmma_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row >= 0 && row < T) {
-            lse[row] = (m[half_row] + log2f(l[half_row])) * 0.69314718f;
-        }
-    }
-}
-// A thread's share of two sums to those of its rows.
-__device__ inline void attention_forward_wgmma_row_sums(float (&l)[2]) {
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 2);
-    }
-}
-
-// A warp's 16 rows, each times `inverse`, to a tile in shared memory, (16,64) in TMA's swizzle.
-__device__ inline void attention_forward_wgmma_to_shared(floatX* tile, const float (&o)[32],
-                                                         const float (&inverse)[2]) {
-    int lane = threadIdx.x % 32;
-    // four matrices of 8 rows and 8 columns: the upper and the lower rows of two chunks
-    uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
-#pragma unroll
-    for (int d = 0; d < 4; d++) { // 16 columns
-        uint32_t r[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
-        }
-        stmatrix_x4(attention_forward_column<64>(address, d), r);
-    }
-}
-
-// Divides a warp's 16 rows from token t on by their sums l and gives them to TMA, by way of `tile`, which must be left
-// alone until tma_store_wait.
-__device__ inline void attention_forward_wgmma_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
-                                                     const float (&l)[2], int t, int h, int b) {
-    attention_forward_wgmma_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
-    tma_store_fence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0 && t >= 0) { // a box that lies before the tensor as a whole is an error to TMA
-        tma_store_4d(&out_map, tile, 0, h, t, b);
-        tma_store_commit();
-    }
-}
-
-// The tiles of a block, one after the other: pairs of equal work, then single tiles, the longest first and every other
-// round backwards. Whole pairs to the end would leave blocks idle: at B = 64, T = 1024 they are 11.6 rounds of 132.
-struct AttentionForwardList {
-    int num_heads, num_tiles, num_paired; // num_tiles of queries to a head; pairs are of the first num_paired heads
-    int place;                            // 2 * the round, + 1 if the second tile of a pair comes next; 0 at first
-    int head, tile;
-};
-__device__ inline bool attention_forward_next(AttentionForwardList& x) {
-    x.place++;
-    if (x.place % 2 == 0) {
-        x.head ^= 1, x.tile = x.num_tiles - 1 - x.tile;
-        return true;
-    }
-    int blocks = gridDim.x, block = blockIdx.x, round = x.place / 2, first = round * blocks;
-    int paired = x.num_paired / 2 * x.num_tiles; // a pair is of two heads, for their number of tiles may be odd
-    if (first + block < paired) {
-        int two_heads = (first + block) / x.num_tiles;
-        int pair = (first + block + two_heads) % x.num_tiles; // not the same one of all heads for a block
-        x.head = 2 * two_heads + pair % 2, x.tile = x.num_tiles - 1 - pair / 2;
-        return true;
-    }
-    x.place++;
-    int whole = ceil_div(paired, blocks); // from this round on all tiles are single ones
-    bool backwards = round > whole && (round - whole) % 2 == 1;
-    int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = x.num_heads - x.num_paired;
-    if (single >= heads * x.num_tiles) { return false; } // nor is there one in later rounds
-    x.head = x.num_paired + single % heads, x.tile = x.num_tiles - 1 - single / heads;
-    return true;
-}
-
-// What the thread that loads says of a tile: sequence (negative: no more tiles), head, and the number of its first 64
-// queries. Tiles are counted from a sequence's end, so of one that is not full it may be negative.
-struct AttentionForwardTile {
-    int b, h, first_group;
-};
-
-// groups: of 64 queries, in a tile. 225 KB for four of them.
-template <int groups> struct AttentionForwardSM90 {
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // of this tile and the next
-    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
-    floatX out[groups * ATTENTION_FORWARD_BOX];
-    AttentionForwardTile tiles[2];
-    uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
-};
-
-// By the whole block.
-template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSM90<groups>& smem) {
-    const int warps = 4 * groups; // that compute
-    if (threadIdx.x == 0) {
-        for (int j = 0; j < 2; j++) {
-            mbarrier_init(&smem.q_full[j], 1);
-            mbarrier_init(&smem.q_empty[j], warps);
-        }
-        for (int j = 0; j < ATTENTION_FORWARD_STAGES; j++) {
-            mbarrier_init(&smem.full[j], 1);
-            mbarrier_init(&smem.empty[j], warps);
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-}
-
-// The wgmma_descriptors of the keys and values of step i, of that of the ring.
-__device__ inline uint64_t attention_forward_sm90_keys(uint64_t kv, unsigned i) {
-    return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
-}
-__device__ inline uint64_t attention_forward_sm90_values(uint64_t kv, unsigned i) {
-    return attention_forward_sm90_keys(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
-}
-
-// The part of the one thread that loads. It and those who compute count the same: n tiles, i steps over 64 keys.
-// once: L2 need not keep what is loaded.
-template <int groups, bool once> __device__ inline void attention_forward_sm90_load(AttentionForwardSM90<groups>& smem,
-                                                                                    const CUtensorMap& qkv_map, int T,
-                                                                                    int NH, AttentionForwardList list) {
-    const unsigned stages = ATTENTION_FORWARD_STAGES;
-    auto load = once ? tma_load_4d_once : tma_load_4d;
-    unsigned i = 0, n = 0;
-#pragma unroll 1
-    for (; attention_forward_next(list); n++) {
-        int b = list.head / NH, h = list.head % NH;
-        int first_group = ceil_div(T, 64) - groups * (list.num_tiles - list.tile);
-        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-        smem.tiles[n % 2] = {b, h, first_group};
-        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
-        for (int j = 0; j < groups; j++) {
-            load(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
-                 &smem.q_full[n % 2]);
-        }
-#pragma unroll 1
-        for (int block = first_group + groups - 1; block >= 0; block--, i++) {
-            unsigned stage = i % stages;
-            mbarrier_wait(&smem.empty[stage], (i / stages + 1) % 2);
-            mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
-            load(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
-            load(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
-        }
-    }
-    mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-    smem.tiles[n % 2].b = -1;
-    mbarrier_arrive(&smem.q_full[n % 2]);
-}
-
-// The scores of 64 more keys, number i of the ring, and the product with the values before them, which runs while the
-// maximum of the new scores is found; then it is waited for, so that nothing stands in the way of what can be done
-// between exponents, which take the longest: sums, packing, rescaling.
-template <class SMem> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
-                                                                         float (&o)[32], AttentionForwardRows& x,
-                                                                         SMem& smem, uint64_t q, uint64_t kv,
-                                                                         unsigned i, float scale_log2) {
-    const unsigned stages = ATTENTION_FORWARD_STAGES;
-    mbarrier_wait(&smem.full[i % stages], i / stages % 2);
-    wgmma_fence();
-    attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
-    wgmma_commit();
-    wgmma_fence();
-    attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_hold(s);
-    bool grew = attention_forward_wgmma_max(s, x, scale_log2);
-    wgmma_wait<0>();
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % stages]); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_exponents(s, x, scale_log2);
-    attention_forward_wgmma_pack(p, s);
-}
-
-// Where a warp's 16 rows of a head go, from token t on, which is negative if they lie before the first; place: 2 KB of
-// the warp's own in shared memory. prepare() is called under a tile's first steps, store() at its end. once: of
-// attention_forward_sm90_load.
-struct AttentionForwardStore {
-    static const bool once = false;
-    const CUtensorMap& out_map;
-    __device__ void prepare(floatX*, int, int, int) {}
-    __device__ void store(floatX* place, const float (&o)[32], const float (&l)[2], int t, int h, int b) {
-        attention_forward_wgmma_store(out_map, place, o, l, t, h, b);
-    }
-};
-
-// The part of the warps that compute.
-template <int groups, class Store>
-__device__ inline void attention_forward_sm90_compute(AttentionForwardSM90<groups>& smem, float* lse, int T, int NH,
-                                                      float scale_log2, Store& store) {
-    const unsigned stages = ATTENTION_FORWARD_STAGES;
-    // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
-    int warpgroup =
-        (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
-    unsigned i = 0;
-#pragma unroll 1
-    for (unsigned n = 0;; n++) {
-        mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
-        AttentionForwardTile tile = smem.tiles[n % 2];
-        int b = warp_uniform(tile.b), h = warp_uniform(tile.h), first_group = warp_uniform(tile.first_group);
-        if (b < 0) { break; }
-        // later queries have more keys: who had them in this tile has earlier ones in the next
-        int place = n % 2 ? groups - 1 - warpgroup : warpgroup, group = first_group + place;
-        int my_steps = max(group + 1, 1); // queries before the sequence's first cost a step and are not stored
-        uint64_t q = wgmma_descriptor(smem.q[n % 2] + place * ATTENTION_FORWARD_BOX);
-#pragma unroll 1
-        for (int skip = first_group + groups - my_steps; skip > 0; skip--, i++) { // keys that only others see
-            mbarrier_wait(&smem.full[i % stages], i / stages % 2);
-            if (lane == 0) { mbarrier_arrive(&smem.empty[i % stages]); }
-        }
-        float s[32], o[32];
-        uint32_t p[16];
-        AttentionForwardRows x;
-        mbarrier_wait(&smem.full[i % stages], i / stages % 2);
-        wgmma_fence();
-        attention_forward_wgmma_scores(s, q, attention_forward_sm90_keys(kv, i));
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_hold(s);
-        attention_forward_wgmma_diagonal<0>(s, x, warp, scale_log2);
-        attention_forward_wgmma_pack(p, s);
-        attention_forward_wgmma_rounding(x, p, warp);
-        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
-        int t = group * 64 + warp * 16;
-        store.prepare(out, t, h, b);
-#pragma unroll
-        for (int j = 0; j < 32; j++) { o[j] = 0; }
-        i++;
-#pragma unroll 1
-        for (int step = 1; step < my_steps; step++, i++) {
-            attention_forward_sm90_step(s, p, o, x, smem, q, kv, i, scale_log2);
-        }
-        wgmma_hold(o);
-        wgmma_hold(p);
-        wgmma_fence();
-        attention_forward_wgmma_values(o, p, attention_forward_sm90_values(kv, i - 1));
-        wgmma_commit();
-        attention_forward_wgmma_row_sums(x.l);
-        attention_forward_wgmma_row_sums(x.rounding);
-        attention_forward_wgmma_lse(lse ? lse + ((size_t)b * NH + h) * T : nullptr, x.l, x.m, t, T);
-        x.l[0] += x.rounding[0], x.l[1] += x.rounding[1];
-        if (lane == 0) {
-            mbarrier_arrive(&smem.q_empty[n % 2]);
-            tma_store_wait<0>(); // the tile before has left its place
-        }
-        __syncwarp();
-        wgmma_wait<0>();
-        wgmma_hold(o);
-        if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % stages]); }
-        store.store(out, o, x.l, t, h, b);
-    }
-    if (lane == 0) { tma_store_wait<0>(); }
-}
-
-// All of it, for a kernel of groups + 1 warpgroups.
-template <int groups, class Store>
-__device__ inline void attention_forward_sm90_block(AttentionForwardSM90<groups>& smem, float* lse,
-                                                    const CUtensorMap& qkv_map, int T, int NH,
-                                                    const AttentionForwardList& list, float scale_log2, Store store) {
-    attention_forward_sm90_init(smem);
-    grid_launch_dependents(); // they find room when this grid's blocks end
-    grid_wait_dependency();
-    if (threadIdx.x < 128 * groups) {
-        warpgroup_more_registers<groups == 4 ? 112 : 208>(); // 4 * 112 + 32 of a thread of each are 5 * 96
-        attention_forward_sm90_compute(smem, lse, T, NH, scale_log2, store);
-    } else {
-        warpgroup_fewer_registers<32>();
-        if (threadIdx.x == 128 * groups) {
-            attention_forward_sm90_load<groups, Store::once>(smem, qkv_map, T, NH, list);
-        }
-    }
-}
-
-template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
-    attention_forward_sm90_kernel16(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
-                                    AttentionForwardList list, float scale_log2,
-                                    const __grid_constant__ CUtensorMap out_map) {
-    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
-    attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2, AttentionForwardStore{out_map});
-}
-
-// Launches kernel 16, or another of attention_forward_sm90_block, with SMem in shared memory, which takes `out` last.
-template <int groups, class SMem = AttentionForwardSM90<groups>, class Kernel, class... Out>
-void attention_forward_sm90_launch(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
-                                   cudaStream_t stream, const Out&... out) {
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    const int bytes = sizeof(SMem) + 1024;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_heads = B * NH, num_tiles = ceil_div(T, 64 * groups);
-    int num_blocks = min(num_heads * num_tiles, num_multiprocessors());
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
-    AttentionForwardList list = {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), bytes, stream, lse, qkv_map, T, NH, list,
-                 1.44269504f / sqrtf(64.0f), out...);
-}
-// Groups of 64 queries in a tile: two where there are few tiles, which is a shorter way to the longest one's end.
-inline int attention_forward_sm90_groups(int B, int T, int NH) {
-    return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
-}
-
-void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
-    if (attention_forward_sm90_groups(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2>(attention_forward_sm90_kernel16<2>, lse, qkv, B, T, NH, stream, out_map);
-    } else {
-        attention_forward_sm90_launch<4>(attention_forward_sm90_kernel16<4>, lse, qkv, B, T, NH, stream, out_map);
-    }
-}
-
-// The number of the kernel for this device, binary and head size.
-inline int attention_forward_choice(int HS) {
-    if (HS == 64 && has_sm90a()) { return 16; }
-    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
-    return has_tiles && compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80 ? 8 : 3;
-}
-#endif
-
-// out (B,T,NH,HS), lse (B,NH,T) or NULL, qkv (B,T,3,NH,HS), C = NH * HS. All pointers are aligned to 16 bytes.
-void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
-    double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(stream, bytes, 2.0 * B * T * T * C, "attention_forward");
-    require(NH > 0 && C % NH == 0);
-    int HS = C / NH;
-    require(HS % 8 == 0 && HS <= 256);
-    require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
-#if !defined(ENABLE_FP32)
-    switch (attention_forward_choice(HS)) {
-    case 8:
-        return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream);
-    case 16:
-        return attention_forward_sm90(out, lse, qkv, B, T, NH, stream);
-    }
-#endif
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
-}
 // ==== end promoted: attention_forward ====
 
-#if !defined(ENABLE_FP32)
-// For kernels 9 to 15, and for ops that include this file: steps of 128 keys.
-
-// As above, by pointers.
-__device__ inline void attention_forward_wgmma_scores(float (&s)[32], const floatX* q, const floatX* k) {
-    attention_forward_wgmma_scores(s, wgmma_descriptor(q), wgmma_descriptor(k));
-}
-template <int n>
-__device__ inline void attention_forward_wgmma_values(float (&o)[32], const uint32_t (&p)[n], const floatX* v) {
-    attention_forward_wgmma_values(o, p, wgmma_descriptor(v));
-}
-
-const int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
-const int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // what TMA announces for them
-static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
-
-// Brings 128 keys or values, `vector` of the 3 * NH of a token, from token t on.
-__device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const CUtensorMap& qkv_map, int vector,
-                                             int t, int b) {
-    mbarrier_arrive_expect(full, ATTENTION_FORWARD_KEY_BYTES);
-    tma_load_4d(keys, &qkv_map, 0, vector, t, b, full);
-    tma_load_4d(keys + ATTENTION_FORWARD_BOX, &qkv_map, 0, vector, t + 64, b, full);
-}
-
-// The same for 128 keys, by pointers. held: the registers of s were not free before; where all are taken anyway the
-// compiler does better so.
-template <bool held = false>
-__device__ inline void attention_forward_wgmma_scores(float (&s)[64], const floatX* q, const floatX* k) {
-    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
-    if constexpr (held) {
-        wgmma_64x128x16(s, a, b, 0, floatX());
-    } else {
-        wgmma_64x128x16_new(s, a, b, floatX());
-    }
-#pragma unroll
-    for (int d = 1; d < 4; d++) { wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX()); }
-}
-
-// Scores of 128 keys to P, not packed yet. masked: of row r of the warp the keys after diagonal + r are in the future;
-// skip: where none of the rows sees 16 keys, exponents are not taken. True if the warp's sums are relative to a new
-// maximum: if one grew by more than 2^8, as in kernel 7.
-template <bool masked, bool skip> __device__ inline bool
-attention_forward_wgmma_lazy_softmax(float (&s)[64], AttentionForwardRows& x, int diagonal, float scale_log2) {
-    int lane = threadIdx.x % 32, last_key = diagonal + lane / 4 - lane % 4 * 2; // from this thread's first column on
-    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // chains that do not wait for each other
-#pragma unroll
-    for (int i = 0; i < 64; i++) {
-        if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
-        row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
-    }
-    float new_m[2];
-    bool grew = false;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        new_m[half_row] = m * scale_log2;
-        grew |= new_m[half_row] > x.m[half_row] + 8.0f;
-    }
-    grew = __any_sync(0xFFFFFFFFu, grew);
-    if (grew) {
-#pragma unroll
-        for (int half_row = 0; half_row < 2; half_row++) {
-            float m = fmaxf(x.m[half_row], new_m[half_row]);
-            x.rescale[half_row] = exp2_approx(x.m[half_row] - m);
-            x.l[half_row] *= x.rescale[half_row];
-            x.m[half_row] = m;
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < 64; n += 8) {
-        if (skip && 2 * n > diagonal + 15) { // 16 keys that none of the warp's rows sees
-#pragma unroll
-            for (int i = n; i < n + 8; i++) { s[i] = 0; }
-        } else {
-            if (skip) { asm volatile(""); } // stays a branch
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -x.m[i / 2 % 2]));
-                x.l[i / 2 % 2] += s[i];
-            }
-        }
-    }
-    return grew;
-}
-
-// The end of a step over 128 keys, after its exponents: P, when the product with the values before is done. await() waits
-// for the next step's keys, if there are `more`, here and where sums are not negative, which they never are: else the
-// compiler moves exponents behind wgmma_wait, and they no longer run under the product.
-template <class F> __device__ inline void attention_forward_end_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
-                                                                     const AttentionForwardRows& x, bool grew,
-                                                                     bool more, F await, uint64_t* v_empty) {
-    if (more && !(x.l[0] + x.l[1] < 0)) { await(); }
-    wgmma_hold(s);
-    wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(o);
-    wgmma_hold(p);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(v_empty); }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
-}
-
-// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes two tiles of a head at a time,
-// whose numbers of keys together are the same for all such pairs, from the whole grid's list.
-template <bool persistent, class F>
-__device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
-    if (!persistent) {
-        AttentionForwardWork work = attention_forward_work(num_heads, num_tiles, group);
-        f(work.head, work.tile);
-        return;
-    }
-    int num_pairs = ceil_div(num_tiles, 2);
-#pragma unroll 1
-    for (int i = blockIdx.x; i < num_heads * num_pairs; i += gridDim.x) {
-        int first = i % num_pairs, last = num_tiles - 1 - first;
-#pragma unroll 1
-        for (int tile = last; tile >= first; tile -= max(last - first, 1)) { f(i / num_pairs, tile); }
-    }
-}
-#endif
-
 #ifndef PROMOTED_ONLY
-
 #if !defined(ENABLE_FP32)
-const int LADDER_HS = 64; // kernels 4 to 7 know this head size alone
+constexpr int LADDER_HS = 64; // the only head size of kernels 4 to 7
 
-// ---- kernel 4: mma.sync, a warp for 16 queries, tiles in padded shared memory ----
-// + 8: rows 144 bytes apart, so that the 8 rows that ldmatrix reads meet no bank twice
+// ---- kernel 4: mma.sync, 16 queries per warp, tiles in padded shared memory ----
+// + 8: rows are 144 bytes apart, so the 8 rows that ldmatrix reads at once have no bank conflict.
 
 __global__ void __launch_bounds__(128)
     attention_forward_kernel4(floatX* out, float* lse, const floatX* qkv, int T, int NH, float scale_log2) {
@@ -1248,7 +345,7 @@ __global__ void __launch_bounds__(128)
     load(q_tile, src, q0);
     float o[HS / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {};
     for (int k0 = 0; k0 < min(q0 + 64, T); k0 += 64) {
-        __syncthreads(); // the last tile has been read
+        __syncthreads(); // all warps have read the tile before
         load(k_tile, src + C, k0);
         load(v_tile, src + 2 * C, k0);
         __syncthreads();
@@ -1306,39 +403,704 @@ __global__ void __launch_bounds__(128)
             uint32_t pair = pack_16x2(o[n][2 * r] / l[r], o[n][2 * r + 1] / l[r], floatX());
             *reinterpret_cast<uint32_t*>(out + ((size_t)b * T + row) * C + h * HS + 8 * n + 2 * t) = pair;
         }
-        if (t == 0) { lse[(size_t)blockIdx.x * T + row] = (m[r] + log2f(l[r])) * (float)M_LN2; }
+        if (t == 0) { lse[(size_t)blockIdx.x * T + row] = (m[r] + log2f(l[r])) * LN2; }
     }
 }
 
 void attention_forward4(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_kernel4<<<dim3(B * NH, ceil_div(T, 64)), 128, 0, stream>>>(
-        out, lse, qkv, T, NH, (float)M_LOG2E / sqrtf((float)LADDER_HS));
+    attention_forward_kernel4<<<dim3(B * NH, ceil_div(T, 64)), 128, 0, stream>>>(out, lse, qkv, T, NH,
+                                                                                 LOG2E / sqrtf((float)LADDER_HS));
     cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 5: cp.async into two stages, swizzled instead of padded, Q in registers, heavy tiles first ----
+// Kernels 5 to 7 are kernel 8, which stands below, with other template arguments.
+
+template <int HS, int row_tiles, int step, int slack, int blocks>
+void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream);
 
 void attention_forward5(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 6: a warp for 32 queries: what ldmatrix brings is used twice, half the reads of shared memory ----
+// ---- kernel 6: 32 queries per warp: each fragment of K and V is used twice, half the reads of shared memory ----
 
 void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 7: rescaled only where a maximum grew by more than 2^8: hardly ever after the first keys ----
+// ---- kernel 7: rescaling only when a maximum has grown by more than 2^8, which is rare after the first keys ----
 
 void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
 }
+#endif
+#endif
 
-// ---- kernel 9: wgmma and TMA, two blocks an SM: the tensor cores of one work under the softmax of the other ----
-// On the helpers of kernel 16, which stand above; steps go over 128 keys, the diagonal first.
+// ==== promoted: attention_forward ====
+#if !defined(ENABLE_FP32)
+// ---- kernel 8: mma.sync, steps of 32 keys, so that the registers allow 3 blocks of 4 warps per SM ----
+// A warp has 16 * row_tiles queries and takes `step` keys at a time. o and l are rescaled only when the running maximum
+// of some row has grown by more than 2^slack.
 
-struct AttentionForwardSMem9 {          // 81 KB: two blocks an SM
-    floatX q[2][ATTENTION_FORWARD_BOX]; // of both warpgroups; in the end their output
+// 64 * row_tiles queries, and two stages of 64 keys: one is read while the other is filled.
+template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
+    floatX q[64 * row_tiles * HS]; // at the end each warp stages its rows of the output here
+    floatX kv[2][2][64 * HS];      // per stage: keys, then values
+};
+
+// Where 16-byte chunk `chunk` of row `row` of a tile (rows, HS) lies, in elements. The chunks of a row are permuted by
+// its number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, falls on all 32 banks:
+//
+//     HS = 64    row 0    0 1 2 3 4 5 6 7      position p of row r holds chunk p ^ (r % 8), as in TMA's swizzle of
+//                row 1    1 0 3 2 5 4 7 6      128 bytes; with HS = 32 and 96, p ^ (r / 2 % 4)
+//                row 2    2 3 0 1 6 7 4 5
+template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
+    int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return row * HS + permuted * 8;
+}
+
+// From the address of chunk 0 or 1 of a row to the address 16 * d columns further in the same row. The swizzle is an xor
+// of address bits, because tiles are aligned to 256 bytes.
+template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
+    return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
+}
+
+// Starts the copy of rows first..first+rows-1 of src, 3 * C elements apart, to a tile; rows past T become zeros. With
+// parts = 2 also the rows C elements further (the values behind the keys), to the next tile. The loop is not unrolled,
+// because the compiler would then keep all addresses in registers.
+template <int HS, int rows, int parts>
+__device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
+    constexpr int CHUNKS = HS / 8; // per row
+    static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * CHUNKS; i += 128) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            cp_async_16(tile + part * rows * HS + attention_forward_at<HS>(row, chunk), from + part * C,
+                        first + row < T);
+        }
+    }
+}
+
+// A thread's fragments of its warp's queries: rows g and g + 8 of each 16, where g = lane / 4.
+template <int HS, int row_tiles> struct AttentionForwardState {
+    uint32_t q[row_tiles][HS / 16][4];
+    float o[row_tiles][HS / 8][4]; // accumulators of the output, not yet divided by l
+    float m[row_tiles][2];         // the maximum that o and l are scaled by, times scale_log2
+    float l[row_tiles][2];         // this thread's part of the sum of P
+};
+
+// One step over `step` keys. k and v are the shared-memory addresses that this lane gives to ldmatrix for the first 16
+// keys and values. key: the first key, counted from the warp's first query; only read if masked.
+template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
+attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
+    int lane = threadIdx.x % 32;
+    constexpr int ROW_BYTES = HS * sizeof(floatX);
+    float s[row_tiles][step / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < HS / 16; d++) {
+#pragma unroll
+        for (int n = 0; n < step / 16; n++) {
+            uint32_t b[4]; // keys 0-7 by 16 columns, then keys 8-15
+            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(s[i][2 * n], state.q[i][d], b[0], b[1], floatX());
+                mma_16x8x16(s[i][2 * n + 1], state.q[i][d], b[2], b[3], floatX());
+            }
+        }
+    }
+    float new_m[row_tiles][2];
+    bool grew = false;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float row_max = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& score = s[i][n][2 * half_row + e];
+                    if (masked && key + 8 * n + lane % 4 * 2 + e > row) { score = -INFINITY; }
+                    row_max = fmaxf(row_max, score);
+                }
+            }
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
+            new_m[i][half_row] = row_max * scale_log2;
+            grew |= new_m[i][half_row] > state.m[i][half_row] + slack;
+        }
+    }
+    // between two rescalings P may reach 2^slack; o and l carry the same factor, which cancels in o / l
+    if (__any_sync(0xFFFFFFFFu, grew)) {
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int half_row = 0; half_row < 2; half_row++) {
+                // m is finite from the first step on, because every row sees key 0
+                float m = fmaxf(state.m[i][half_row], new_m[i][half_row]),
+                      rescale = exp2_approx(state.m[i][half_row] - m);
+                state.m[i][half_row] = m, state.l[i][half_row] *= rescale;
+#pragma unroll
+                for (int n = 0; n < HS / 8; n++) {
+                    state.o[i][n][2 * half_row] *= rescale, state.o[i][n][2 * half_row + 1] *= rescale;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < step / 16; n++) {
+        uint32_t p[row_tiles][4]; // P of 16 keys: two neighbouring accumulator tiles are one operand
+#pragma unroll
+        for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float* score = &s[i][2 * n + j / 2][j % 2 * 2];
+                float p0 = exp2_approx(fmaf(score[0], scale_log2, -state.m[i][j % 2]));
+                float p1 = exp2_approx(fmaf(score[1], scale_log2, -state.m[i][j % 2]));
+                state.l[i][j % 2] += p0 + p1;
+                p[i][j] = pack_16x2(p0, p1, floatX());
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            uint32_t b[4]; // 16 keys by columns 0-7, then columns 8-15
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
+#pragma unroll
+            for (int i = 0; i < row_tiles; i++) {
+                mma_16x8x16(state.o[i][2 * d], p[i], b[0], b[1], floatX());
+                mma_16x8x16(state.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
+            }
+        }
+    }
+}
+
+// Divides a warp's rows by l and stores them, 16 bytes at a time. `tile`, the warp's part of smem.q, is the staging area.
+template <int HS, int row_tiles>
+__device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
+                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            int row = 16 * i + 8 * half_row + lane / 4;
+            float l = state.l[i][half_row];
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
+            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+            float inverse = 1.0f / l;
+            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (state.m[i][half_row] + log2f(l)) * LN2; }
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                uint32_t pair = pack_16x2(state.o[i][n][2 * half_row] * inverse,
+                                          state.o[i][n][2 * half_row + 1] * inverse, floatX());
+                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row0 + row < T) {
+            // load128 and store128 are not used here: the compiler splits them into copies of 4 bytes
+            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
+                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
+        }
+    }
+}
+
+template <int HS, int row_tiles, int step, int slack, int blocks> __global__ void __launch_bounds__(128, blocks)
+    attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, int num_heads, int group,
+                              float scale_log2) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    auto& smem = *reinterpret_cast<AttentionForwardMmaSMem<HS, row_tiles>*>(attention_forward_shared);
+    constexpr int ROWS = 64 * row_tiles;
+    AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
+    int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
+    int lane = threadIdx.x % 32;
+    int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
+    size_t C = (size_t)NH * HS;
+    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
+    int num_tiles = ceil_div(min(q0 + ROWS, T), 64), num_unmasked = q0 / 64;
+
+    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C);
+    attention_forward_load<HS, 64, 2>(smem.kv[0][0], src + C, 0, T, C);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+
+    AttentionForwardState<HS, row_tiles> state;
+    floatX* warp_q = smem.q + warp_row * HS;
+#pragma unroll
+    for (int i = 0; i < row_tiles; i++) {
+#pragma unroll
+        for (int d = 0; d < HS / 16; d++) {
+            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+        }
+        for (int n = 0; n < HS / 8; n++) {
+            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
+        }
+        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
+    }
+    // the four 8x8 matrices that ldmatrix reads of 16 keys and 16 columns, as (keys, columns), in the order of the operand:
+    //     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
+    //     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
+    constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
+    uint32_t k_address =
+        shared_address(smem.kv[0][0] + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    uint32_t v_address = shared_address(smem.kv[0][1] + attention_forward_at<HS>(lane % 16, lane / 16));
+    for (int tile = 0; tile < num_tiles; tile++) {
+        if (tile > 0) {
+            cp_async_wait<0>();
+            __syncthreads(); // this tile has landed, and all warps have read the one before, which the next load overwrites
+        }
+        if (tile + 1 < num_tiles) {
+            attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
+            cp_async_commit();
+        }
+        uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
+        if (tile < num_unmasked) {
+#pragma unroll 1
+            for (int j = 0; j < 64; j += step) {
+                attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
+            }
+        } else {
+            int key = tile * 64 - q0 - warp_row; // no query of the warp sees keys from 16 * row_tiles on
+#pragma unroll 1
+            for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
+                attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
+                                                          scale_log2);
+            }
+        }
+    }
+    floatX* dst = out + ((size_t)b * T * NH + h) * HS;
+    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C);
+}
+
+template <int HS, int row_tiles, int step, int slack, int blocks> void
+attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    auto kernel = attention_forward_kernel8<HS, row_tiles, step, slack, blocks>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles>);
+    static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    kernel<<<B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES, stream>>>(
+        out, lse, qkv, T, NH, B * NH, attention_forward_group(T, HS, B * NH), LOG2E / sqrtf((float)HS));
+    cudaCheck(cudaGetLastError());
+}
+
+// HS is 32, 64, 96 or 128.
+void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH,
+                           cudaStream_t stream) {
+    if (HS == 32) {
+        attention_forward_mma_tiles<32, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+    } else if (HS == 64) {
+        attention_forward_mma_tiles<64, 2, 32, 8, 3>(out, lse, qkv, B, T, NH, stream);
+    } else if (HS == 96) {
+        attention_forward_mma_tiles<96, 1, 64, 8, 3>(out, lse, qkv, B, T, NH, stream);
+    } else {
+        require(HS == 128);
+        attention_forward_mma_tiles<128, 1, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
+    }
+}
+
+// ---- sm_90a: what kernels 9 to 16 share: products by wgmma, online softmax in registers, output by TMA ----
+// HS = 64. A warpgroup has 64 queries, each of its warps 16. Loops over arrays in registers are unrolled explicitly: an
+// array with a run-time index would lie in local memory.
+// Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
+
+constexpr int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, the width of TMA's swizzle
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
+
+// Starts s = q k^T for 64 queries and 64 keys, given by their wgmma_descriptors, and does not wait. What s held before is
+// dead.
+__device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
+    wgmma_64x64x16_new(s, q, k, floatX());
+#pragma unroll
+    for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX()); } // 16 columns: 2 * 16 bytes
+}
+
+// Starts o += P v for 4 * n keys and does not wait. p: P as operand fragments; v: the values' wgmma_descriptor.
+template <int n>
+__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
+#pragma unroll
+    for (int k = 0; k < n / 4; k++) { // 16 rows: 128 * 16 bytes
+        wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
+    }
+}
+
+// The softmax state of a thread's two rows, g = lane / 4 and g + 8 of its warp's 16. The accumulators s and o hold, of
+// each tile of 16 rows and 8 columns (t = lane % 4):
+//
+//     row g        element 4j + 0: column 8j + 2t    element 4j + 1: column 8j + 2t + 1
+//     row g + 8    element 4j + 2: column 8j + 2t    element 4j + 3: column 8j + 2t + 1
+//
+// so element i belongs to row i / 2 % 2 of the two.
+struct AttentionForwardRows {
+    float m[2];       // the maximum that o and l are scaled by, times scale_log2
+    float l[2];       // this thread's part of the sum of P
+    float rescale[2]; // the factor for o, if the last softmax asked for one
+    // Correction to l before the final division. P V uses P rounded to 16 bits, l sums it unrounded; this is the
+    // difference where it is known: over the diagonal block, and for the row maximum, which rounds to 1 but entered l as
+    // 1 + error.
+    float rounding[2];
+};
+
+// Folds the scores s of a later key block into the running row maximum and rescales l. Returns true if o must be
+// rescaled.
+template <int num_s> __device__ inline bool attention_forward_sm90_max(const float (&s)[num_s],
+                                                                       AttentionForwardRows& rows, float scale_log2) {
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains per row
+#pragma unroll
+    for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
+    float raw_m[2], new_m[2];
+    bool grew = false;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
+        grew |= new_m[half_row] > rows.m[half_row];
+    }
+    grew = __any_sync(0xFFFFFFFFu, grew);
+    if (grew) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            float m = fmaxf(rows.m[half_row], new_m[half_row]);
+            rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
+            rows.l[half_row] *= rows.rescale[half_row];
+            // the exponent of the row maximum is not 0 but the rounding error of m
+            float error = rows.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0;
+            rows.rounding[half_row] = fmaf(rows.rounding[half_row], rows.rescale[half_row], error * (-LN2 / 4));
+            rows.m[half_row] = m;
+        }
+    }
+    return grew;
+}
+
+// Turns those scores into P and adds it to l.
+template <int num_s> __device__ inline void
+attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < num_s; i++) {
+        s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
+        rows.l[i / 2 % 2] += s[i];
+    }
+}
+
+// The same at the diagonal, where `group` is the warp's own 16 keys: P of the groups after it is 0.
+template <int num_s> __device__ inline void
+attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < num_s; n += 8) {
+        if (n / 8 > group) {
+#pragma unroll
+            for (int i = n; i < n + 8; i++) { s[i] = 0; }
+        } else {
+            asm volatile(""); // keeps this a branch
+#pragma unroll
+            for (int i = n; i < n + 8; i++) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
+                rows.l[i / 2 % 2] += s[i];
+            }
+        }
+    }
+}
+
+// Softmax of a tile's first key block, the one on the diagonal; sets m, l and rescale. Every row of the warp sees the
+// groups of 16 keys before its own group, and none after it. Only the own group needs a triangular mask:
+//
+//                 columns 0-7       columns 8-15           The mask is added (0 or -1e38), because compares run at half
+//     row g       column <= g       hidden                 the rate of fmaf, and a branch makes the compiler copy s.
+//     row g + 8   visible           column - 8 <= g        So an infinite or NaN score of the own group is not hidden.
+template <int num_s> __device__ inline void
+attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
+    constexpr float HIDDEN = -1e38f;
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane), "+r"(group)); // what depends on them is recomputed per tile, not kept in registers
+    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : HIDDEN, lane % 4 * 2 + 1 <= lane / 4 ? 0 : HIDDEN};
+    float row_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int n = 0; n < num_s; n += 8) {
+        float own = n / 8 == group ? 1.0f : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            s[n + e] = fmaf(own, mask[e], s[n + e]);
+            s[n + 4 + e] = fmaf(own, HIDDEN, s[n + 4 + e]);
+            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
+        }
+    }
+    wgmma_hold(s); // masked in place
+#pragma unroll
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // the first two of a row's four elements in a group
+        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
+        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
+    }
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = row_max[half_row];
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        rows.m[half_row] = m * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
+    }
+    attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
+}
+
+// Sets rounding after the diagonal, whose P is p: the sum of the rounded P less that of the unrounded.
+template <int num_p> __device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& rows,
+                                                                            const uint32_t (&p)[num_p], int group) {
+    rows.rounding[0] = -rows.l[0], rows.rounding[1] = -rows.l[1];
+#pragma unroll
+    for (int n = 0; n < num_p; n += 4) { // 16 keys
+        if (n / 4 <= group) {
+            asm volatile(""); // keeps this a branch
+#pragma unroll
+            for (int j = n; j < n + 4; j++) {
+                float2 pair = unpack_16x2(p[j], floatX());
+                rows.rounding[j % 2] += pair.x;
+                rows.rounding[j % 2] += pair.y;
+            }
+        }
+    }
+}
+
+__device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& rows) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
+}
+
+// Rounds P to operand fragments: the accumulators of 16 keys, two 16x8 tiles, are the four registers of one operand.
+template <int num_p>
+__device__ inline void attention_forward_sm90_pack(uint32_t (&p)[num_p], const float (&s)[2 * num_p]) {
+#pragma unroll
+    for (int i = 0; i < num_p; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
+}
+
+// Stores the log-sum-exp of a thread's two rows. lse: of this sequence and head, or NULL; t: the warp's first token.
+__device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        int row = t + lane / 4 + 8 * half_row;
+        if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
+    }
+}
+// Sums the parts of l over the four threads that share a row.
+__device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
+        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 2);
+    }
+}
+
+// Writes a warp's 16 rows, each times `inverse`, to a tile (16,64) in shared memory, in TMA's swizzle.
+__device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
+    int lane = threadIdx.x % 32;
+    // stmatrix takes four 8x8 matrices: upper and lower 8 rows of two chunks
+    uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
+#pragma unroll
+    for (int d = 0; d < 4; d++) { // 16 columns
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
+        }
+        stmatrix_x4(attention_forward_column<64>(address, d), r);
+    }
+}
+
+// Divides a warp's 16 rows, tokens t..t+15, by their sums l and stores them by TMA. t < 0 is padding and is not stored.
+// `tile` is this warp's staging area, which must not be written again before tma_store_wait.
+__device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
+                                                    const float (&l)[2], int t, int h, int b) {
+    attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
+    tma_store_fence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0 && t >= 0) { // TMA does not accept a box that lies wholly before the tensor
+        tma_store_4d(&out_map, tile, 0, h, t, b);
+        tma_store_commit();
+    }
+}
+
+// The static tile scheduler: the tiles of a persistent block, one after the other. First come rounds of pairs, each a
+// long tile and the short one that makes up for it, so that all pairs are equal work; then single tiles, the longest
+// first and every other round backwards. Pairs alone would leave blocks idle at the end: at B = 64, T = 1024 they are
+// 11.6 rounds of 132 blocks.
+struct AttentionForwardList {
+    int num_heads, num_tiles, num_paired; // num_tiles per head; the first num_paired heads are taken in pairs
+    int position;                         // 2 * round, + 1 if the second tile of a pair comes next; 0 at the start
+    int head, tile;                       // the current tile
+};
+// Moves on to the next tile; false at the end.
+__device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
+    list.position++;
+    if (list.position % 2 == 0) {
+        list.head ^= 1, list.tile = list.num_tiles - 1 - list.tile;
+        return true;
+    }
+    int blocks = gridDim.x, block = blockIdx.x, round = list.position / 2, first = round * blocks;
+    int paired = list.num_paired / 2 * list.num_tiles; // a pair spans two heads, because num_tiles may be odd
+    if (first + block < paired) {
+        int two_heads = (first + block) / list.num_tiles;
+        int pair = (first + block + two_heads) % list.num_tiles; // shifted, so a block meets different pairs
+        list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
+        return true;
+    }
+    list.position++;
+    int whole = ceil_div(paired, blocks); // from this round on all tiles are single ones
+    bool backwards = round > whole && (round - whole) % 2 == 1;
+    int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = list.num_heads - list.num_paired;
+    if (single >= heads * list.num_tiles) { return false; } // later rounds have none either
+    list.head = list.num_paired + single % heads, list.tile = list.num_tiles - 1 - single / heads;
+    return true;
+}
+
+// The list before its first tile, for a grid of num_blocks.
+inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; two or three rounds are single tiles
+    return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
+}
+#endif
+// ==== end promoted: attention_forward ====
+
+#if !defined(ENABLE_FP32)
+// ---- kernels 9 to 15, and ops that include this file: steps of 128 keys ----
+
+// attention_forward_sm90_scores and _values by pointers instead of descriptors.
+__device__ inline void attention_forward_sm90_scores(float (&s)[32], const floatX* q, const floatX* k) {
+    attention_forward_sm90_scores(s, wgmma_descriptor(q), wgmma_descriptor(k));
+}
+template <int n>
+__device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], const floatX* v) {
+    attention_forward_sm90_values(o, p, wgmma_descriptor(v));
+}
+
+constexpr int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
+constexpr int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // the bytes that a barrier expects of them
+static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
+
+// Loads 128 keys or values from token t on: vector number `vector` of the 3 * NH of each token.
+__device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const CUtensorMap& qkv_map, int vector,
+                                             int t, int b) {
+    mbarrier_arrive_expect(full, ATTENTION_FORWARD_KEY_BYTES);
+    tma_load_4d(keys, &qkv_map, 0, vector, t, b, full);
+    tma_load_4d(keys + ATTENTION_FORWARD_BOX, &qkv_map, 0, vector, t + 64, b, full);
+}
+
+// Scores of 128 keys, by pointers. held: s keeps its registers from before, which the compiler handles better where all
+// registers are taken anyway.
+template <bool held = false>
+__device__ inline void attention_forward_sm90_scores(float (&s)[64], const floatX* q, const floatX* k) {
+    uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
+    if constexpr (held) {
+        wgmma_64x128x16(s, a, b, 0, floatX());
+    } else {
+        wgmma_64x128x16_new(s, a, b, floatX());
+    }
+#pragma unroll
+    for (int d = 1; d < 4; d++) { wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX()); }
+}
+
+// Turns the scores of 128 keys into P. masked: row r of the warp does not see keys after diagonal + r. skip: takes no
+// exponents of 16 keys that no row of the warp sees. Rescales l, and returns true if o must be rescaled, only when a
+// maximum has grown by more than 2^8, as kernel 7 does.
+template <bool masked, bool skip> __device__ inline bool
+attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& rows, int diagonal, float scale_log2) {
+    int lane = threadIdx.x % 32,
+        last_key = diagonal + lane / 4 - lane % 4 * 2;                      // counted from this thread's first column
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains per row
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
+        row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]);
+    }
+    float new_m[2];
+    bool grew = false;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        new_m[half_row] = m * scale_log2;
+        grew |= new_m[half_row] > rows.m[half_row] + 8.0f;
+    }
+    grew = __any_sync(0xFFFFFFFFu, grew);
+    if (grew) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+            float m = fmaxf(rows.m[half_row], new_m[half_row]);
+            rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
+            rows.l[half_row] *= rows.rescale[half_row];
+            rows.m[half_row] = m;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 64; n += 8) {
+        if (skip && 2 * n > diagonal + 15) { // no row of the warp sees these 16 keys
+#pragma unroll
+            for (int i = n; i < n + 8; i++) { s[i] = 0; }
+        } else {
+            if (skip) { asm volatile(""); } // keeps this a branch
+#pragma unroll
+            for (int i = n; i < n + 8; i++) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
+                rows.l[i / 2 % 2] += s[i];
+            }
+        }
+    }
+    return grew;
+}
+
+// The end of a step over 128 keys, after its exponents: waits for the product with the values before, then packs P.
+// await() waits for the keys of the next step, if there are `more`. It stands in a branch on l, a condition that always
+// holds: otherwise the compiler moves exponents behind wgmma_wait, and the product no longer hides them.
+template <class F> __device__ inline void attention_forward_end_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
+                                                                     const AttentionForwardRows& rows, bool grew,
+                                                                     bool more, F await, uint64_t* v_empty) {
+    if (more && !(rows.l[0] + rows.l[1] < 0)) { await(); }
+    wgmma_hold(s);
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(v_empty); }
+    if (grew) { attention_forward_sm90_rescale(o, rows); }
+    attention_forward_sm90_pack(p, s);
+}
+
+// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes pairs of tiles of one head that
+// together see the same number of keys, from a list that all blocks share.
+template <bool persistent, class F>
+__device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
+    if (!persistent) {
+        AttentionForwardWork work = attention_forward_work(num_heads, num_tiles, group);
+        f(work.head, work.tile);
+        return;
+    }
+    int num_pairs = ceil_div(num_tiles, 2);
+#pragma unroll 1
+    for (int i = blockIdx.x; i < num_heads * num_pairs; i += gridDim.x) {
+        int first = i % num_pairs, last = num_tiles - 1 - first;
+#pragma unroll 1
+        for (int tile = last; tile >= first; tile -= max(last - first, 1)) { f(i / num_pairs, tile); }
+    }
+}
+#endif
+
+#ifndef PROMOTED_ONLY
+#if !defined(ENABLE_FP32)
+// ---- kernel 9: wgmma and TMA, two blocks per SM: the softmax of one is hidden behind the products of the other ----
+// Steps go over 128 keys, the diagonal first.
+
+struct AttentionForwardSMem9 {          // 81 KB: two blocks per SM
+    floatX q[2][ATTENTION_FORWARD_BOX]; // of both warpgroups; at the end their output
     floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
     uint64_t q_full, k_full[2], v_full[2];
 };
@@ -1348,7 +1110,7 @@ __global__ void __launch_bounds__(256, 2)
                                    const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads, int group,
                                    float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSMem9>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem9>(attention_forward_shared);
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, 128), group);
     int b = work.head / NH, h = work.head % NH, num_steps = work.tile + 1;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -1372,7 +1134,7 @@ __global__ void __launch_bounds__(256, 2)
     }
     float s[64], o[32];
     uint32_t p[32];
-    AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+    AttentionForwardRows rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
 #pragma unroll
     for (int i = 0; i < 32; i++) { o[i] = 0; }
     mbarrier_wait(&smem.q_full, 0);
@@ -1380,46 +1142,46 @@ __global__ void __launch_bounds__(256, 2)
         int stage = step % 2, parity = step / 2 % 2;
         mbarrier_wait(&smem.k_full[stage], parity);
         wgmma_fence();
-        attention_forward_wgmma_scores(s, smem.q[warp / 4], smem.k[stage]);
+        attention_forward_sm90_scores(s, smem.q[warp / 4], smem.k[stage]);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
-        bool grew = step == 0 ? attention_forward_wgmma_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
-                              : attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
-        if (grew) { attention_forward_wgmma_rescale(o, x); }
-        attention_forward_wgmma_pack(p, s);
+        bool grew = step == 0 ? attention_forward_sm90_lazy_softmax<true, true>(s, rows, warp * 16, scale_log2)
+                              : attention_forward_sm90_lazy_softmax<false, false>(s, rows, 0, scale_log2);
+        if (grew) { attention_forward_sm90_rescale(o, rows); }
+        attention_forward_sm90_pack(p, s);
         mbarrier_wait(&smem.v_full[stage], parity);
         wgmma_hold(o);
         wgmma_hold(p);
         wgmma_fence();
-        attention_forward_wgmma_values(o, p, smem.v[stage]);
+        attention_forward_sm90_values(o, p, smem.v[stage]);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(o);
         __syncthreads(); // both warpgroups have read the stage
         if (threadIdx.x == 0 && step + 2 < num_steps) { load(step + 2); }
     }
-    floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all have read their queries
+    floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all warps have read their queries
     int row0 = work.tile * 128 + warp * 16;
-    attention_forward_wgmma_row_sums(x.l);
-    attention_forward_wgmma_lse(lse ? lse + (size_t)work.head * T : nullptr, x.l, x.m, row0, T);
-    attention_forward_wgmma_store(out_map, tile, o, x.l, row0, h, b);
+    attention_forward_sm90_row_sums(rows.l);
+    attention_forward_sm90_lse(lse ? lse + (size_t)work.head * T : nullptr, rows.l, rows.m, row0, T);
+    attention_forward_sm90_store(out_map, tile, o, rows.l, row0, h, b);
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
 void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_sm90_kernel9;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
-    const int bytes = sizeof(AttentionForwardSMem9) + 1024;
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<B * NH * ceil_div(T, 128), 256, bytes, stream>>>(
-        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem9) + 1024;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    kernel<<<B * NH * ceil_div(T, 128), 256, SHARED_BYTES, stream>>>(
+        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 10: one warpgroup loads, two compute: the product with these values under the softmax of the next ----
+// ---- kernel 10: a producer warpgroup, two consumers: P V of one step overlaps with the softmax of the next ----
 
 template <int groups> struct AttentionForwardSMem10 { // 112 KB, or 136 with three groups: one block an SM
     floatX q[2][groups * ATTENTION_FORWARD_BOX];      // of this tile and the next
@@ -1431,25 +1193,25 @@ template <int groups> struct AttentionForwardSMem10 { // 112 KB, or 136 with thr
 // As attention_forward_step14, with a ring of two stages.
 template <bool masked, bool pingpong, int groups>
 __device__ inline void attention_forward_step10(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
-                                                AttentionForwardRows& x, AttentionForwardSMem10<groups>& smem,
+                                                AttentionForwardRows& rows, AttentionForwardSMem10<groups>& smem,
                                                 const floatX* q, int warpgroup, int i, bool more, int diagonal,
                                                 float scale_log2) {
     int k = i % 2, v = (i - 1) % 2;
     if (pingpong) { named_barrier_sync(warpgroup, 256); }
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    attention_forward_sm90_scores(s, q, smem.k[k]);
     wgmma_commit();
     mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     if (pingpong) { named_barrier_arrive(warpgroup % groups + 1, 256); }
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_lazy_softmax<masked, false>(s, x, diagonal, scale_log2);
+    bool grew = attention_forward_sm90_lazy_softmax<masked, false>(s, rows, diagonal, scale_log2);
     auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); };
-    attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
+    attention_forward_end_step(s, p, o, rows, grew, more, await, &smem.v_empty[v]);
 }
 
 template <int groups> __device__ inline void attention_forward_init10(AttentionForwardSMem10<groups>& smem) {
@@ -1458,7 +1220,7 @@ template <int groups> __device__ inline void attention_forward_init10(AttentionF
             mbarrier_init(&smem.q_full[j], 1);
             mbarrier_init(&smem.k_full[j], 1);
             mbarrier_init(&smem.v_full[j], 1);
-            mbarrier_init(&smem.q_empty[j], 4 * groups); // all warps that compute
+            mbarrier_init(&smem.q_empty[j], 4 * groups); // all consumer warps
             mbarrier_init(&smem.k_empty[j], 4 * groups);
             mbarrier_init(&smem.v_empty[j], 4 * groups);
         }
@@ -1495,16 +1257,16 @@ __device__ inline void attention_forward_load10(AttentionForwardSMem10<groups>& 
     });
 }
 
-// pingpong: the warpgroups that compute take turns at the tensor cores, so that they do not all wait for them at once.
+// pingpong: the consumer warpgroups alternate at the tensor cores, so that they do not all wait for them at once.
 template <int groups, bool pingpong, bool persistent> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     attention_forward_sm90_kernel10(float* lse, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
                                     int group, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSMem10<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem10<groups>>(attention_forward_shared);
     attention_forward_init10(smem);
-    constexpr int rows = 64 * groups;
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    constexpr int TILE = 64 * groups;                         // queries
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // so the compiler knows it is warp-uniform
     int warpgroup = warp / 4, lane = threadIdx.x % 32, n = 0, i = 0;
     if (warpgroup == 0) {
         warpgroup_fewer_registers<groups == 2 ? 24 : 32>();
@@ -1514,41 +1276,42 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
     warpgroup_more_registers<groups == 2 ? 240 : 160>();
     int warp_row = (warp - 4) * 16;
     floatX* out_tile = smem.out + warp_row * ATTENTION_FORWARD_ROW;
-    if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // the first may begin
-    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, rows), group, [&](int head, int tile) {
-        int q0 = tile * rows, num_steps = ceil_div(min(q0 + rows, T), 128), num_unmasked = q0 / 128;
+    if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // lets the first one begin
+    attention_forward_each_tile<persistent>(num_heads, ceil_div(T, TILE), group, [&](int head, int tile) {
+        int q0 = tile * TILE, num_steps = ceil_div(min(q0 + TILE, T), 128), num_unmasked = q0 / 128;
         const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
         float s[64], o[32];
         uint32_t p[32];
-        AttentionForwardRows x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+        AttentionForwardRows rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
-        // where a warpgroup sees none of the first 128 keys, P is 0: the maximum is not -INFINITY but a finite one
+        // a warpgroup that sees none of the first 128 keys gets P = 0, because m starts at a finite number, not -INFINITY
         int diagonal = q0 + warp_row - (num_steps - 1) * 128;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_forward_wgmma_scores(s, q, smem.k[i % 2]);
+        attention_forward_sm90_scores(s, q, smem.k[i % 2]);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
         if (lane == 0) { mbarrier_arrive(&smem.k_empty[i % 2]); }
-        attention_forward_wgmma_lazy_softmax<true, groups == 2>(s, x, diagonal, scale_log2);
-        attention_forward_wgmma_pack(p, s);
+        attention_forward_sm90_lazy_softmax<true, groups == 2>(s, rows, diagonal, scale_log2);
+        attention_forward_sm90_pack(p, s);
         i++;
         int key_tile = num_steps - 2;
         if (key_tile >= 0) { mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2); }
-        if (groups != 2) { // 192 queries meet the diagonal in more than 128 keys
+        if (groups != 2) { // with 192 queries the diagonal spans more than 128 keys
 #pragma unroll 1
             for (; key_tile >= num_unmasked; key_tile--, i++) {
                 diagonal += 128;
-                attention_forward_step10<true, pingpong>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0, diagonal,
+                attention_forward_step10<true, pingpong>(s, p, o, rows, smem, q, warpgroup, i, key_tile > 0, diagonal,
                                                          scale_log2);
             }
         }
 #pragma unroll 1
         for (; key_tile >= 0; key_tile--, i++) {
-            attention_forward_step10<false, pingpong>(s, p, o, x, smem, q, warpgroup, i, key_tile > 0, 0, scale_log2);
+            attention_forward_step10<false, pingpong>(s, p, o, rows, smem, q, warpgroup, i, key_tile > 0, 0,
+                                                      scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         int v = (i - 1) % 2;
@@ -1556,33 +1319,34 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         wgmma_hold(o);
         wgmma_hold(p);
         wgmma_fence();
-        attention_forward_wgmma_values(o, p, smem.v[v]);
+        attention_forward_sm90_values(o, p, smem.v[v]);
         wgmma_commit();
-        if (lane == 0) { tma_store_wait<0>(); } // the tile before has left out_tile
+        if (lane == 0) { tma_store_wait<0>(); } // the output of the tile before has been read
         __syncwarp();
         wgmma_wait<0>();
         wgmma_hold(o);
         if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-        attention_forward_wgmma_row_sums(x.l);
-        attention_forward_wgmma_lse(lse ? lse + (size_t)head * T : nullptr, x.l, x.m, q0 + warp_row, T);
-        attention_forward_wgmma_store(out_map, out_tile, o, x.l, q0 + warp_row, head % NH, head / NH);
+        attention_forward_sm90_row_sums(rows.l);
+        attention_forward_sm90_lse(lse ? lse + (size_t)head * T : nullptr, rows.l, rows.m, q0 + warp_row, T);
+        attention_forward_sm90_store(out_map, out_tile, o, rows.l, q0 + warp_row, head % NH, head / NH);
         n++;
     });
-    if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival
+    if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // takes up the last arrival
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
 template <int groups, bool pingpong, bool persistent>
 void attention_forward10_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_sm90_kernel10<groups, pingpong, persistent>;
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
-    const int bytes = sizeof(AttentionForwardSMem10<groups>) + 1024, num_tiles = ceil_div(T, 64 * groups);
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem10<groups>) + 1024;
+    int num_tiles = ceil_div(T, 64 * groups);
+    static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = persistent ? min(B * NH * ceil_div(num_tiles, 2), num_multiprocessors()) : B * NH * num_tiles;
-    kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(
-        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), 1.44269504f / sqrtf(64.0f));
+    kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, stream>>>(
+        lse, qkv_map, out_map, T, NH, B * NH, attention_forward_group(T, 64, B * NH), LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
@@ -1590,38 +1354,38 @@ void attention_forward10(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward10_groups<2, false, false>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 11: the warpgroups take turns: the products of one under the softmax of the other ----
+// ---- kernel 11: ping-pong: the softmax of one consumer is hidden behind the products of the other ----
 
 void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward10_groups<2, true, false>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 12: a persistent block an SM takes pairs of tiles of equal work; the next tile loads under this one ----
+// ---- kernel 12: a persistent block per SM takes pairs of tiles of equal work; the next tile loads during this one ----
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward10_groups<2, true, true>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 13: 192 queries, three warpgroups: more to choose from while one waits, keys are read less often ----
+// ---- kernel 13: 192 queries, three consumers: more warps to run while one waits, and keys are read less often ----
 
 void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward10_groups<3, true, true>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 14: kernel 12 without a pause between tiles, a ring of four stages, no turns, and an even end ----
-// A tile's first scores and the last product of the tile before are under way together, where kernel 12 waits for each
-// alone. Every row's maximum is its true one: its largest P is 1, which no rounding changes.
+// ---- kernel 14: kernel 12 without a pause between tiles, with four stages, no ping-pong, and single tiles at the end ----
+// The first scores of a tile and the last product of the tile before are in flight together; kernel 12 waits for each
+// alone. Every row is scaled by its true maximum, so its largest P is 1, which rounds exactly.
 
 template <int groups> struct AttentionForwardSMem14 { // 176 KB, or 200 with three groups
-    static const int stages = 4;
+    static constexpr unsigned STAGES = 4;
     floatX q[2][groups * ATTENTION_FORWARD_BOX]; // of this tile and the next
-    floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
+    floatX k[STAGES][ATTENTION_FORWARD_KEYS], v[STAGES][ATTENTION_FORWARD_KEYS];
     floatX out[groups * ATTENTION_FORWARD_BOX];
-    uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
+    uint64_t q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-// A tile's first query, and its steps over 128 keys. Three groups take tiles from the sequence's end, so that it is the
-// shortest one that is not full: its first query may be negative.
+// A tile's first query, and its number of steps over 128 keys. With three groups tiles are counted from the end of the
+// sequence, so that the tile that is not full is the one with the fewest keys; its first query may be negative.
 template <int groups> __host__ __device__ inline int attention_forward_first_query(int T, int tile, int num_tiles) {
     return groups == 2 ? 128 * tile : 64 * (ceil_div(T, 64) - groups * (num_tiles - tile));
 }
@@ -1629,15 +1393,15 @@ template <int groups> __host__ __device__ inline int attention_forward_steps(int
     return ceil_div(q0 + 64 * groups, 128);
 }
 
-// The part of the one thread that loads. It and those who compute count the same: n tiles of queries, i steps over 128
-// keys. They come as k0 k1 v0 k2 v1 ..., the order in which they are released: what is awaited is never behind in line.
+// The producer thread. Producer and consumers count alike: n tiles of queries, i steps over 128 keys. Loads are issued as
+// k0 k1 v0 k2 v1 ..., the order in which stages are released, so no load waits behind one that is released later.
 template <int groups> __device__ inline void attention_forward_load14(AttentionForwardSMem14<groups>& smem,
                                                                       const CUtensorMap& qkv_map, int T, int NH,
                                                                       AttentionForwardList list) {
-    const unsigned stages = smem.stages;
+    constexpr unsigned STAGES = AttentionForwardSMem14<groups>::STAGES;
     unsigned i = 0;
 #pragma unroll 1
-    for (unsigned n = 0; attention_forward_next(list); n++) {
+    for (unsigned n = 0; attention_forward_next_tile(list); n++) {
         int b = list.head / NH, h = list.head % NH;
         int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
         int num_steps = attention_forward_steps<groups>(q0);
@@ -1649,13 +1413,13 @@ template <int groups> __device__ inline void attention_forward_load14(AttentionF
 #pragma unroll 1
         for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
             if (step < num_steps) {
-                unsigned k = (i + step) % stages;
-                mbarrier_wait(&smem.k_empty[k], ((i + step) / stages + 1) % 2);
+                unsigned k = (i + step) % STAGES;
+                mbarrier_wait(&smem.k_empty[k], ((i + step) / STAGES + 1) % 2);
                 attention_forward_tma(smem.k[k], &smem.k_full[k], qkv_map, NH + h, (num_steps - 1 - step) * 128, b);
             }
             if (step > 0) {
-                unsigned v = (i + step - 1) % stages;
-                mbarrier_wait(&smem.v_empty[v], ((i + step - 1) / stages + 1) % 2);
+                unsigned v = (i + step - 1) % STAGES;
+                mbarrier_wait(&smem.v_empty[v], ((i + step - 1) / STAGES + 1) % 2);
                 attention_forward_tma(smem.v[v], &smem.v_full[v], qkv_map, 2 * NH + h, (num_steps - step) * 128, b);
             }
         }
@@ -1663,83 +1427,125 @@ template <int groups> __device__ inline void attention_forward_load14(AttentionF
     }
 }
 
-// The scores of 128 more keys, number i of the ring, and the product with the values before them, which runs under the
-// softmax of the new scores. `more`: others follow.
+// Step i of the ring: the scores of 128 more keys, and the product with the values of step i - 1, which overlaps with the
+// softmax of the new scores. more: there is a next step.
 template <int groups>
 __device__ inline void attention_forward_step14(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
-                                                AttentionForwardRows& x, AttentionForwardSMem14<groups>& smem,
+                                                AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
                                                 const floatX* q, unsigned i, bool more, float scale_log2) {
-    const unsigned stages = smem.stages;
-    unsigned k = i % stages, v = (i - 1) % stages;
+    constexpr unsigned STAGES = AttentionForwardSMem14<groups>::STAGES;
+    unsigned k = i % STAGES, v = (i - 1) % STAGES;
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    attention_forward_sm90_scores(s, q, smem.k[k]);
     wgmma_commit();
-    mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
+    mbarrier_wait(&smem.v_full[v], (i - 1) / STAGES % 2);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_max(s, x, scale_log2);
-    attention_forward_wgmma_exponents(s, x, scale_log2);
-    auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); };
-    attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
+    bool grew = attention_forward_sm90_max(s, rows, scale_log2);
+    attention_forward_sm90_exponents(s, rows, scale_log2);
+    auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % STAGES], (i + 1) / STAGES % 2); };
+    attention_forward_end_step(s, p, o, rows, grew, more, await, &smem.v_empty[v]);
 }
 
-// The scores of the first 64 or 128 keys at the diagonal, number i of the ring; under their softmax the last product of
-// the tile before, with `values`.
+// Kernel 16's pack where P of 64 keys has the room of 128: the rest becomes 0.
+__device__ inline void attention_forward_sm90_pack(uint32_t (&p)[32], const float (&s)[32]) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) { p[i] = 2 * i < 32 ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
+}
+
+// Kernel 16's softmax of the diagonal, where it is known that the warp's own group does not start before element
+// first_masked of s.
+template <int first_masked, int num_s> __device__ inline void
+attention_forward_diagonal_softmax14(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
+    constexpr float HIDDEN = -1e38f;
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane), "+r"(group)); // what depends on them is recomputed per tile, not kept in registers
+    float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : HIDDEN, lane % 4 * 2 + 1 <= lane / 4 ? 0 : HIDDEN};
+    float row_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int n = first_masked; n < num_s; n += 8) {
+        float own = n / 8 == group ? 1.0f : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            s[n + e] = fmaf(own, mask[e], s[n + e]);
+            s[n + 4 + e] = fmaf(own, HIDDEN, s[n + 4 + e]);
+            s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
+        }
+    }
+    wgmma_hold(s);
+#pragma unroll
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) {
+        float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
+        row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i < first_masked || i / 8 <= group ? m : -INFINITY);
+    }
+#pragma unroll
+    for (int half_row = 0; half_row < 2; half_row++) {
+        float m = row_max[half_row];
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        rows.m[half_row] = m * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
+    }
+    attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
+}
+
+// The scores of a tile's first 64 or 128 keys, at the diagonal, step i of the ring. Their softmax overlaps with the last
+// product of the tile before, with `values`.
 template <int groups, int num_s>
 __device__ inline void attention_forward_diagonal14(float (&s)[num_s], uint32_t (&p)[32], float (&o)[32],
-                                                    AttentionForwardRows& x, AttentionForwardSMem14<groups>& smem,
+                                                    AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
                                                     const floatX* q, const floatX* values, unsigned i, bool more,
                                                     int group, float scale_log2) {
-    const unsigned stages = smem.stages;
+    constexpr unsigned STAGES = AttentionForwardSMem14<groups>::STAGES;
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[i % stages]);
+    attention_forward_sm90_scores(s, q, smem.k[i % STAGES]);
     wgmma_commit();
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, values);
+    attention_forward_sm90_values(o, p, values);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % stages]); }
-    attention_forward_wgmma_diagonal<num_s - 32>(s, x, group, scale_log2);
-    if (more && !(x.l[0] + x.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % STAGES]); }
+    attention_forward_diagonal_softmax14<num_s - 32>(s, rows, group, scale_log2);
+    if (more && !(rows.l[0] + rows.l[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % STAGES], (i + 1) / STAGES % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
     wgmma_hold(s);
     wgmma_hold(o);
     wgmma_hold(p);
-    attention_forward_wgmma_pack(p, s);
-    attention_forward_wgmma_rounding(x, p, group);
+    attention_forward_sm90_pack(p, s);
+    attention_forward_sm90_rounding(rows, p, group);
 }
 
-// A warp's 16 rows of a tile, whose last product is still to be started or to be stored.
+// A warp's 16 rows of a tile whose last product has not been started, or not been stored.
 struct AttentionForwardPending14 {
-    int head, row0; // the warp's first row
-    float l[2];     // the sums of the thread's two rows
+    int head, row0; // row0: the warp's first token
+    float l[2];     // of the thread's two rows
 };
 
 template <int groups> __device__ inline void attention_forward_store14(AttentionForwardSMem14<groups>& smem,
                                                                        const CUtensorMap& out_map, const float (&o)[32],
                                                                        const AttentionForwardPending14& tile, int NH) {
-    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // the tile before has left its place
+    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // the output of the tile before has been read
     __syncwarp();
     floatX* place = smem.out + (threadIdx.x / 32 - 4) * 16 * ATTENTION_FORWARD_ROW;
-    attention_forward_wgmma_store(out_map, place, o, tile.l, tile.row0, tile.head % NH, tile.head / NH);
+    attention_forward_sm90_store(out_map, place, o, tile.l, tile.row0, tile.head % NH, tile.head / NH);
 }
 
 template <int groups>
 __device__ inline void attention_forward_finish14(AttentionForwardSMem14<groups>& smem, const CUtensorMap& out_map,
                                                   float (&o)[32], uint32_t (&p)[32],
                                                   const AttentionForwardPending14& tile, unsigned i, int NH) {
-    const unsigned stages = smem.stages, v = i % stages;
-    mbarrier_wait(&smem.v_full[v], i / stages % 2);
+    constexpr unsigned STAGES = AttentionForwardSMem14<groups>::STAGES;
+    unsigned v = i % STAGES;
+    mbarrier_wait(&smem.v_full[v], i / STAGES % 2);
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(o);
@@ -1747,7 +1553,7 @@ __device__ inline void attention_forward_finish14(AttentionForwardSMem14<groups>
     attention_forward_store14(smem, out_map, o, tile, NH);
 }
 
-// Passes over step i of the ring, which others take part in.
+// Passes over a stage of the ring that only other warpgroups use.
 __device__ inline void attention_forward_pass14(uint64_t* full, uint64_t* empty, unsigned parity) {
     mbarrier_wait(full, parity);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
@@ -1759,13 +1565,13 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                     int num_tiles, int num_paired, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     typedef AttentionForwardSMem14<groups> SMem;
-    SMem& smem = attention_forward_sm90_shared<SMem>(attention_forward_shared);
-    const unsigned stages = SMem::stages;
+    SMem& smem = shared_aligned_1024<SMem>(attention_forward_shared);
+    constexpr unsigned STAGES = SMem::STAGES;
     if (threadIdx.x == 0) {
-        for (unsigned j = 0; j < stages; j++) {
+        for (unsigned j = 0; j < STAGES; j++) {
             if (j < 2) {
                 mbarrier_init(&smem.q_full[j], 1);
-                mbarrier_init(&smem.q_empty[j], 4 * groups); // all warps that compute
+                mbarrier_init(&smem.q_empty[j], 4 * groups); // all consumer warps
             }
             mbarrier_init(&smem.k_full[j], 1);
             mbarrier_init(&smem.v_full[j], 1);
@@ -1775,7 +1581,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    // by votes, so that the compiler knows it to be the same for a warp: what it leads to then is in uniform registers
+    // from warp votes, so the compiler knows it is warp-uniform and keeps what depends on it in uniform registers
     int warpgroup =
         (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -1789,7 +1595,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     warpgroup_more_registers<groups == 2 ? 232 : 160>();
     AttentionForwardList list = {num_heads, num_tiles, num_paired, 0, 0, 0};
     AttentionForwardPending14 tile = {0, 0, {1, 1}};
-    AttentionForwardRows x = {{0, 0}, {0, 0}, {0, 0}};
+    AttentionForwardRows rows = {{0, 0}, {0, 0}, {0, 0}};
     float s[64], o[32];
     uint32_t p[32];
 #pragma unroll
@@ -1797,57 +1603,60 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     unsigned i = 0; // steps over 128 keys
     unsigned n = 0;
 #pragma unroll 1
-    for (; attention_forward_next(list); n++) {
+    for (; attention_forward_next_tile(list); n++) {
         int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
         int num_steps = attention_forward_steps<groups>(q0);
-        // a warpgroup passes over the tile's last keys if its queries all come before them, which is one step at most;
-        // rows before the sequence's first query cost a step and are not stored
+        // a warpgroup whose queries all come before the tile's last keys passes over them, one step at most; rows before
+        // the start of the sequence cost one step and are not stored
         int row0 = q0 + (warpgroup - 1) * 64, my_steps = max(ceil_div(row0 + 64, 128), 1);
         bool passes = groups != 2 && my_steps < num_steps;
-        unsigned v = (i - 1) % stages;
-        bool v_parity = (i - 1) / stages % 2;
+        unsigned v = (i - 1) % STAGES;
+        bool v_parity = (i - 1) / STAGES % 2;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         if (passes) {
-            attention_forward_pass14(&smem.k_full[i % stages], &smem.k_empty[i % stages], i / stages % 2);
+            attention_forward_pass14(&smem.k_full[i % STAGES], &smem.k_empty[i % STAGES], i / STAGES % 2);
             i++;
         }
-        // the diagonal, and the tile before's last product under it
+        // the diagonal, overlapped with the last product of the tile before
         const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
-        unsigned k = i % stages;
-        mbarrier_wait(&smem.k_full[k], i / stages % 2);
+        unsigned k = i % STAGES;
+        mbarrier_wait(&smem.k_full[k], i / STAGES % 2);
         if (n > 0) { mbarrier_wait(&smem.v_full[v], v_parity); }
-        x = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
-        int group = (row0 - (my_steps - 1) * 128) / 16 + warp % 4; // of 16 keys: the warp's own; negative: none
-        // without a branch, which would cost registers: the first tile's product is of what happens to lie there
+        rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
+        int group =
+            (row0 - (my_steps - 1) * 128) / 16 + warp % 4; // the warp's own 16 keys; negative: not in this block
+        // no branch, which would cost registers: before the first tile the product reads whatever lies there; p is 0
         const floatX* values = n > 0 ? smem.v[v] : smem.out;
         if (row0 % 128 == 0) {
-            attention_forward_diagonal14(reinterpret_cast<float(&)[32]>(s), p, o, x, smem, q, values, i, my_steps > 1,
-                                         group, scale_log2);
+            attention_forward_diagonal14(reinterpret_cast<float(&)[32]>(s), p, o, rows, smem, q, values, i,
+                                         my_steps > 1, group, scale_log2);
         } else {
-            attention_forward_diagonal14(s, p, o, x, smem, q, values, i, my_steps > 1, group, scale_log2);
+            attention_forward_diagonal14(s, p, o, rows, smem, q, values, i, my_steps > 1, group, scale_log2);
         }
         if (n > 0) {
             if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
             attention_forward_store14(smem, out_map, o, tile, NH);
         }
         if (passes) {
-            attention_forward_pass14(&smem.v_full[(i - 1) % stages], &smem.v_empty[(i - 1) % stages],
-                                     (i - 1) / stages % 2);
+            attention_forward_pass14(&smem.v_full[(i - 1) % STAGES], &smem.v_empty[(i - 1) % STAGES],
+                                     (i - 1) / STAGES % 2);
         }
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
         i++;
 #pragma unroll 1
         for (int step = 1; step < my_steps; step++, i++) {
-            attention_forward_step14(s, p, o, x, smem, smem.q[n % 2] + (threadIdx.x / 128 - 1) * ATTENTION_FORWARD_BOX,
-                                     i, step + 1 < my_steps, scale_log2);
+            attention_forward_step14(s, p, o, rows, smem,
+                                     smem.q[n % 2] + (threadIdx.x / 128 - 1) * ATTENTION_FORWARD_BOX, i,
+                                     step + 1 < my_steps, scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
-        q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles); // not kept in a register till here
-        attention_forward_wgmma_row_sums(x.l);
-        attention_forward_wgmma_row_sums(x.rounding);
-        tile = {list.head, q0 + (warp - 4) * 16, {x.l[0] + x.rounding[0], x.l[1] + x.rounding[1]}};
-        attention_forward_wgmma_lse(lse ? lse + (size_t)list.head * T : nullptr, x.l, x.m, tile.row0, T);
+        q0 = attention_forward_first_query<groups>(T, list.tile,
+                                                   list.num_tiles); // computed again rather than kept in a register
+        attention_forward_sm90_row_sums(rows.l);
+        attention_forward_sm90_row_sums(rows.rounding);
+        tile = {list.head, q0 + (warp - 4) * 16, {rows.l[0] + rows.rounding[0], rows.l[1] + rows.rounding[1]}};
+        attention_forward_sm90_lse(lse ? lse + (size_t)list.head * T : nullptr, rows.l, rows.m, tile.row0, T);
     }
     if (n > 0) { attention_forward_finish14(smem, out_map, o, p, tile, i - 1, NH); }
     if (lane == 0) { tma_store_wait<0>(); }
@@ -1856,16 +1665,17 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
 template <int groups>
 void attention_forward14_groups(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     auto kernel = attention_forward_sm90_kernel14<groups>;
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap out_map = attention_forward_tensor_map(out, B, T, NH, 16);
-    const int bytes = sizeof(AttentionForwardSMem14<groups>) + 1024, num_heads = B * NH;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap out_map = tensor_map_heads(out, B, T, NH, 16);
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem14<groups>) + 1024;
+    int num_heads = B * NH;
+    static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(num_heads * num_tiles, num_multiprocessors());
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs: two or three are left to single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; two or three rounds are single tiles
     int num_paired = rounds * num_blocks / num_tiles * 2;
-    kernel<<<num_blocks, 128 * (groups + 1), bytes, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
-                                                              num_paired, 1.44269504f / sqrtf(64.0f));
+    kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
+                                                                     num_paired, LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
@@ -1873,17 +1683,420 @@ void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward14_groups<2>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 15: kernel 14 with three warpgroups, each of which passes over keys that none of its queries sees ----
-// At T = 1024 27 steps of three warpgroups a head, where kernel 12 has 36 of two and kernel 13 32 of three.
+// ---- kernel 15: kernel 14 with three consumers, each of which passes over keys that none of its queries sees ----
+// At T = 1024 a head takes 27 steps of three warpgroups; kernel 12 takes 36 of two, kernel 13 takes 32 of three.
 
 void attention_forward15(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward14_groups<3>(out, lse, qkv, B, T, NH, stream);
 }
 #endif
+#endif
 
-// Queries, keys and values (B,T,NH,HS): normal, queries and keys times `size`. At 4 the scores differ by a few dozen,
-// at 30 by 10^4: both lead to a new maximum after the diagonal by more than 2^8. At 30 every other head has rows that
-// are all alike, so that the softmax is uniform.
+// ==== promoted: attention_forward ====
+#if !defined(ENABLE_FP32)
+// ---- kernel 16: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
+// A persistent block per SM takes tiles of 256 queries, or of 128 where there are few tiles. The producer, one thread,
+// fills a ring of keys and values by TMA. Each consumer warpgroup has 64 queries and walks over their keys, the diagonal
+// first. As far as the ring reaches, each goes at its own pace: the softmax of one is hidden behind the products of others.
+
+constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring, each 64 keys and their values
+
+// What the producer says of a tile. Tiles are counted from the end of a sequence, so the first group of 64 queries of one
+// that is not full may be negative.
+struct AttentionForwardTile {
+    int b; // sequence; negative: there are no more tiles
+    int h, first_group;
+};
+
+// groups: 64 queries each, per tile. 225 KB for four of them.
+template <int groups> struct AttentionForwardSMem {
+    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // of this tile and the next
+    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
+    floatX out[groups * ATTENTION_FORWARD_BOX];
+    AttentionForwardTile tiles[2];
+    uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
+};
+
+// Called by the whole block.
+template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
+    constexpr int CONSUMER_WARPS = 4 * groups;
+    if (threadIdx.x == 0) {
+        for (int j = 0; j < 2; j++) {
+            mbarrier_init(&smem.q_full[j], 1);
+            mbarrier_init(&smem.q_empty[j], CONSUMER_WARPS);
+        }
+        for (unsigned j = 0; j < ATTENTION_FORWARD_STAGES; j++) {
+            mbarrier_init(&smem.full[j], 1);
+            mbarrier_init(&smem.empty[j], CONSUMER_WARPS);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+// wgmma descriptors of the keys (values) of step i; kv is the descriptor of stage 0.
+__device__ inline uint64_t attention_forward_sm90_key_descriptor(uint64_t kv, unsigned i) {
+    return kv + i % ATTENTION_FORWARD_STAGES * (2 * ATTENTION_FORWARD_BOX * sizeof(floatX) / 16);
+}
+__device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, unsigned i) {
+    return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
+}
+
+// The producer thread. Producer and consumers count alike: n tiles, and i steps of 64 keys over all tiles.
+template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
+                                                                             const CUtensorMap& qkv_map, int T, int NH,
+                                                                             AttentionForwardList list) {
+    unsigned i = 0, n = 0;
+#pragma unroll 1
+    for (; attention_forward_next_tile(list); n++) {
+        int b = list.head / NH, h = list.head % NH;
+        int first_group = ceil_div(T, 64) - groups * (list.num_tiles - list.tile);
+        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+        smem.tiles[n % 2] = {b, h, first_group};
+        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+        for (int j = 0; j < groups; j++) {
+            tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
+                        &smem.q_full[n % 2]);
+        }
+#pragma unroll 1
+        for (int block = first_group + groups - 1; block >= 0; block--, i++) {
+            unsigned stage = i % ATTENTION_FORWARD_STAGES;
+            mbarrier_wait(&smem.empty[stage], (i / ATTENTION_FORWARD_STAGES + 1) % 2);
+            mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
+            tma_load_4d(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
+            tma_load_4d(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
+        }
+    }
+    mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+    smem.tiles[n % 2].b = -1;
+    mbarrier_arrive(&smem.q_full[n % 2]);
+}
+
+// A consumer warpgroup's 64 queries of a tile.
+struct AttentionForwardQueries {
+    int b, h, group; // group: their number in the sequence, in units of 64; negative: padding, which is not stored
+    int num_steps;   // over blocks of 64 keys
+    uint64_t q;      // wgmma descriptor
+};
+
+// Waits for tile n and passes over the ring's steps whose keys only other warpgroups see. False: there is no tile n.
+template <int groups> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
+                                                                                 AttentionForwardSMem<groups>& smem,
+                                                                                 int warpgroup, unsigned n,
+                                                                                 unsigned& i) {
+    mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
+    AttentionForwardTile tile = smem.tiles[n % 2];
+    queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
+    int first_group = warp_uniform(tile.first_group);
+    if (queries.b < 0) { return false; }
+    // later queries have more keys, so the order of the warpgroups is reversed from tile to tile
+    int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
+    queries.group = first_group + place;
+    queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
+    queries.q = wgmma_descriptor(smem.q[n % 2] + place * ATTENTION_FORWARD_BOX);
+#pragma unroll 1
+    for (int skip = first_group + groups - queries.num_steps; skip > 0; skip--, i++) {
+        mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % ATTENTION_FORWARD_STAGES]); }
+    }
+    return true;
+}
+
+// The first step of a tile, number i of the ring, on the diagonal: P of 64 keys. warp: of the warpgroup.
+template <int groups>
+__device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
+                                                         AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
+                                                         unsigned i, int warp, float scale_log2) {
+    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+    wgmma_fence();
+    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    attention_forward_sm90_diagonal(s, rows, warp, scale_log2);
+    attention_forward_sm90_pack(p, s);
+    attention_forward_sm90_rounding(rows, p, warp);
+}
+
+// Step i: the scores of 64 more keys, then the product of P with the values of step i - 1. The search for the new maximum
+// overlaps with that product. Then it waits for the product, so that nothing delays the work between exponents, which
+// take longest: sums, packing, rescaling.
+template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
+                                                                         float (&o)[32], AttentionForwardRows& rows,
+                                                                         AttentionForwardSMem<groups>& smem, uint64_t q,
+                                                                         uint64_t kv, unsigned i, float scale_log2) {
+    mbarrier_wait(&smem.full[i % ATTENTION_FORWARD_STAGES], i / ATTENTION_FORWARD_STAGES % 2);
+    wgmma_fence();
+    attention_forward_sm90_scores(s, q, attention_forward_sm90_key_descriptor(kv, i));
+    wgmma_commit();
+    wgmma_fence();
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    bool grew = attention_forward_sm90_max(s, rows, scale_log2);
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    wgmma_hold(p);
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+    if (grew) { attention_forward_sm90_rescale(o, rows); }
+    attention_forward_sm90_exponents(s, rows, scale_log2);
+    attention_forward_sm90_pack(p, s);
+}
+
+// The end of tile n, after step i - 1: the product with that step's values, lse, and in rows.l the divisors of o. t: the
+// warp's first token. Afterwards the warp's staging area of the output is free.
+template <int groups> __device__ inline void
+attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
+                                    AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
+                                    uint64_t kv, unsigned n, unsigned i, float* lse, int t, int T, int NH) {
+    int lane = threadIdx.x % 32;
+    wgmma_hold(o);
+    wgmma_hold(p);
+    wgmma_fence();
+    attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor(kv, i - 1));
+    wgmma_commit();
+    attention_forward_sm90_row_sums(rows.l);
+    attention_forward_sm90_row_sums(rows.rounding);
+    attention_forward_sm90_lse(lse ? lse + ((size_t)queries.b * NH + queries.h) * T : nullptr, rows.l, rows.m, t, T);
+    rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
+    if (lane == 0) {
+        mbarrier_arrive(&smem.q_empty[n % 2]);
+        tma_store_wait<0>(); // the output of the tile before has been read
+    }
+    __syncwarp();
+    wgmma_wait<0>();
+    wgmma_hold(o);
+    if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
+}
+
+// This warp's consumer warpgroup, from warp votes, so the compiler knows it is warp-uniform and keeps what depends on it in
+// uniform registers.
+__device__ inline int attention_forward_sm90_warpgroup() {
+    return (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
+}
+
+// The consumer warps.
+template <int groups> __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem,
+                                                                             const CUtensorMap& out_map, float* lse,
+                                                                             int T, int NH, float scale_log2) {
+    int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
+    unsigned i = 0;
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        AttentionForwardQueries queries;
+        if (!attention_forward_sm90_next_queries(queries, smem, warpgroup, n, i)) { break; }
+        float s[32], o[32];
+        uint32_t p[16];
+        AttentionForwardRows rows;
+        attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
+        floatX* out = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW; // this warp's staging area
+        int t = queries.group * 64 + warp * 16;
+#pragma unroll
+        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        i++;
+#pragma unroll 1
+        for (int step = 1; step < queries.num_steps; step++, i++) {
+            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, scale_log2);
+        }
+        attention_forward_sm90_last_product(o, p, rows, smem, queries, kv, n, i, lse, t, T, NH);
+        attention_forward_sm90_store(out_map, out, o, rows.l, t, queries.h, queries.b);
+    }
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
+    attention_forward_sm90_kernel16(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
+                                    AttentionForwardList list, float scale_log2,
+                                    const __grid_constant__ CUtensorMap out_map) {
+    extern __shared__ __align__(256) unsigned char attention_forward_shared[];
+    if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
+    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
+    attention_forward_sm90_init(smem);
+    grid_launch_dependents(); // blocks of the next kernel start as blocks of this one end
+    grid_wait_dependency();
+    if (threadIdx.x < 128 * groups) {
+        warpgroup_more_registers<groups == 4 ? 112 : 208>(); // 4 * 112 + 32 registers are the 5 * 96 of the launch
+        attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
+    } else {
+        warpgroup_fewer_registers<32>();
+        if (threadIdx.x == 128 * groups) { attention_forward_sm90_producer(smem, qkv_map, T, NH, list); }
+    }
+}
+
+template <int groups> void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T,
+                                                         int NH, cudaStream_t stream) {
+    auto kernel = attention_forward_sm90_kernel16<groups>;
+    constexpr int SHARED_BYTES = sizeof(AttentionForwardSMem<groups>) + 1024;
+    static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64), out_map = tensor_map_heads(out, B, T, NH, 16);
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, num_multiprocessors());
+    AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
+                 LOG2E / sqrtf(64.0f), out_map);
+}
+
+// Groups of 64 queries per tile: 4, or 2 when there are fewer tiles than SMs, which halves the longest tile.
+inline int attention_forward_sm90_groups(int B, int T, int NH) {
+    return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
+}
+
+// HS = 64, sm_90a.
+void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    if (attention_forward_sm90_groups(B, T, NH) == 2) {
+        attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, stream);
+    } else {
+        attention_forward_sm90_launch<4>(out, lse, qkv, B, T, NH, stream);
+    }
+}
+#endif
+
+// The number of the kernel that runs; see the table below.
+inline int attention_forward_choice(int HS) {
+#if !defined(ENABLE_FP32)
+    if (HS == 64 && has_sm90a()) { return 16; }
+    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
+    if (has_tiles && compiled_arch(attention_forward_kernel8<64, 2, 32, 8, 3>) >= 80) { return 8; }
+#endif
+    (void)HS;
+    return 3;
+}
+
+// out (B,T,NH,HS) | lse (B,NH,T) or NULL | qkv (B,T,3,NH,HS). C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision and the code that the binary holds for the device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     kernel 16       kernel 8            kernel 3       kernel 3
+//     32, 96, 128                            kernel 8        kernel 8            kernel 3       kernel 3
+//     other multiples of 8, up to 256        kernel 3        kernel 3            kernel 3       kernel 3
+void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
+    double bytes = (4.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(stream, bytes, 2.0 * B * T * T * C, "attention_forward");
+    require(NH > 0 && C % NH == 0);
+    int HS = C / NH;
+    require(HS % 8 == 0 && HS <= 256);
+    require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
+    int kernel = attention_forward_choice(HS);
+#if !defined(ENABLE_FP32)
+    if (kernel == 16) { return attention_forward_sm90(out, lse, qkv, B, T, NH, stream); }
+    if (kernel == 8) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); }
+#endif
+    require(kernel == 3);
+    attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream);
+}
+// ==== end promoted: attention_forward ====
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 16 with another output, for ops that include this file ----
+// A Store has two functions. prepare(tile, t, h, b) is called after a tile's first step, and its work overlaps with the
+// steps that follow. store(tile, o, l, t, h, b) ends a tile: it writes the warp's rows o / l, tokens t..t+15 of head h; t < 0
+// is padding and is not stored. `tile` is 2 KB of shared memory of this warp.
+
+// attention_forward_sm90_producer, whose loads ask L2 not to keep what they read.
+template <int groups> __device__ inline void attention_forward_sm90_producer_once(AttentionForwardSMem<groups>& smem,
+                                                                                  const CUtensorMap& qkv_map, int T,
+                                                                                  int NH, AttentionForwardList list) {
+    unsigned i = 0, n = 0;
+#pragma unroll 1
+    for (; attention_forward_next_tile(list); n++) {
+        int b = list.head / NH, h = list.head % NH;
+        int first_group = ceil_div(T, 64) - groups * (list.num_tiles - list.tile);
+        mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+        smem.tiles[n % 2] = {b, h, first_group};
+        mbarrier_arrive_expect(&smem.q_full[n % 2], sizeof(smem.q[0]));
+        for (int j = 0; j < groups; j++) {
+            tma_load_4d_once(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, (first_group + j) * 64, b,
+                             &smem.q_full[n % 2]);
+        }
+#pragma unroll 1
+        for (int block = first_group + groups - 1; block >= 0; block--, i++) {
+            unsigned stage = i % ATTENTION_FORWARD_STAGES;
+            mbarrier_wait(&smem.empty[stage], (i / ATTENTION_FORWARD_STAGES + 1) % 2);
+            mbarrier_arrive_expect(&smem.full[stage], sizeof(smem.kv[0]));
+            tma_load_4d_once(smem.kv[stage][0], &qkv_map, 0, NH + h, block * 64, b, &smem.full[stage]);
+            tma_load_4d_once(smem.kv[stage][1], &qkv_map, 0, 2 * NH + h, block * 64, b, &smem.full[stage]);
+        }
+    }
+    mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
+    smem.tiles[n % 2].b = -1;
+    mbarrier_arrive(&smem.q_full[n % 2]);
+}
+
+template <int groups, class Store>
+__device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem, float* lse, int T, int NH,
+                                                       float scale_log2, Store& store) {
+    int warpgroup = attention_forward_sm90_warpgroup(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    uint64_t kv = wgmma_descriptor(smem.kv[0][0]);
+    unsigned i = 0;
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        AttentionForwardQueries queries;
+        if (!attention_forward_sm90_next_queries(queries, smem, warpgroup, n, i)) { break; }
+        float s[32], o[32];
+        uint32_t p[16];
+        AttentionForwardRows rows;
+        attention_forward_sm90_first_step(s, p, rows, smem, queries.q, kv, i, warp, scale_log2);
+        floatX* tile = smem.out + threadIdx.x / 32 * 16 * ATTENTION_FORWARD_ROW;
+        int t = queries.group * 64 + warp * 16;
+        store.prepare(tile, t, queries.h, queries.b);
+#pragma unroll
+        for (int j = 0; j < 32; j++) { o[j] = 0; }
+        i++;
+#pragma unroll 1
+        for (int step = 1; step < queries.num_steps; step++, i++) {
+            attention_forward_sm90_step(s, p, o, rows, smem, queries.q, kv, i, scale_log2);
+        }
+        attention_forward_sm90_last_product(o, p, rows, smem, queries, kv, n, i, lse, t, T, NH);
+        store.store(tile, o, rows.l, t, queries.h, queries.b);
+    }
+    if (lane == 0) { tma_store_wait<0>(); }
+}
+
+// The body of a kernel of groups + 1 warpgroups.
+template <bool once = false, int groups, class Store>
+__device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>& smem, float* lse,
+                                                    const CUtensorMap& qkv_map, int T, int NH,
+                                                    const AttentionForwardList& list, float scale_log2, Store store) {
+    attention_forward_sm90_init(smem);
+    grid_launch_dependents();
+    grid_wait_dependency();
+    if (threadIdx.x < 128 * groups) {
+        warpgroup_more_registers<groups == 4 ? 112 : 208>();
+        attention_forward_sm90_consumer(smem, lse, T, NH, scale_log2, store);
+    } else {
+        warpgroup_fewer_registers<32>();
+        if (threadIdx.x == 128 * groups) {
+            if (once) {
+                attention_forward_sm90_producer_once(smem, qkv_map, T, NH, list);
+            } else {
+                attention_forward_sm90_producer(smem, qkv_map, T, NH, list);
+            }
+        }
+    }
+}
+
+// Launches such a kernel, which has an SMem in shared memory and takes `out` last.
+template <int groups, class SMem, class Kernel, class... Out>
+void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
+                                          cudaStream_t stream, const Out&... out) {
+    constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
+    static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, num_multiprocessors());
+    AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
+    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, stream, lse, qkv_map, T, NH, list,
+                 LOG2E / sqrtf(64.0f), out...);
+}
+#endif
+
+#ifndef PROMOTED_ONLY
+
+// Queries, keys and values (B,T,NH,HS) are normal, queries and keys times `size`. At 4 scores differ by a few dozen, at 30
+// by 10^4: both make the maximum grow by more than 2^8 after the diagonal. At 30 every other head has equal rows, so that
+// its softmax is uniform.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::mt19937& rng) {
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < (size_t)B * T * 3 * NH * HS; i++) {
@@ -1896,7 +2109,7 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
-    float size = b.V == 1 ? 30.0f : b.V == 2 ? 4.0f : 1.0f; // how the check shapes ask for large scores
+    float size = b.V == 1 ? 30.0f : b.V == 2 ? 4.0f : 1.0f; // the check shapes ask for large scores by V
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
     Buffer<floatX> qkv =
         b.input_from<floatX>("qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng); });
@@ -1918,12 +2131,8 @@ static void declare(Bench& b) {
         b.kernel(2, "one thread per score, the matrix in memory",
                  [=](int bs) { attention_forward2(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); });
     }
-    // the kernel that attention_forward chooses here is checked and timed by way of it
-#if defined(ENABLE_FP32)
-    int promoted = 3;
-#else
-    int promoted = b.dry ? 16 : attention_forward_choice(HS);
-#endif
+    // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
+    int promoted = !b.dry ? attention_forward_choice(HS) : sizeof(floatX) == 2 ? 16 : 3;
     auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch) {
         auto either = [=](int) {
             number == promoted ? attention_forward(out, lse, qkv, B, T, C, NH, stream) : launch();
@@ -1941,23 +2150,23 @@ static void declare(Bench& b) {
                 number, what, [=] { launch(out, lse, qkv, B, T, NH, stream); }, min_arch);
         }
     };
-    rung(4, "mma.sync, 16 queries a warp, padded shared memory", attention_forward4, 80);
+    rung(4, "mma.sync, 16 queries per warp, padded shared memory", attention_forward4, 80);
     rung(5, "cp.async, two stages, swizzled, Q in registers", attention_forward5, 80);
-    rung(6, "32 queries a warp", attention_forward6, 80);
+    rung(6, "32 queries per warp", attention_forward6, 80);
     rung(7, "rescaled only where a maximum grew by 2^8", attention_forward7, 80);
     if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
         kernel(
-            8, "steps of 32 keys, 3 blocks an SM", [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); },
+            8, "steps of 32 keys, 3 blocks per SM", [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); },
             80);
     }
-    rung(9, "wgmma and TMA, two blocks an SM", attention_forward9, -90);
-    rung(10, "one warpgroup loads, two overlap products and softmax", attention_forward10, -90);
-    rung(11, "the two take turns", attention_forward11, -90);
+    rung(9, "wgmma and TMA, two blocks per SM", attention_forward9, -90);
+    rung(10, "a producer, two consumers, products overlap softmax", attention_forward10, -90);
+    rung(11, "ping-pong", attention_forward11, -90);
     rung(12, "persistent, pairs of tiles of equal work", attention_forward12, -90);
-    rung(13, "192 queries, three warpgroups", attention_forward13, -90);
-    rung(14, "12 without a pause between tiles, the last tiles shared out singly", attention_forward14, -90);
-    rung(15, "14 with three warpgroups that pass over what they do not see", attention_forward15, -90);
-    rung(16, "four warpgroups, each at its own pace, steps of 64 keys", attention_forward_sm90, -90);
+    rung(13, "192 queries, three consumers", attention_forward13, -90);
+    rung(14, "12 without a pause between tiles, single tiles at the end", attention_forward14, -90);
+    rung(15, "14 with three consumers that pass over unseen keys", attention_forward15, -90);
+    rung(16, "four consumers, each at its own pace, steps of 64 keys", attention_forward_sm90, -90);
 #endif
     b.promoted(promoted);
 }

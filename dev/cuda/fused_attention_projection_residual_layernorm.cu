@@ -224,11 +224,11 @@ __device__ inline float2 attention_projection_pair(const floatX* p) {
 template <int heads, class Kernel>
 void attention_projection_launch(const AttentionProjection& f, Kernel kernel, int bytes, cudaStream_t stream) {
     AttentionProjectionMaps maps;
-    maps.qkv = attention_forward_tensor_map(f.qkv, f.B, f.T, 3 * f.NH, 128);
+    maps.qkv = tensor_map_heads(f.qkv, f.B, f.T, 3 * f.NH, 128);
     maps.proj_weight = tensor_map(f.proj_weight, {f.C, f.C}, {64, 128});
-    maps.inp = attention_forward_tensor_map(f.inp, f.B, f.T, f.NH, 128);
-    maps.residual = attention_forward_tensor_map(f.residual, f.B, f.T, f.NH, 16);
-    maps.normed = attention_forward_tensor_map(f.normed, f.B, f.T, f.NH, 16);
+    maps.inp = tensor_map_heads(f.inp, f.B, f.T, f.NH, 128);
+    maps.residual = tensor_map_heads(f.residual, f.B, f.T, f.NH, 16);
+    maps.normed = tensor_map_heads(f.normed, f.B, f.T, f.NH, 16);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_ranks = f.C / (64 * heads), num_tiles = ceil_div(f.T, 128), num_clusters;
     require((size_t)f.B * num_tiles * num_ranks <= INT_MAX);
@@ -400,12 +400,12 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
                                                  float scale_log2) {
     named_barrier_sync(1 + at.row / 64, 256);
     wgmma_fence();
-    attention_forward_wgmma_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                   attention_projection_slot(smem, at.i));
+    attention_forward_sm90_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
+                                  attention_projection_slot(smem, at.i));
     wgmma_commit();
     attention_projection_await(smem, at.i + 1);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, attention_projection_slot(smem, at.i + 1));
+    attention_forward_sm90_values(o, p, attention_projection_slot(smem, at.i + 1));
     wgmma_commit();
     named_barrier_arrive(2 - at.row / 64, 256);
     wgmma_wait<1>();
@@ -414,9 +414,9 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     if (last_keys && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
     bool grew = false;
     if constexpr (new_head) {
-        attention_forward_wgmma_diagonal<0>(s, x, at.row / 16, scale_log2);
+        attention_forward_sm90_diagonal(s, x, at.row / 16, scale_log2);
     } else {
-        grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
+        grew = attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
     // as in attention_forward_end_step: keeps the exponents under the product
     if (more && !(x.l[0] + x.l[1] < 0)) { attention_projection_await(smem, at.i + 2); }
@@ -426,8 +426,8 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     wgmma_hold(o);
     wgmma_hold(p);
     attention_projection_release(smem, at.i + 1);
-    if (!new_head && grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
+    if (!new_head && grew) { attention_forward_sm90_rescale(o, x); }
+    attention_forward_sm90_pack(p, s);
     at.i += 2;
 }
 
@@ -448,7 +448,7 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
     }
     if (lane == 0) { tma_store_wait<0>(); } // the last tile's rows of normed have left
     __syncwarp();
-    attention_forward_wgmma_to_shared(tile, o, inverse);
+    attention_forward_sm90_to_shared(tile, o, inverse);
     tma_store_fence();
     __syncwarp();
 }
@@ -468,16 +468,16 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
     mbarrier_wait(&smem.q_full[q], num_queries / 2 % 2);
     attention_projection_await(smem, at.i);
     wgmma_fence();
-    attention_forward_wgmma_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
-                                   attention_projection_slot(smem, at.i));
+    attention_forward_sm90_scores(s, smem.q[q] + at.row / 64 * ATTENTION_FORWARD_BOX,
+                                  attention_projection_slot(smem, at.i));
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);
     attention_projection_release(smem, at.i);
     if (tile == 0 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.q_empty[q]); }
     at.i++;
-    attention_forward_wgmma_diagonal<0>(s, x, at.row / 16, scale_log2);
-    attention_forward_wgmma_pack(p, s);
+    attention_forward_sm90_diagonal(s, x, at.row / 16, scale_log2);
+    attention_forward_sm90_pack(p, s);
     if (heads > 1 || tile > 0) { attention_projection_await(smem, at.i); }
 #pragma unroll 1
     for (int head = 0; head < heads; head++) {
@@ -500,7 +500,7 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
             wgmma_hold(o);
             wgmma_hold(p);
             wgmma_fence();
-            attention_forward_wgmma_values(o, p, attention_projection_slot(smem, at.i));
+            attention_forward_sm90_values(o, p, attention_projection_slot(smem, at.i));
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(o);

@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(128)
                                  const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap residual_map, int T, int NH, float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem4>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<FusedAttentionSMem4>(attention_forward_shared);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, C = NH * 64, num_tiles = ceil_div(T, 64),
         num_sequences = gridDim.x / num_tiles;
     int b = blockIdx.x % num_sequences, q0 = (num_tiles - 1 - (int)blockIdx.x / num_sequences) * 64; // most keys first
@@ -315,20 +315,20 @@ __global__ void __launch_bounds__(128)
             int stage = i % 2, parity = i / 2 % 2;
             mbarrier_wait(&smem.k_full[stage], parity);
             wgmma_fence();
-            attention_forward_wgmma_scores(s, smem.q[h % 2], smem.k[stage]);
+            attention_forward_sm90_scores(s, smem.q[h % 2], smem.k[stage]);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(s);
-            bool grew = step == 0 ? attention_forward_wgmma_lazy_softmax<true, true>(s, x, t - (num_steps - 1) * 128,
-                                                                                     scale_log2)
-                                  : attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
-            if (grew) { attention_forward_wgmma_rescale(o, x); }
-            attention_forward_wgmma_pack(p, s);
+            bool grew =
+                step == 0 ? attention_forward_sm90_lazy_softmax<true, true>(s, x, t - (num_steps - 1) * 128, scale_log2)
+                          : attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
+            if (grew) { attention_forward_sm90_rescale(o, x); }
+            attention_forward_sm90_pack(p, s);
             mbarrier_wait(&smem.v_full[stage], parity);
             wgmma_hold(o);
             wgmma_hold(p);
             wgmma_fence();
-            attention_forward_wgmma_values(o, p, smem.v[stage]);
+            attention_forward_sm90_values(o, p, smem.v[stage]);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(o);
@@ -371,9 +371,9 @@ void fused_attention_residual_layernorm_forward4(floatX* residual, floatX* norme
     require(C == NH * 64 && has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(NH <= 18);                    // what fits shared memory
     require((size_t)B * T * NH <= INT_MAX);
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap inp_map = attention_forward_tensor_map(inp, B, T, NH, 64);
-    CUtensorMap residual_map = attention_forward_tensor_map(residual, B, T, NH, 16);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap inp_map = tensor_map_heads(inp, B, T, NH, 64);
+    CUtensorMap residual_map = tensor_map_heads(residual, B, T, NH, 16);
     int bytes = sizeof(FusedAttentionSMem4) + (NH - 1) * ATTENTION_FORWARD_BOX * sizeof(floatX) + 1024;
     cudaCheck(cudaFuncSetAttribute(fused_attention_sm90_kernel4, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     fused_attention_sm90_kernel4<<<B * ceil_div(T, 64), 128, bytes, stream>>>(
@@ -564,17 +564,17 @@ __device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], f
     int k = i % 2, v = (i - 1) % 2;
     named_barrier_sync(warpgroup, 256);
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[k]);
+    attention_forward_sm90_scores(s, q, smem.k[k]);
     wgmma_commit();
     mbarrier_wait(&smem.v_full[v], (i - 1) / 2 % 2);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     named_barrier_arrive(3 - warpgroup, 256);
     wgmma_wait<1>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-    bool grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
+    bool grew = attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
     auto await = [&] { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); };
     attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
@@ -585,13 +585,13 @@ __device__ inline void fused_attention_first_step(float (&s)[64], uint32_t (&p)[
                                                   int diagonal, float scale_log2) {
     mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
     wgmma_fence();
-    attention_forward_wgmma_scores(s, q, smem.k[i % 2]);
+    attention_forward_sm90_scores(s, q, smem.k[i % 2]);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.k_empty[i % 2]); }
-    attention_forward_wgmma_lazy_softmax<true, true>(s, x, diagonal, scale_log2);
-    attention_forward_wgmma_pack(p, s);
+    attention_forward_sm90_lazy_softmax<true, true>(s, x, diagonal, scale_log2);
+    attention_forward_sm90_pack(p, s);
     if (more) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
 }
 
@@ -601,7 +601,7 @@ __device__ inline void fused_attention_last_values(float (&o)[32], uint32_t (&p)
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[i % 2]);
+    attention_forward_sm90_values(o, p, smem.v[i % 2]);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(o);
@@ -670,7 +670,7 @@ __global__ void __launch_bounds__(384, 1)
                                  const __grid_constant__ CUtensorMap residual_map, FusedAttentionSizes sizes,
                                  float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<FusedAttentionSMem>(attention_forward_shared);
     fused_attention_init(smem, sizes.num_blocks);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
     int warpgroup = warp / 4, lane = threadIdx.x % 32, rank = cluster_rank(), C = sizes.NH * 64;
@@ -713,9 +713,9 @@ void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* norme
     require(C == NH * 64 && has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((size_t)B * T * NH <= INT_MAX);
     require(cluster_size <= min(FUSED_ATTENTION_MAX_BLOCKS, NH) && heads <= FUSED_ATTENTION_MAX_HEADS);
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
-    CUtensorMap inp_map = attention_forward_tensor_map(inp, B, T, NH, 128);
-    CUtensorMap residual_map = attention_forward_tensor_map(residual, B, T, NH, 128);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
+    CUtensorMap inp_map = tensor_map_heads(inp, B, T, NH, 128);
+    CUtensorMap residual_map = tensor_map_heads(residual, B, T, NH, 128);
     auto kernel = fused_attention_sm90_kernel5;
     int bytes = sizeof(FusedAttentionSMem) + (heads - 1) * FUSED_ATTENTION_BOX_BYTES + 1024;
     static_assert(sizeof(FusedAttentionSMem) + (FUSED_ATTENTION_MAX_HEADS - 1) * FUSED_ATTENTION_BOX_BYTES + 1024 <=
@@ -971,7 +971,7 @@ template <int stages> __device__ inline void fused_attention_store6(FusedAttenti
                                                                     const FusedAttentionPending& head, int warp) {
     int lane = threadIdx.x % 32;
     mbarrier_wait(&smem.box_empty[warp][head.h], (head.j + 1) % 2);
-    attention_forward_wgmma_to_shared(smem.boxes[head.h] + warp * 16 * 64, o, inverse);
+    attention_forward_sm90_to_shared(smem.boxes[head.h] + warp * 16 * 64, o, inverse);
     __syncwarp();
     if (lane == 0) { mbarrier_arrive(&smem.box_full[warp][head.h]); }
 }
@@ -1011,11 +1011,11 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
                                                                    unsigned i, bool more, float scale_log2) {
     unsigned k = i % stages, v = (i - 1) % stages;
     wgmma_fence();
-    attention_forward_wgmma_scores<true>(s, q, smem.k[k]);
+    attention_forward_sm90_scores<true>(s, q, smem.k[k]);
     wgmma_commit();
     mbarrier_wait(&smem.v_full[v], (i - 1) / stages % 2);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
@@ -1037,14 +1037,14 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
         x.l[0] += sum[0], x.l[1] += sum[1];
     } else {
         fused_attention_warp_scores(s, q, smem.k[k]);
-        grew = attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
+        grew = attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
     if (threadIdx.x % 32 == 0) {
         mbarrier_arrive(&smem.k_empty[k]);
         mbarrier_arrive(&smem.v_empty[v]);
     }
-    if (grew) { attention_forward_wgmma_rescale(o, x); }
-    attention_forward_wgmma_pack(p, s);
+    if (grew) { attention_forward_sm90_rescale(o, x); }
+    attention_forward_sm90_pack(p, s);
 }
 
 // The part of the warps that compute, 0 to 7. Returns what they did last.
@@ -1072,11 +1072,11 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             mbarrier_wait(&smem.k_full[k], i / stages % 2);
             if (head.h >= 0) { mbarrier_wait(&smem.v_full[v], head.i / stages % 2); }
             wgmma_fence();
-            attention_forward_wgmma_scores(s, q, smem.k[k]);
+            attention_forward_sm90_scores(s, q, smem.k[k]);
             wgmma_commit();
             wgmma_fence();
             // without a branch, which would cost registers: at first a product of P = 0 and what has come
-            attention_forward_wgmma_values(o, p, head.h >= 0 ? smem.v[v] : smem.q[n % 2]);
+            attention_forward_sm90_values(o, p, head.h >= 0 ? smem.v[v] : smem.q[n % 2]);
             wgmma_commit();
             float inverse[2];
             fused_attention_inverse(inverse, x, lse, head, sizes, first_head, warp);
@@ -1084,7 +1084,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             wgmma_wait<1>();
             wgmma_hold(s);
             if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
-            attention_forward_wgmma_diagonal<0>(s, x, warp, scale_log2);
+            attention_forward_sm90_diagonal(s, x, warp, scale_log2);
             if (place.tile > 0 && !(x.l[0] + x.l[1] < 0)) {
                 mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2);
             }
@@ -1093,7 +1093,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             wgmma_hold(s);
             wgmma_hold(o);
             wgmma_hold(p);
-            attention_forward_wgmma_pack(p, s);
+            attention_forward_sm90_pack(p, s);
             if (head.h >= 0) {
                 if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
                 fused_attention_store6(smem, o, inverse, head, warp);
@@ -1114,7 +1114,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
     wgmma_hold(o);
     wgmma_hold(p);
     wgmma_fence();
-    attention_forward_wgmma_values(o, p, smem.v[v]);
+    attention_forward_sm90_values(o, p, smem.v[v]);
     wgmma_commit();
     float inverse[2];
     fused_attention_inverse(inverse, x, lse, head, sizes, first_head, warp);
@@ -1131,7 +1131,7 @@ template <int stages> __global__ void __launch_bounds__(640, 1)
                                  const __grid_constant__ CUtensorMap qkv_map, FusedAttentionSizes sizes, int num_pairs,
                                  float scale_log2) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem6<stages>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<FusedAttentionSMem6<stages>>(attention_forward_shared);
     fused_attention_init6(smem, sizes.num_blocks);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = cluster_rank();
     int first_head = fused_attention_first_head(sizes, rank),
@@ -1176,7 +1176,7 @@ template <int stages> void fused_attention_launch6(floatX* residual, floatX* nor
                                                    float* lse, const floatX* qkv, const floatX* inp,
                                                    const floatX* weight, const floatX* bias, int B, int T, int NH,
                                                    cudaStream_t stream, int cluster_size) {
-    CUtensorMap qkv_map = attention_forward_tensor_map(qkv, B, T, 3 * NH, 64);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     auto kernel = fused_attention_sm90_kernel6<stages>;
     const int max_heads = stages == 4 ? FUSED_ATTENTION_RING_HEADS : FUSED_ATTENTION_MAX_HEADS;
     const int most = sizeof(FusedAttentionSMem6<stages>) + (max_heads - 1) * FUSED_ATTENTION_BOX_BYTES + 1024;
@@ -1215,13 +1215,12 @@ void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* norme
 // The sum is read back from L2, which is asked to keep nothing else where it holds all of it. Attention itself waits for
 // nothing but its softmax: inp comes under a tile's steps.
 
-template <int groups> struct FusedAttentionSMem7 : AttentionForwardSM90<groups> {
+template <int groups> struct FusedAttentionSMem7 : AttentionForwardSMem<groups> {
     uint64_t inp_full[4 * groups]; // of each warp that computes
 };
 
 // For attention_forward_sm90_block: residual = inp + attention
-template <bool load_once> struct FusedAttentionStore7 {
-    static const bool once = load_once;        // L2 is kept for residual
+struct FusedAttentionStore7 {
     const CUtensorMap &inp_map, &residual_map; // boxes of 16 tokens of a head
     uint64_t* full;                            // this warp's barrier
     int parity;                                // of its phase for this tile
@@ -1240,7 +1239,7 @@ template <bool load_once> struct FusedAttentionStore7 {
         mbarrier_wait(full, parity);
         parity ^= 1;
 #pragma unroll
-        for (int d = 0; d < 4; d++) { // 16 columns, as in attention_forward_wgmma_to_shared
+        for (int d = 0; d < 4; d++) { // 16 columns, as in attention_forward_sm90_to_shared
             uint32_t r[4];
             ldmatrix_x4(r, attention_forward_column<64>(address, d));
 #pragma unroll
@@ -1266,22 +1265,22 @@ template <int groups, bool once> __global__ void __launch_bounds__(128 * (groups
                                  const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap residual_map) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
-    auto& smem = attention_forward_sm90_shared<FusedAttentionSMem7<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<FusedAttentionSMem7<groups>>(attention_forward_shared);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&qkv_map), tma_prefetch_map(&inp_map), tma_prefetch_map(&residual_map);
         for (int warp = 0; warp < 4 * groups; warp++) { mbarrier_init(&smem.inp_full[warp], 1); }
     }
-    FusedAttentionStore7<once> store = {inp_map, residual_map, &smem.inp_full[threadIdx.x / 32 % (4 * groups)], 0};
-    attention_forward_sm90_block<groups>(smem, lse, qkv_map, T, NH, list, scale_log2, store);
+    FusedAttentionStore7 store = {inp_map, residual_map, &smem.inp_full[threadIdx.x / 32 % (4 * groups)], 0};
+    attention_forward_sm90_block<once, groups>(smem, lse, qkv_map, T, NH, list, scale_log2, store);
 }
 
 template <int groups, bool once> void fused_attention_launch7(floatX* residual, float* lse, const floatX* qkv,
                                                               const floatX* inp, int B, int T, int NH,
                                                               cudaStream_t stream) {
-    CUtensorMap inp_map = attention_forward_tensor_map(inp, B, T, NH, 16);
-    CUtensorMap residual_map = attention_forward_tensor_map(residual, B, T, NH, 16);
-    attention_forward_sm90_launch<groups, FusedAttentionSMem7<groups>>(fused_attention_sm90_kernel7<groups, once>, lse,
-                                                                       qkv, B, T, NH, stream, inp_map, residual_map);
+    CUtensorMap inp_map = tensor_map_heads(inp, B, T, NH, 16);
+    CUtensorMap residual_map = tensor_map_heads(residual, B, T, NH, 16);
+    attention_forward_sm90_launch_kernel<groups, FusedAttentionSMem7<groups>>(
+        fused_attention_sm90_kernel7<groups, once>, lse, qkv, B, T, NH, stream, inp_map, residual_map);
 }
 #endif
 
