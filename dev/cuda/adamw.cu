@@ -38,8 +38,8 @@ __global__ void adamw_prepare_kernel(AdamWStep* step, int* num_updates, const fl
     step->inverse_bias2 = (float)(1.0 / (1.0 - pow((double)beta2, (double)t)));
 }
 
-// step, num_updates, loss, norm: one each in device memory. num_updates grows by 1 when the step is applied. norm is of
-// the gradients as they are, 1 / inverse_loss_scale times too large. clip: the greatest norm, 0 for no clipping.
+// step (1) | num_updates (1) += 1 if the step is applied | loss (1) | norm (1) of the gradients before they are multiplied
+// by inverse_loss_scale | clip: the largest norm, 0: no clipping
 void adamw_prepare(AdamWStep* step, int* num_updates, const float* loss, const float* norm, float inverse_loss_scale,
                    float clip, float beta1, float beta2, cudaStream_t stream) {
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(step, num_updates, loss, norm, inverse_loss_scale, clip, beta1, beta2);
@@ -156,7 +156,7 @@ void adamw3(floatX* params, float* master, float* m, float* v, const float* grad
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
+// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
 
 // ==== promoted: adamw ====
 __global__ void __launch_bounds__(128)
@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// master: NULL when params are all there is. seed: 0 rounds params to nearest; else by chance, other in each update.
+// One step of AdamW on n elements: params, m, v (n) | master (n), or NULL if params are the only weights | grads (n)
+// | step from adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
            cudaStream_t stream, int block_size) {
@@ -224,7 +225,7 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
     if (i < n) { params[i] = adamw_round(master[i], i, seed); }
 }
 
-// params (n) as adamw left them in update number `update`, from the master weights (n) that it left.
+// Recomputes params (n) as adamw left them in update number `update` | master (n), the weights that it left
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          cudaStream_t stream) {
     adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
