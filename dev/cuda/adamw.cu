@@ -56,6 +56,7 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     s->good_steps = 0;
 }
 
+<<<<<<< HEAD
 __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
     float unscale = __frcp_rn(s->loss_scale); // exact: the scale is a power of two
     s->norm = s->scaled_norm * unscale;
@@ -71,6 +72,13 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
+=======
+// step (1) | num_updates (1) += 1 if the step is applied | loss (1) | norm (1) of the gradients before they are multiplied
+// by inverse_loss_scale | clip: the largest norm, 0: no clipping
+void adamw_prepare(AdamWStep* step, int* num_updates, const float* loss, const float* norm, float inverse_loss_scale,
+                   float clip, float beta1, float beta2, cudaStream_t stream) {
+    adamw_prepare_kernel<<<1, 1, 0, stream>>>(step, num_updates, loss, norm, inverse_loss_scale, clip, beta1, beta2);
+>>>>>>> 22580868e952e2f7427201f7319da49e95914685
     cudaCheck(cudaGetLastError());
 }
 
@@ -165,6 +173,22 @@ template <bool streamed> void adamw3(floatX* params, float* master, float* m, fl
     cudaCheck(cudaGetLastError());
 }
 
+<<<<<<< HEAD
+=======
+// ---- kernel 3: kernel 2, its tensors of floats streamed past what the caches hold ----
+
+void adamw3(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+            cudaStream_t stream, int block_size) {
+    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
+    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
+    adamw_kernel2<true><<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
+
+>>>>>>> 22580868e952e2f7427201f7319da49e95914685
 // ==== promoted: adamw ====
 // ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
 
@@ -207,10 +231,18 @@ __global__ void __launch_bounds__(128)
     }
 }
 
+<<<<<<< HEAD
 // params (n) floatX, master (n) float or NULL when params are all there is, m, v (n) | grads (n) | state: after
 // adamw_prepare. seed 0: params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
+=======
+// One step of AdamW on n elements: params, m, v (n) | master (n), or NULL if params are the only weights | grads (n)
+// | step from adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new bits in every update.
+void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
+           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
+           cudaStream_t stream, int block_size) {
+>>>>>>> 22580868e952e2f7427201f7319da49e95914685
     // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");
@@ -231,7 +263,7 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
     if (i < n) { params[i] = adamw_round(master[i], i, seed); }
 }
 
-// params (n) as adamw left them in update number `update`, from the master weights (n) that it left.
+// Recomputes params (n) as adamw left them in update number `update` | master (n), the weights that it left
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          cudaStream_t stream) {
     adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
