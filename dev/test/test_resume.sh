@@ -38,6 +38,7 @@ run() { # OUT STEPS [FLAGS]: trains
 start() { # OUT STEPS [FLAGS]: trains in the background; $pid is the program's own, what it prints is in OUT.txt
     set_flags "$@"
     output=$1.txt
+    : >"$output" # what an earlier start printed must not pass for this one's
     "$train" "${flags[@]}" >"$output" 2>&1 &
     pid=$!
 }
