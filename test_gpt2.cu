@@ -996,7 +996,7 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
-    (void)train, (void)sample, (void)profile_step; // the two programs themselves are tested from outside
+    (void)train, (void)sample, (void)profile_run; // the two programs themselves are tested from outside
     find_program(argv[0]);
     settings.tune = 0; // the same algorithms in every test
     int n = 0;

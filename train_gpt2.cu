@@ -9,38 +9,44 @@ CPU and explains the arithmetic; read it first.
     5. runs          train, sample, profile; main
     6. kernels       how the operations of section 1 are computed: copies of the best kernels of dev/cuda
 
-Sections 1 to 5 are the program. Nobody needs section 6 to understand it.
+Sections 1 to 5 are the program; section 6 is machinery. What both programs share lies in llmc/: the flags (args), data,
+reports, checkpoint files and what is due between two steps in training.h and the headers that it includes, the table of
+parameters in gpt2.h.
 
-One stream, in order. The host queues a step and prints the report of the one before while the GPU works. It waits for
-the GPU in four places: for a batch buffer that is still being copied (load_batch), for the report of the step before
-(report_step), in each step when -sl or -sg make it the judge of an update (judge_before_update), and around evaluation,
-samples and checkpoints. What a step decides by its own results is decided on the GPU: clipping, fp16's loss scale, and
-whether the update happens at all, which it does not when the loss or the gradient is NaN or infinite (adamw_prepare).
+One stream, in order. The host queues a step and prints the report of the one before while the GPU works. In training it
+waits for the GPU in four places: for a batch buffer that is still being copied (load_batch), for the report of the step
+before (report_step), in every step with -sl or -sg, because the host must then see loss and norm before it allows the
+update (judge_before_update), and around evaluation, samples and checkpoints. Everything else that a step decides by its
+own results is decided on the GPU: clipping, fp16's loss scale, and whether the update happens at all, which it does not
+when the loss or the gradient is NaN or infinite (adamw_prepare).
 
-A micro-step (forward and backward of one micro-batch) is captured once as a CUDA graph and launched as that. A token of
-generated text is one launch of a graph, too.
+A micro-step (forward and backward of one micro-batch) runs kernel by kernel the first time; then it is captured as a CUDA
+graph, one for the first micro-step of a step and one for the others, and launched as that. So is a step of generation,
+from the third token on.
 
-Matmuls are our own kernel (gemm, on Hopper) or cuBLASLt's. For cuBLASLt the candidates are timed when a shape is first
-met; the winners are saved beside the checkpoints, so that a resumed run uses the same ones.
+Matmuls are our own kernels or cuBLASLt's. Ours are gemm, on Hopper, in forward passes where it is faster, and decode_matvec,
+for a few texts in generation. Of cuBLASLt's algorithms the fastest is found by timing when training first meets a shape
+(--no-tune: the library's first proposal). The choices are saved beside the newest checkpoint; a resumed run repeats them.
 
-The same run gives the same bits again: every sum is taken in an order that is fixed by the shapes, by the number of SMs
-of the GPU, and by the saved choices of matmuls. No floating-point sum uses atomics.
+With the same choices on the same kind of GPU a run gives the same bits again: our kernels take every sum in an order
+that follows from the shapes and the GPU, and no floating-point sum uses atomics.
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
-channels. Every tensor is row-major; a gradient is called d + name. floatX is the type of weights and activations (bf16,
-or -DENABLE_FP16, -DENABLE_FP32); gradients of parameters, AdamW's moments and the master weights are float.
+channels. Every tensor is row-major. floatX is the type of weights and activations (bf16, or -DENABLE_FP16,
+-DENABLE_FP32); gradients of parameters, AdamW's moments and the master weights are float. The gradient of an activation
+is called d + name.
 
 Words:
     ladder            a file of dev/cuda: the same operation as a series of numbered kernels, from naive to fast
     promoted          the ladder's best kernel, copied here by scripts/promote.sh between marks; it keeps its number
     launcher          the host function that checks the shapes and launches an operation's kernels
-    floatX, x128      the type of weights and activations; 16 bytes of it, what a thread loads at once
+    x128              16 bytes of floatX, what a thread loads at once
     launch_early      programmatic dependent launch: the kernel's blocks start while those of the kernel before end
     sm90              needs wgmma and TMA, which only code compiled for sm_90a has (H100, H200)
     lse               log of the sum of exponentials of a query's scaled scores: softmax's denominator
     mean, rstd        of a layernorm's row; rstd is 1 / sqrt(variance + 1e-5)
-    logits            what the head says of each token of the vocabulary, before the softmax
     master weights    the fp32 copy of 16-bit weights that AdamW updates
+    recompute         -r: activations that are computed again in the backward pass instead of being kept
 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
@@ -65,8 +71,8 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 // 1. operations
 // ================================================================================================
 // Outputs come first, then scratch, inputs, sizes and the stream. Activations and their gradients are written; gradients of
-// parameters are added to (matmul_backward_weight can do either). An operation launches its kernels and returns; what it
-// cannot do is refused by name. The scratch functions give its size in floats, unless they say ints.
+// parameters are added to (matmul_backward_weight can do either). An operation launches its kernels and returns; a shape
+// that it cannot do ends the program. The scratch functions give its size in floats, unless they say ints.
 
 // out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
@@ -91,7 +97,7 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
 size_t layernorm_backward_scratch(int C);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), of which bias and residual may be NULL. With
-// pre_gelu (N,OC): that is stored there, and out is gelu of it.
+// pre_gelu (N,OC) the sum goes there and its gelu to out; that wants a bias and no residual.
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL
@@ -105,8 +111,12 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 size_t matmul_backward_bias_scratch(int N, int OC);
 
 // Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head, without the (T,T) matrix in memory: out (B,T,C),
-// lse (B,NH,T) | qkv (B,T,3,NH,HS). The kernel depends on precision, device and head size; attention_forward() in section
-// 6 has the table. Dao 2023, FlashAttention-2, arXiv:2307.08691.
+// lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel depends on the head size, the
+// precision and the device (H100 means code for sm_90a, A100 any other of compute capability 8.0 or more):
+//     forward kernel / backward kernel      bf16, fp16:  H100      A100     older     fp32
+//     HS = 64                                            16 / 11   8 / 7    3 / 5     3 / 5
+//     HS = 32, 96, 128                                   8 / 7     8 / 7    3 / 5     3 / 5
+//     other multiples of 8, up to 256                    3 / 5     3 / 5    3 / 5     3 / 5
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
 // dqkv (B,T,3,NH,HS) | dout, out (B,T,C) | qkv (B,T,3,NH,HS) | lse (B,NH,T)
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
@@ -114,7 +124,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 size_t attention_backward_scratch(int B, int T, int C, int NH);
 
 // out (n) = gelu(inp (n)), tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); in place is allowed. Hendrycks and
-// Gimpel 2016, arXiv:1606.08415. In the layers GELU is part of the matmuls; this one is for what they do not cover.
+// Gimpel 2016, arXiv:1606.08415. The matmuls include it; this one is for -r and for generation with many texts.
 void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream);
 
 // Softmax and cross-entropy over the vocabulary: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]), of V columns. With
@@ -142,7 +152,7 @@ struct StepState {
     float norm;        // of the true gradients; written with the verdict
     int applied;       // the verdict: 1, the weights change; 0, loss or norm is not finite, or the host skips the step
     int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // gradients are so many times too large; 1 but in fp16; after the verdict: of the next step
+    float loss_scale;  // fp16: the loss is multiplied by it, else 1; adamw_prepare replaces it by the next step's
     float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
     int good_steps;    // finite ones since the loss scale last changed
     float grad_scale;  // what AdamW multiplies gradients by: clipping, and the loss scale divided out
@@ -150,9 +160,9 @@ struct StepState {
 };
 // ==== end promoted: adamw_state ====
 
-// Judges the step before its update. state->applied becomes 1 unless loss or norm is not finite, or the host says skip;
-// from it follow num_updates, the clipping and the bias corrections. In fp16 also the next step's loss scale: half after
-// an overflow, double after 2000 finite steps. Then `norm` is that of the true gradients.
+// Decides whether the update happens: state->applied becomes 1 unless loss or norm is not finite, or the host says skip.
+// Sets norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 also sets the next step's loss scale:
+// half after an overflow, double after 2000 finite steps, within 1 to 65536.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream);
 // AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0: params
 // are rounded to nearest; else stochastically, with new random bits in every update.
@@ -165,7 +175,7 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, cudaStream_t stream);
 // out (B,OC) = [gelu] ([layernorm] (x (B,K)) weight (OC,K)^T + bias) + residual, for a few rows at the speed of memory; what
-// is NULL is left out. It reads weights before the kernel ahead of it has ended: no kernel of a step may write them.
+// is NULL is left out. It starts early and reads weights while the kernel before it runs, which must not write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
                    cudaStream_t stream);
@@ -180,9 +190,9 @@ size_t decode_attention_scratch(int B, int C, int NH, int capacity);
 // Keys and values of a prompt, qkv (B,T,3,C), become rows 0 to T-1 of keys, values (B,capacity,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream);
-// tokens (B), drawn from logits (B,Vp) of V columns, and positions (B) += 1. temperature 0: the largest logit; else one of
-// the top_k largest (0: all) that are among the fewest with the share top_p of the probability. -1: no logit is a number.
-// rng_state (B), scratch: zeroed once before the first call.
+// tokens (B), drawn from logits (B,Vp) of V columns, and positions (B) += 1. temperature 0: the largest logit. Else a draw
+// by rng_state (B) from the top_k largest (0: all), cut to the smallest set with probability top_p. A token of -1: no logit
+// is finite. scratch is zeroed once, before the first call.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream);
 size_t decode_sample_scratch(int B);
@@ -272,9 +282,9 @@ static Piece parameter_piece(const GPT2Config* config, int i) {
     return piece;
 }
 
-// What the forward pass leaves for the backward pass, for B x T tokens. In training tensors with an L are kept for every
-// layer; those marked [1] or [2] only below that level of recompute (-r), else the backward pass computes them again.
-// Without a backward pass each of them has room for one layer.
+// What the forward pass leaves for the backward pass, for B x T tokens. In training, tensors with an L are kept for every
+// layer. [1]: with -r 1 or 2 there is one for all layers, and the backward pass computes it again. [2]: the same with -r 2.
+// Without a backward pass there is one for all layers of each.
 struct Activations {
     int B, T;          // what it is allocated for
     floatX* encoded;   // (B, T, C)
@@ -305,10 +315,11 @@ struct Activations {
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are used up by then
     floatX* dfch;      // (B, T, 4*C), likewise
     float* scratch;    // what kernels need for themselves
-    // 1 where each layer has its own tensor, 0 where all share one: of most, of [1], of [2]
+    // 1: each layer has its own tensor; 0: all layers share one. keep_gelu is for [1], keep_norm for [2], keep for the others
     size_t keep, keep_gelu, keep_norm;
-    // only in the view of a layer
-    const floatX* residual; // (B, T, C): the residual stream that enters the layer
+    // set by layer_activations
+    const floatX*
+        residual; // (B, T, C): the residual stream that enters the layer: encoded, or residual3 of the one before
 };
 
 // Activations as layer l sees them: every tensor with an L points to this layer's. B and T as in the pass at hand.
@@ -382,8 +393,8 @@ static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B,
 }
 
 // All layers, up to the last layernorm, for acts->inputs (B,T). What each layer computes stays in acts; keys and values go
-// to the cache when that is not NULL. The residual stream gets its two additions of a layer where fused_residual_layernorm
-// writes residual2 and residual3.
+// to the cache when that is not NULL. A layer adds to the residual stream twice: fused_residual_layernorm writes residual2
+// (after attention) and residual3 (after the MLP), and with each the layernorm that comes next.
 static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
     const GPT2Config* config = &model->config;
@@ -438,9 +449,9 @@ static void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* s
     matmul_backward_input(dinp, dout, weight, pre_gelu, N, C, OC, stream);
 }
 
-// Before the first micro-batch of a step: zeroes the gradients that kernels add to, which are those of vectors and of wpe.
-// Matrices are larger and need none: their first gradient is written. For wte the head's does that, before
-// encoder_backward adds to it.
+// Before the first micro-batch of a step: zeroes the gradients of vectors and of wpe, which kernels only add to. Matrices
+// need no zeroing: the first micro-batch overwrites their gradients. For wte the head's matmul overwrites, and
+// encoder_backward then adds.
 static void zero_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
     size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
@@ -581,8 +592,10 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, b
 // Bytes of scratch that the kernels of a backward pass want: of the one that wants most.
 static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads;
-    size_t floats = std::max({layernorm_backward_scratch(C), matmul_backward_bias_scratch(B * T, 4 * C),
-                              attention_backward_scratch(B, T, C, NH), global_norm_scratch()});
+    size_t bias = 0; // the launcher's share of rows is not monotone in the columns
+    for (int OC : {C, 3 * C, 4 * C}) { bias = std::max(bias, matmul_backward_bias_scratch(B * T, OC)); }
+    size_t floats =
+        std::max({layernorm_backward_scratch(C), bias, attention_backward_scratch(B, T, C, NH), global_norm_scratch()});
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
 
@@ -685,8 +698,8 @@ static void gpt2_free(GPT2* model) {
     memset(model, 0, sizeof(*model));
 }
 
-// Calls copy(place, offset, n) for each tensor of each layer: n values from `place` in the model's arrays are those from
-// `offset` in a checkpoint's, which are tensor by tensor over all layers.
+// Calls copy(place, offset, n) for each tensor of each layer: n values that begin at `place` in the model's arrays, which
+// are layer by layer, and at `offset` in a checkpoint's, which are tensor by tensor.
 template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy copy) {
     for (int p = 0; p < NUM_PARAMS; p++) {
         size_t n = param_layer_size(config, p);
@@ -899,8 +912,8 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
     generator_sample(g, model, sampler);
 }
 
-// One token of each text. The first step is launched kernel by kernel, because the library may time its algorithms in it,
-// which cannot be captured; the second one is captured as the graph that it and all later ones are.
+// One token of each text. The first step is launched kernel by kernel, because cuBLASLt may time its algorithms in it,
+// which cannot be captured. The second step is captured as a graph; it and all later steps are launches of that graph.
 static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     require(g->length < g->capacity);
     g->length++;
@@ -1080,8 +1093,8 @@ static void launch_step(Trainer* t) {
     t->pending = s;
 }
 
-// fp16: takes over the loss scale that the device chose for the next step. A step that only had too large a scale does not
-// count as one of those that stop the run.
+// fp16: takes over the loss scale that the device chose for the next step. When it was lowered, the count of bad steps in a
+// row begins again: the scale may have been all that was wrong.
 static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     RunState* run = &t->job.run;
     if (s->state->loss_scale < run->loss_scale) {
@@ -1100,8 +1113,8 @@ static bool report_step(Trainer* t, PendingStep* s) {
     cudaCheck(cudaEventSynchronize(s->end));
     cudaCheck(cudaEventElapsedTime(&ms, s->begin, s->end));
     r->loss = s->state->loss, r->norm = s->state->norm, r->ms = ms;
-    if (!s->judged) { training_judge(&t->job, r); }
-    training_count(&t->job, r, s->state->applied);
+    if (!s->judged) { training_judge(&t->job, r); } // for the z-scores
+    training_count(&t->job, r, s->state->applied);  // says why a step was skipped: llmc/training.h
     follow_loss_scale(t, s);
     char extra[64];
     snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB", training_flops(&t->job, r->ms) * 1e-12,
@@ -1430,7 +1443,7 @@ static std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
 }
 
 // --profile: one training step with events around each operation; a table sorted by time. Returns the exit code.
-static int profile_step() {
+static int profile_run() {
     static Trainer trainer;
     Trainer* t = &trainer;
     trainer_open(t);
@@ -1529,7 +1542,7 @@ static void open_sampling_model(GPT2* model, ModelSource* source) {
 // Prints texts 1 and later; the first one was printed as it came. tokens (B, num_tokens), counts (B).
 static void print_other_texts(const Prompts* p, const Tokenizer* tokenizer, const int* tokens, const int* counts) {
     for (size_t b = 1; b < p->texts.size(); b++) {
-        TextOutput out = {tokenizer, stdout, {{0}, 0}, NULL, 0, (bool)isatty(STDOUT_FILENO)};
+        TextOutput out = text_begin(tokenizer, stdout);
         printf("---- %zu of %zu ----\n%s", b + 1, p->texts.size(), p->texts[b].c_str());
         for (int i = 0; i < counts[b]; i++) { text_token(&out, tokens[b * args->num_tokens + i]); }
         text_end(&out);
@@ -1572,7 +1585,7 @@ static int sample() {
 
     int B = (int)prompts.texts.size(), stop = args->stop_at_eot && has_tokenizer ? tokenizer.eot_id : -1;
     std::vector<int> tokens((size_t)B * args->num_tokens), counts(B);
-    TextOutput out = {vocabulary, stdout, {{0}, 0}, NULL, 0, (bool)isatty(STDOUT_FILENO)};
+    TextOutput out = text_begin(vocabulary, stdout);
     if (B > 1) { printf("---- 1 of %d ----\n", B); }
     fputs(prompts.texts[0].c_str(), stdout);
     fflush(stdout);
@@ -1635,7 +1648,7 @@ int main(int argc, char** argv) {
     bool sampling = args->prompt || args->prompts;
     if (!sampling) { cli_print(stdout, options, sizeof(options) / sizeof(options[0])); }
     open_device();
-    int code = sampling ? sample() : args->profile ? profile_step() : train();
+    int code = sampling ? sample() : args->profile ? profile_run() : train();
     cublaslt_close();
     return code;
 }
@@ -5039,7 +5052,6 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     s->good_steps = 0;
 }
 
-<<<<<<< HEAD
 __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
     float unscale = __frcp_rn(s->loss_scale); // exact: the scale is a power of two
     s->norm = s->scaled_norm * unscale;
@@ -5055,13 +5067,6 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
-=======
-// step (1) | num_updates (1) += 1 if the step is applied | loss (1) | norm (1) of the gradients before they are multiplied
-// by inverse_loss_scale | clip: the largest norm, 0: no clipping
-void adamw_prepare(AdamWStep* step, int* num_updates, const float* loss, const float* norm, float inverse_loss_scale,
-                   float clip, float beta1, float beta2, cudaStream_t stream) {
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(step, num_updates, loss, norm, inverse_loss_scale, clip, beta1, beta2);
->>>>>>> 22580868e952e2f7427201f7319da49e95914685
     cudaCheck(cudaGetLastError());
 }
 
@@ -5131,18 +5136,10 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-<<<<<<< HEAD
 // params (n) floatX, master (n) float or NULL when params are all there is, m, v (n) | grads (n) | state: after
 // adamw_prepare. seed 0: params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-=======
-// One step of AdamW on n elements: params, m, v (n) | master (n), or NULL if params are the only weights | grads (n)
-// | step from adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new bits in every update.
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream, int block_size) {
->>>>>>> 22580868e952e2f7427201f7319da49e95914685
     // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");

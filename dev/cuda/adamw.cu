@@ -30,7 +30,7 @@ struct StepState {
     float norm;        // of the true gradients; written with the verdict
     int applied;       // the verdict: 1, the weights change; 0, loss or norm is not finite, or the host skips the step
     int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // gradients are so many times too large; 1 but in fp16; after the verdict: of the next step
+    float loss_scale;  // fp16: the loss is multiplied by it, else 1; adamw_prepare replaces it by the next step's
     float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
     int good_steps;    // finite ones since the loss scale last changed
     float grad_scale;  // what AdamW multiplies gradients by: clipping, and the loss scale divided out
@@ -56,7 +56,6 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     s->good_steps = 0;
 }
 
-<<<<<<< HEAD
 __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
     float unscale = __frcp_rn(s->loss_scale); // exact: the scale is a power of two
     s->norm = s->scaled_norm * unscale;
@@ -72,13 +71,6 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
-=======
-// step (1) | num_updates (1) += 1 if the step is applied | loss (1) | norm (1) of the gradients before they are multiplied
-// by inverse_loss_scale | clip: the largest norm, 0: no clipping
-void adamw_prepare(AdamWStep* step, int* num_updates, const float* loss, const float* norm, float inverse_loss_scale,
-                   float clip, float beta1, float beta2, cudaStream_t stream) {
-    adamw_prepare_kernel<<<1, 1, 0, stream>>>(step, num_updates, loss, norm, inverse_loss_scale, clip, beta1, beta2);
->>>>>>> 22580868e952e2f7427201f7319da49e95914685
     cudaCheck(cudaGetLastError());
 }
 
@@ -173,22 +165,6 @@ template <bool streamed> void adamw3(floatX* params, float* master, float* m, fl
     cudaCheck(cudaGetLastError());
 }
 
-<<<<<<< HEAD
-=======
-// ---- kernel 3: kernel 2, its tensors of floats streamed past what the caches hold ----
-
-void adamw3(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-            float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-            cudaStream_t stream, int block_size) {
-    AdamWScalars scalars = {learning_rate, beta1, beta2, eps, weight_decay};
-    size_t num_blocks = ceil_div(n, 4 * (size_t)block_size);
-    adamw_kernel2<true><<<num_blocks, block_size, 0, stream>>>(params, master, m, v, grads, step, n, scalars, seed);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
-
->>>>>>> 22580868e952e2f7427201f7319da49e95914685
 // ==== promoted: adamw ====
 // ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
 
@@ -231,18 +207,10 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-<<<<<<< HEAD
 // params (n) floatX, master (n) float or NULL when params are all there is, m, v (n) | grads (n) | state: after
 // adamw_prepare. seed 0: params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-=======
-// One step of AdamW on n elements: params, m, v (n) | master (n), or NULL if params are the only weights | grads (n)
-// | step from adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new bits in every update.
-void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const AdamWStep* step, size_t n,
-           float learning_rate, float beta1, float beta2, float eps, float weight_decay, uint32_t seed,
-           cudaStream_t stream, int block_size) {
->>>>>>> 22580868e952e2f7427201f7319da49e95914685
     // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");

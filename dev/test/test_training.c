@@ -171,6 +171,13 @@ static void test_due(void) {
 
 // ---- what is said of a step -----------------------------------------------------------
 
+// as a program without a verdict of its own does it
+static bool judge_and_count(Training* t, StepReport* r) {
+    bool sound = training_judge(t, r);
+    training_count(t, r, sound);
+    return sound;
+}
+
 static void test_judge(void) {
     static Training t;
     settings = defaults;
@@ -179,22 +186,22 @@ static void test_judge(void) {
     uint64_t rng = 5;
     for (; r.step <= OUTLIER_WINDOW; r.step++) {
         r.loss = 4.0 + 0.001 * random_below(&rng, 100), r.norm = 1.0 + 0.001 * random_below(&rng, 100);
-        check(training_judge(&t, &r) && isnan(r.loss_z) && isnan(r.norm_z)); // no outlier is known yet
+        check(judge_and_count(&t, &r) && isnan(r.loss_z) && isnan(r.norm_z)); // no outlier is known yet
     }
     capture_begin();
     r.loss = 40;
-    bool loss_passes = training_judge(&t, &r);
+    bool loss_passes = judge_and_count(&t, &r);
     double loss_z = r.loss_z;
     r.step++, r.loss = 4.05, r.norm = 10;
-    bool norm_passes = training_judge(&t, &r);
+    bool norm_passes = judge_and_count(&t, &r);
     double norm_z = r.norm_z;
     r.step++, r.norm = 1.05;
-    bool good_passes = training_judge(&t, &r);
+    bool good_passes = judge_and_count(&t, &r);
     int in_a_row[3];
     for (int i = 0; i < 3; i++) {
         r.step++;
         r.loss = i == 0 ? (double)NAN : 4.05, r.norm = i == 1 ? (double)INFINITY : 1.05;
-        check(training_judge(&t, &r) == (i == 2));
+        check(judge_and_count(&t, &r) == (i == 2));
         in_a_row[i] = t.nonfinite_in_a_row;
     }
     capture_end();
