@@ -24,6 +24,7 @@ follows karpathy/llm.c. Sources of algorithms stand beside their kernels, in dev
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
 #include "llmc/eval_loader.h"
+#include "llmc/gelu.cuh"
 #include "llmc/gemm_sm90.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/mfu.h"
@@ -842,16 +843,9 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
 // ==== end promoted: layernorm_backward ====
 
 // ==== promoted: gelu_forward ====
-// x * sigmoid(2u). The exponential's log2(e) is part of the coefficients. Where x^3 overflows the quotient is x / 1 or
-// x / inf, so x or 0.
-__device__ inline float gelu_forward_value(float x) {
-    const float a = -2.3022081984f; // -2 sqrt(2/pi) log2(e)
-    const float b = -0.1029432396f; // 0.044715 a
-    return __fdividef(x, 1.0f + exp2_approx(x * (a + b * x * x)));
-}
 __device__ inline x128 gelu_forward_vector(const x128& x) {
     x128 y;
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu_forward_value((float)x[k]); }
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu((float)x[k]); }
     return y;
 }
 
@@ -874,20 +868,9 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 // ==== end promoted: gelu_forward ====
 
 // ==== promoted: gelu_backward ====
-// gelu'(x). 1 - s is e s with e = exp(-2u), which loses no digits where s is near 1. Beyond +-9 the derivative is 1 or
-// 0 up to 1e-26; the bound keeps every factor finite. Comparisons, not fmaxf, so that NaN stays NaN.
-__device__ inline float gelu_backward_slope(float x) {
-    const float a = 1.5957691216f, b = 0.0713548163f; // 2u = a x + b x^3; b = 0.044715 a
-    const float log2e = 1.4426950409f;
-    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x);
-    float xx = x * x;
-    float e = exp2_approx(x * (-a * log2e - b * log2e * xx));
-    float s = __fdividef(1.0f, 1.0f + e);
-    return s + x * s * (e * s) * (a + 3.0f * b * xx);
-}
 __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     x128 dinp;
-    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_backward_slope((float)inp[k])); }
+    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_slope((float)inp[k])); }
     return dinp;
 }
 
@@ -3654,7 +3637,7 @@ template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][deco
 // warps a share of the columns. blockIdx.x: which `batch` of the sequences; blockIdx.y: which rows.
 template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                          const floatX* weight, const floatX* bias, const floatX* residual, bool has_gelu, int B, int K,
                           int OC, int split) {
     constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
@@ -3726,9 +3709,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             __syncthreads(); // partial may be written again
         }
         sum += bias_now;
-        if (gelu) { // 0.5 * (1 + tanh(u)) = 1 / (1 + exp(-2u))
-            sum = sum / (1.0f + expf(-1.5957691216f * (sum + 0.044715f * sum * sum * sum)));
-        }
+        if (has_gelu) { sum = gelu(sum); }
         if (writes_now) { out[at] = (Out)(sum + residual_now); }
     }
 }

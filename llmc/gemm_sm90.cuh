@@ -20,6 +20,7 @@ Source: warp-specialised persistent kernels in turns and together are those of C
 */
 #pragma once
 
+#include "gelu.cuh"
 #include "ptx.cuh"
 
 #if !defined(ENABLE_FP32)
@@ -113,14 +114,6 @@ template <int extras_> struct GemmLayernorm {
         return r.rstd * (sum - r.mean * c.u) + c.v;
     }
 };
-
-// x * sigmoid(2u), which is the tanh form without its cancellation. The exponential's log2(e) is part of the
-// coefficients. Where x^3 overflows this is x * 1 or x * 0.
-__device__ inline float gemm_sm90_gelu(float x) {
-    const float a = -2.3022081984f; // -2 sqrt(2/pi) log2(e)
-    const float b = -0.1029432396f; // 0.044715 a
-    return x * rcp_approx(1.0f + exp2_approx(x * (a + b * x * x)));
-}
 
 // ---- tiles and shared memory --------------------------------------------------------------------------------
 
@@ -370,7 +363,7 @@ __device__ inline void gemm_sm90_store(float (&sum)[G::parts][G::columns / 2], c
                     float x = epilogue.value(sum[m][k], rows[half], two[0]);
                     float y = epilogue.value(sum[m][k + 1], rows[half], two[1]);
                     if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
-                    if (Epilogue::extras & GEMM_GELU) { x = gemm_sm90_gelu(x), y = gemm_sm90_gelu(y); }
+                    if (Epilogue::extras & GEMM_GELU) { x = gelu(x), y = gelu(y); }
                     if (has_residual) {
                         float2 add = unpack_16x2(residual[2 * j + half], floatX());
                         x += add.x, y += add.y;

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(1024) gelu_linear_kernel2(floatX* out, const f
     float sum = 0.0f;
     for (int k0 = 0; k0 < K; k0 += 32) {
         bool inside = k0 + x < K;
-        a[y][x] = inside && n0 + y < N ? gelu_forward_value((float)inp[(size_t)(n0 + y) * K + k0 + x]) : 0.0f;
+        a[y][x] = inside && n0 + y < N ? gelu((float)inp[(size_t)(n0 + y) * K + k0 + x]) : 0.0f;
         b[y][x] = inside && o0 + y < OC ? (float)weight[(size_t)(o0 + y) * K + k0 + x] : 0.0f;
         __syncthreads();
         for (int k = 0; k < 32; k++) { sum += a[y][k] * b[x][k]; }

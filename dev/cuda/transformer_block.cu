@@ -310,7 +310,7 @@ __device__ inline void transformer_block_store(const TransformerBlockProduct& p,
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             float x = v[k / 2][k % 2] + (float)bias[k];
-            if (p.gelu) { x = gelu_forward_value(x); }
+            if (p.gelu) { x = gelu(x); }
             out[k] = (floatX)(x + (float)add[k]);
         }
         store128(p.out + at, out);
@@ -941,8 +941,8 @@ __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales,
     scales->fcproj_weight = transformer_block_scale(largest(MAX_FCPROJ_WEIGHT));
 }
 
-// out = inp; gelu: after GELU; ordered: each 64 in the order of gemm_sm90_e4m3_column. n is a multiple of 8, or 64.
-template <bool gelu, bool ordered>
+// out = inp; has_gelu: after GELU; ordered: each 64 in the order of gemm_sm90_e4m3_column. n is a multiple of 8, or 64.
+template <bool has_gelu, bool ordered>
 __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
                                                    const TransformerBlockScale* scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -954,7 +954,7 @@ __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const flo
     } else {
         x = load128(inp + i);
     }
-    for (int k = 0; k < 8; k++) { y[k] = multiplier * (gelu ? gelu_forward_value((float)x[k]) : (float)x[k]); }
+    for (int k = 0; k < 8; k++) { y[k] = multiplier * (has_gelu ? gelu((float)x[k]) : (float)x[k]); }
     fused_residual_layernorm_store8(out + i, y);
 }
 template <bool gelu, bool ordered = false> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
