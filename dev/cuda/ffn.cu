@@ -22,6 +22,7 @@
 #endif
 #include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "cublaslt_linear.cuh"
 
 struct Ffn {
     floatX *out, *hidden;          // (N,C), (N,4C)

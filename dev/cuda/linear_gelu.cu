@@ -19,6 +19,7 @@
 #endif
 #include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "cublaslt_linear.cuh"
 
 // ---- kernel 2: the library's product with its own epilogue -----------------------------------------------------
 

@@ -26,6 +26,7 @@
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "cublaslt_linear.cuh"
 #include <cooperative_groups.h>
 #include <cuda_fp8.h>
 #include <memory>
