@@ -81,6 +81,7 @@ struct CublasLtChoice {
     CublasLtKey key;
     cublasLtMatmulAlgo_t algo; // plain data, which the library allows to be stored for its own version
 };
+static_assert(sizeof(CublasLtChoice) == sizeof(CublasLtKey) + sizeof(cublasLtMatmulAlgo_t), "written as it is");
 
 struct CublasLt {
     cublasLtHandle_t handle = NULL;
@@ -336,36 +337,51 @@ inline void cublaslt_choices_header(char* text) {
     snprintf(text, 512, "cublasLt %zu, %s, %s\n", cublasLtGetVersion(), PRECISION_NAME, properties.name);
 }
 
-// Writes the choices of this process and of the file it loaded. One line for each: the key, then the algorithm, as words.
-inline bool cublaslt_save(const char* path, Error* err) {
+// What is worth writing: the loaded choices in their order, each as this process has chosen it if it met that product, then
+// those of the products that only this process met. So saving after loading loses nothing, and repeats nothing.
+inline std::vector<CublasLtChoice> cublaslt_choices() {
     CublasLt& lt = cublaslt();
-    char header[512], temporary[4096];
+    std::vector<CublasLtChoice> choices;
+    auto find = [&](const CublasLtKey& key) {
+        size_t i = 0;
+        while (i < choices.size() && memcmp(&choices[i].key, &key, sizeof(key)) != 0) { i++; }
+        return i;
+    };
+    for (const CublasLtChoice& choice : lt.loaded) {
+        if (find(choice.key) == choices.size()) { choices.push_back(choice); }
+    }
+    for (const CublasLtPlan& plan : lt.plans) {
+        if (!plan.found) { continue; }
+        size_t i = find(plan.key);
+        if (i == choices.size()) { choices.push_back({plan.key, plan.algo}); }
+        choices[i].algo = plan.algo;
+    }
+    return choices;
+}
+
+// The header, then one line for each choice: the key, then the algorithm, as words.
+inline bool cublaslt_write_choices(const char* path, const char* header, Error* err) {
+    char temporary[4096];
     FileWriter w;
     snprintf(temporary, sizeof(temporary), "%s.new", path);
-    cublaslt_choices_header(header);
     if (!writer_open(&w, temporary, err)) { return false; }
     writer_printf(&w, "%s", header);
-    for (const CublasLtPlan& plan : lt.plans) {
-        int words[(sizeof(plan.key) + sizeof(plan.algo)) / sizeof(int)], n = sizeof(words) / sizeof(int);
-        if (!plan.found) { continue; }
-        memcpy(words, &plan.key, sizeof(plan.key));
-        memcpy((char*)words + sizeof(plan.key), &plan.algo, sizeof(plan.algo));
+    for (const CublasLtChoice& choice : cublaslt_choices()) {
+        const int n = sizeof(choice) / sizeof(int);
+        int words[n];
+        memcpy(words, &choice, sizeof(choice));
         for (int i = 0; i < n; i++) { writer_printf(&w, "%d%c", words[i], i + 1 < n ? ' ' : '\n'); }
     }
     if (!writer_close(&w, err)) { return false; }
     return rename(temporary, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
 }
 
-// Choices of an earlier run for products that this one has not met yet. A file for another library or GPU is passed over,
-// with a line that says so. False if it cannot be read.
-inline bool cublaslt_load(const char* path, Error* err) {
-    CublasLt& lt = cublaslt();
-    char header[512];
+// Reads such a file to cublaslt().loaded. One with another header is passed over, with a line that says so.
+inline bool cublaslt_read_choices(const char* path, const char* header, Error* err) {
     MappedFile file;
     if (!map_file(&file, path, err)) { return false; }
     std::string text((const char*)file.data, file.size);
     unmap_file(&file);
-    cublaslt_choices_header(header);
     if (text.compare(0, strlen(header), header) != 0) {
         printf("%s: made for another GPU or library: matmuls are timed again, and last bits may differ\n", path);
         return true;
@@ -382,9 +398,24 @@ inline bool cublaslt_load(const char* path, Error* err) {
         }
         while (*at == '\n' || *at == ' ') { at++; }
         memcpy(&choice, words, sizeof(choice));
-        lt.loaded.push_back(choice);
+        cublaslt().loaded.push_back(choice);
     }
     return true;
+}
+
+// Writes the choices of this process and of the file it loaded.
+inline bool cublaslt_save(const char* path, Error* err) {
+    char header[512];
+    cublaslt_choices_header(header);
+    return cublaslt_write_choices(path, header, err);
+}
+
+// Choices of an earlier run for products that this one has not met yet. A file for another library or GPU is passed over.
+// False if it cannot be read.
+inline bool cublaslt_load(const char* path, Error* err) {
+    char header[512];
+    cublaslt_choices_header(header);
+    return cublaslt_read_choices(path, header, err);
 }
 
 // What this GPU reaches, in TFLOP/s: a product of 8192^3 random numbers, 4096^3 on a small one. Zeros would be faster:
