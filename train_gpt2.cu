@@ -54,7 +54,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
 #include "llmc/eval_loader.h"
-#include "llmc/gemm_sm90.cuh"
+#include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/mfu.h"
 #include "llmc/profile.cuh"
@@ -2448,16 +2448,9 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
 // ==== end promoted: layernorm_backward ====
 
 // ==== promoted: gelu_forward ====
-// x * sigmoid(2u). The exponential's log2(e) is part of the coefficients. Where x^3 overflows the quotient is x / 1 or
-// x / inf, so x or 0.
-__device__ inline float gelu_forward_value(float x) {
-    const float a = -2.3022081984f; // -2 sqrt(2/pi) log2(e)
-    const float b = -0.1029432396f; // 0.044715 a
-    return __fdividef(x, 1.0f + exp2_approx(x * (a + b * x * x)));
-}
 __device__ inline x128 gelu_forward_vector(const x128& x) {
     x128 y;
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu_forward_value((float)x[k]); }
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu((float)x[k]); }
     return y;
 }
 
@@ -2480,20 +2473,9 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 // ==== end promoted: gelu_forward ====
 
 // ==== promoted: gelu_backward ====
-// gelu'(x). 1 - s is e s with e = exp(-2u), which loses no digits where s is near 1. Beyond +-9 the derivative is 1 or
-// 0 up to 1e-26; the bound keeps every factor finite. Comparisons, not fmaxf, so that NaN stays NaN.
-__device__ inline float gelu_backward_slope(float x) {
-    const float a = 1.5957691216f, b = 0.0713548163f; // 2u = a x + b x^3; b = 0.044715 a
-    const float log2e = 1.4426950409f;
-    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x);
-    float xx = x * x;
-    float e = exp2_approx(x * (-a * log2e - b * log2e * xx));
-    float s = __fdividef(1.0f, 1.0f + e);
-    return s + x * s * (e * s) * (a + 3.0f * b * xx);
-}
 __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     x128 dinp;
-    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_backward_slope((float)inp[k])); }
+    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_slope((float)inp[k])); }
     return dinp;
 }
 
@@ -2516,21 +2498,412 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 }
 // ==== end promoted: gelu_backward ====
 
+// ==== promoted: gemm ====
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
+// out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups: the producer fills a ring
+// of stages (64 columns of both operands) by TMA, two consumers multiply them by wgmma in ping-pong:
+//
+//     consumer 0   | products, tile 0 | epilogue, tile 0 | products, tile 2 | epilogue, tile 2 |
+//     consumer 1                      | products, tile 1 | epilogue, tile 1 | products, tile 3 | epilogue, tile 3 |
+//
+// The epilogue of a tile is hidden behind the products of the next, which pays where K is short. It works on the
+// accumulators in registers. Results go through shared memory to TMA stores, which skip what lies outside of the matrix:
+// M and N need not be multiples of a tile.
+
+// ---- epilogues ----
+
+// What a GemmBias does besides, its `extras`:
+enum {
+    GEMM_GELU = 1,     // out = gelu(y), where y is the epilogue's value
+    GEMM_SECOND = 2,   // y itself goes to a second matrix
+    GEMM_RESIDUAL = 4, // a matrix of out's shape is added
+};
+
+// y = accumulator + bias. Row, Pair and Column are what a thread keeps of a row, of two neighbouring columns as they lie in
+// memory (the first one even), and of one column.
+template <int extras> struct GemmBias {
+    static constexpr int EXTRAS = extras;
+    const floatX* bias; // (N), or NULL: 0
+
+    struct Row {};
+    typedef uint32_t Pair;
+    typedef float Column;
+    __device__ Row row(int) const { return {}; }
+    __device__ Pair pair(int column) const {
+        return bias ? __ldg(reinterpret_cast<const uint32_t*>(bias + column)) : 0;
+    }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        float2 x = unpack_16x2(pair, floatX());
+        c[0] = x.x, c[1] = x.y;
+    }
+    __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
+};
+
+// The pair that lane `lane` of the warp holds.
+__device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl_sync(0xFFFFFFFFu, pair, lane); }
+
+// ---- the form: cluster, tile, shared memory ----
+
+// Two blocks in a cluster have tiles of out below each other, so they share a tile of the weight: each loads half of it
+// into the shared memory of both. A stage is empty when the consumers of both blocks have read it.
+struct GemmPair {
+    static constexpr int CLUSTER = 2;
+    static __device__ int rank() { return cluster_rank(); }
+    static __device__ void sync() { cluster_sync(); }
+    static __device__ void end() { cluster_sync(); } // until then the other block may write to this one's shared memory
+    // This block's half of a tile of weight, `columns` rows of 64, from (x, y) on.
+    template <int columns>
+    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int rank, uint64_t* full) {
+        const int half = columns / 2;
+        tma_load_2d_multicast(weight + rank * half * 64, &map, x, y + rank * half, full, 3);
+    }
+    // This warp has read a stage.
+    static __device__ void release(uint64_t* empty) {
+        int lane = threadIdx.x % 32;
+        if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
+    }
+};
+
+// 192 columns divide 768 and 3072, and the accumulators of 128x192 fit a warpgroup's registers.
+struct GemmPingPong192Pairs : GemmPair {
+    static constexpr int ROWS = 128, COLUMNS = 192; // of a tile of out
+    static constexpr int PARTS = ROWS / 64;         // wgmma has 64 rows: so many accumulators of 64 rows per consumer
+    static constexpr int READERS = 4;               // warps of a block that read a stage: one consumer
+    static constexpr int RING = 4;                  // stages
+    static constexpr int BOXES = 4;                 // of 16x64 results that a consumer's warp has room for
+    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
+        wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
+    }
+};
+
+template <class G> struct GemmSMem {
+    static constexpr int RING = G::RING;
+    struct Stage { // 64 columns of both operands, as TMA writes them
+        floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
+    } stages[RING];
+    floatX boxes[8][G::BOXES][16 * 64]; // of each consumer warp
+    uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
+    uint64_t turn[2]; // of each consumer: the other one has issued its products
+
+    static constexpr int bytes() {
+        static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
+        static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
+        return sizeof(GemmSMem) + 1024;
+    }
+};
+
+// Dynamic shared memory is aligned to less than the 1024 bytes of the swizzle: bytes() asks for one KB more.
+template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
+    uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
+}
+
+// A tile of out, by its first row and column.
+struct GemmTile {
+    int row, column;
+};
+
+// Tile `index` of the scheduler's list: groups of 16 rows of tiles, column after column within a group. Blocks that run
+// together then share rows of inp and columns of the weight in L2, however long the weight is.
+template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
+    const int group = 16 / G::CLUSTER;
+    int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
+    int first = index / (group * num_columns) * group, within = index % (group * num_columns);
+    int height = min(group, num_rows - first);
+    return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
+}
+
+// All threads, before anything else. What earlier kernels wrote can be read after it.
+template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < G::RING; s++) {
+            mbarrier_init(&smem.full[s], 1);
+            mbarrier_init(&smem.empty[s], G::READERS * G::CLUSTER);
+        }
+        for (int i = 0; i < 8 * G::BOXES; i++) { mbarrier_init(&smem.box_full[0][0] + i, 1); }
+        for (int i = 0; i < 2; i++) { mbarrier_init(&smem.turn[i], 4); }
+        mbarrier_init_fence();
+    }
+    G::sync();
+    grid_launch_dependents(); // the next kernel's blocks start where this grid's end
+    grid_wait_dependency();
+}
+
+// ---- the producer: one thread per block ----
+
+struct GemmMaps { // inp and weight in tiles; out, and what has its shape, in boxes of 16x64
+    CUtensorMap inp, weight, out, second, residual;
+};
+
+// Loads the operands of a tile; i counts the stages that were loaded, through all tiles.
+template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
+                                                    const CUtensorMap& weight_map, const GemmTile& tile, int num_steps,
+                                                    int rank, int& i) {
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        auto& stage = smem.stages[i % G::RING];
+        uint64_t* full = &smem.full[i % G::RING];
+        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
+        mbarrier_arrive_expect(full, sizeof(stage));
+        tma_load_2d(stage.inp, &inp_map, step * 64, tile.row, full);
+        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile.column, rank, full);
+    }
+}
+
+// Warpgroup 0: loads the tiles first, first + stride ...
+template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N,
+                                                       int num_steps, int first, int stride, int num_tiles, int rank) {
+    warpgroup_fewer_registers<24>();
+    if (threadIdx.x != 0) { return; }
+    int i = 0;
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride) {
+        gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
+    }
+}
+
+// ---- the consumers: warpgroups 1 and 2 ----
+
+// The products of a tile whose steps lie in the ring from i on; number: how many tiles this consumer had before.
+// sum[part][4j..4j+3] is the 16x8 tile of mma_16x8x16 at columns 8j of the part's 64 rows.
+template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
+                                                        int num_steps, int number, int& i) {
+    int consumer = threadIdx.x / 128 - 1;
+    // The other consumer issues its products first: a barrier tells a phase only from the one before it, so a consumer
+    // more than a round of the ring ahead would take an earlier tile's stage for its own.
+    mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        auto& stage = smem.stages[i % G::RING];
+        uint64_t inp = wgmma_descriptor(stage.inp), weight = wgmma_descriptor(stage.weight);
+        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor; 64 rows are 8192, 512
+#pragma unroll
+            for (int m = 0; m < G::PARTS; m++) {
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
+            }
+        }
+        wgmma_commit();
+        wgmma_wait<1>(); // the previous step's products are done
+        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+    }
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
+    G::release(&smem.empty[(i - 1) % G::RING]);
+}
+
+// What the epilogue needs of a tile's columns, loaded while the products run: one pair per lane and 64 columns. Threads
+// shuffle pairs from there; a load for each use would take longer than the rest of the epilogue.
+template <class G, class Epilogue> struct GemmColumns { typename Epilogue::Pair pairs[G::COLUMNS / 64]; };
+template <class G, class Epilogue> __device__ inline void
+gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
+#pragma unroll
+    for (int q = 0; q < G::COLUMNS / 64; q++) {
+        columns.pairs[q] = epilogue.pair(min(column + 64 * q + (int)threadIdx.x % 32 * 2, N - 2));
+    }
+}
+
+// A warp's part of a tile is stored in boxes of 16x64, row by row; they are numbered through all tiles and take the warp's
+// slots in shared memory in turn. `box` is the number of boxes before this tile. SMem has boxes and box_full.
+
+// Loads the residual of box n of this tile. One lane.
+template <class G, class SMem>
+__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
+    const int columns = G::COLUMNS / 64;
+    int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
+    mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
+    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
+                     &smem.box_full[warp][slot]);
+}
+
+// Before the products of a tile: starts the loads that its epilogue needs. Arguments as those of gemm_store.
+template <class G, class Epilogue, class SMem>
+__device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
+                                    const CUtensorMap& residual_map, int row, int column, int N, int box) {
+    const int num_boxes = G::PARTS * (G::COLUMNS / 64);
+    gemm_load_columns(columns, epilogue, column, N);
+    if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
+    tma_store_wait<0>();
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
+}
+
+// The epilogue of a warp's part of a tile and its stores by TMA; row: the part's first one in out. The last stores may
+// still be in flight after it; they are the first lane's.
+template <class G, class Epilogue, class SMem>
+__device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
+                                  const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
+                                  const CUtensorMap& second_map, const CUtensorMap& residual_map, int row, int column,
+                                  int M, int& box) {
+    constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
+    static_assert(!has_second || !has_residual, "they share the boxes");
+    constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+    // where stmatrix puts this lane's 16 bytes of 16 columns in a box: the swizzle XORs the row into the chunk
+    uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+    typename Epilogue::Row rows[2];
+#pragma unroll
+    for (int n = 0; n < num_boxes; n++) {
+        const int m = n / num_columns, q = n % num_columns;
+        int box_row = row + 64 * m, box_column = column + 64 * q;
+        for (int half = 0; q == 0 && half < 2; half++) {
+            rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
+        }
+        int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
+        if (has_residual) {
+            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // into the slot of box n + ahead - boxes
+                tma_store_wait<G::BOXES - ahead - 1>();
+                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
+            }
+            mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
+        } else {
+            if (lane == 0) { tma_store_wait<has_second ? G::BOXES / 2 - 1 : G::BOXES - 1>(); }
+            __syncwarp();
+        }
+        uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
+        uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
+#pragma unroll
+        for (int p = 0; p < 4; p++) { // 16 columns
+            uint32_t out[4], second[4], residual[4];
+            if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
+#pragma unroll
+            for (int j = 0; j < 2; j++) { // 8 of them
+                typename Epilogue::Column two[2];
+                epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
+#pragma unroll
+                for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+                    const int k = 32 * q + 8 * p + 4 * j + 2 * half;
+                    float x = epilogue.value(sum[m][k], rows[half], two[0]);
+                    float y = epilogue.value(sum[m][k + 1], rows[half], two[1]);
+                    if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
+                    if (Epilogue::EXTRAS & GEMM_GELU) { x = gelu(x), y = gelu(y); }
+                    if (has_residual) {
+                        float2 add = unpack_16x2(residual[2 * j + half], floatX());
+                        x += add.x, y += add.y;
+                    }
+                    out[2 * j + half] = pack_16x2(x, y, floatX());
+                }
+            }
+            stmatrix_x4(at ^ p << 5, out);
+            if (has_second) { stmatrix_x4(second_at ^ p << 5, second); }
+        }
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store_2d(&out_map, smem.boxes[warp][slot], box_column, box_row);
+            if (has_second) { tma_store_2d(&second_map, smem.boxes[warp][second_slot], box_column, box_row); }
+            tma_store_commit();
+        }
+        box += has_second ? 2 : 1;
+    }
+}
+
+// The consumers, last of all: shared memory must stay until the stores have read it and the cluster is done with it.
+template <class G> __device__ inline void gemm_end() {
+    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
+    G::end();
+}
+
+// ---- the kernel ----
+
+// Kernel 9 of matmul_forward's ladder.
+template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
+    if (warpgroup == 0) {
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, number = 0;
+    // tiles go to consumers 0, 1, 0 ..., and their steps go through the ring in that order
+    first += (warpgroup - 1) * stride;
+    stride *= 2;
+    i = (warpgroup - 1) * num_steps;
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride, number++) {
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, rank);
+        int row = tile.row + warp % 4 * 16;
+        GemmColumns<G, Epilogue> columns;
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_multiply<G>(sum, smem, num_steps, number, i);
+        i += num_steps; // the other consumer's
+        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+    }
+    gemm_end<G>();
+#endif
+}
+
+// ---- launch ----
+
+struct GemmArgs {
+    floatX *out, *second;   // (M,N); second with GEMM_SECOND, else NULL
+    const floatX* inp;      // (M,K)
+    const floatX* weight;   // (N,K)
+    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be out
+    int M, N, K;
+};
+
+// A matrix (M,N) in boxes of 16x64, as results are stored.
+inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return tensor_map(matrix, {N, M}, {64, 16}); }
+
+// A matrix that is not there gets a map that is not used.
+template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
+    GemmMaps maps;
+    maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
+    maps.weight = tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
+    maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
+    maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
+    maps.residual = g.residual ? gemm_box_map(g.residual, g.M, g.N) : maps.inp;
+    return maps;
+}
+
+// How many tiles, or pairs of tiles, out has.
+template <class G> int gemm_num_tiles(int M, int N, int K) {
+    require(M > 0 && N > 0 && K > 0 && N % 8 == 0 && K % 8 == 0);
+    size_t num_tiles = ceil_div((size_t)M, (size_t)G::ROWS * G::CLUSTER) * ceil_div((size_t)N, (size_t)G::COLUMNS);
+    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2); // steps are counted in an int
+    return (int)num_tiles;
+}
+
+// out = finish(inp weight^T). Needs has_sm90a(); K % 8 == 0, N % 8 == 0; all pointers aligned to 16 bytes.
+template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
+    typedef GemmPingPong192Pairs G;
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
+    require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
+    auto kernel = gemm_sm90_kernel9<G, Epilogue>;
+    const int bytes = GemmSMem<G>::bytes();
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(num_clusters * G::CLUSTER);
+    config.blockDim = dim3(384);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles));
+}
+#endif
+// ==== end promoted: gemm ====
+
 // ==== promoted: matmul_forward ====
-// x * sigmoid(2u), which is the tanh form without its cancellation
-__device__ inline float matmul_forward_gelu(float x) {
-    float u = 0.7978845608f * (x + 0.044715f * x * x * x);
-    return __fdividef(x, 1.0f + __expf(-2.0f * u));
-}
-
-__global__ void matmul_forward_gelu_kernel6(floatX* out, const floatX* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    x128 x = load128(inp + i);
-    for (int k = 0; k < x128::size; k++) { x[k] = (floatX)matmul_forward_gelu((float)x[k]); }
-    store128(out + i, x);
-}
-
 // With the arguments of matmul_forward.
 void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
@@ -2550,27 +2923,21 @@ void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
     if (pre_gelu) { call.out = pre_gelu; }
     bool supported = cublaslt_matmul(call, stream);
     require(supported);
-    if (pre_gelu) {
-        size_t n = (size_t)N * OC;
-        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
-        matmul_forward_gelu_kernel6<<<num_blocks, 256, 0, stream>>>(out, pre_gelu, n);
-        cudaCheck(cudaGetLastError());
-    }
+    if (pre_gelu) { gelu_forward(out, pre_gelu, (size_t)N * OC, stream); }
 }
 
 #if !defined(ENABLE_FP32)
-// Kernel 9: our own product, llmc/gemm_sm90.cuh; form: one of its own.
 void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
-    GemmSM90 g = {out, pre_gelu, inp, weight, residual, N, OC, C, false};
-    if (pre_gelu) { return gemm_sm90(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream, form); }
-    if (residual) { return gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{bias}, stream, form); }
-    gemm_sm90(g, GemmBias<0>{bias}, stream, form);
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
+    if (pre_gelu) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
+    gemm(g, GemmBias<0>{bias}, stream);
 }
 #endif
 
-// The number of the kernel for this device, binary and shape. Kernel 9 does what follows a product under the products of
-// the next tile: this pays where sums are not long, and where each block has two tiles or more.
+// The number of the kernel for this device, binary and shape. Kernel 9 hides a tile's epilogue behind the products of the
+// next: this pays where sums are not long, and where each block has two tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
@@ -2592,7 +2959,7 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
     require(!pre_gelu || (bias && !residual));
 #if !defined(ENABLE_FP32)
     if (matmul_forward_choice(N, C, OC) == 9) {
-        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, GEMM_TURNS_192_PAIRS);
+        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
     matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
@@ -2600,23 +2967,6 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
 // ==== end promoted: matmul_forward ====
 
 // ==== promoted: matmul_backward ====
-// s + x * s * (1 - s) * 2u', for gelu(x) = x * s, s = sigmoid(2u). Constant beyond 10 to all digits; NaN stays NaN.
-__device__ inline float matmul_backward_dgelu(float x) {
-    x = x > 10.0f ? 10.0f : x;
-    x = x < -10.0f ? -10.0f : x;
-    float u = 0.7978845608f * (x + 0.044715f * x * x * x), du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
-    float s = __fdividef(1.0f, 1.0f + __expf(-2.0f * u));
-    return s + 2.0f * x * s * (1.0f - s) * du;
-}
-
-__global__ void matmul_backward_dgelu_kernel6(floatX* dinp, const floatX* pre_gelu, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    x128 d = load128(dinp + i), x = load128(pre_gelu + i);
-    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * matmul_backward_dgelu((float)x[k])); }
-    store128(dinp + i, d);
-}
-
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream) {
@@ -2637,12 +2987,7 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weigh
     call.aux = NULL;
     bool supported = cublaslt_matmul(call, stream);
     require(supported);
-    if (pre_gelu) {
-        size_t n = (size_t)N * C;
-        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
-        matmul_backward_dgelu_kernel6<<<num_blocks, 256, 0, stream>>>(dinp, pre_gelu, n);
-        cudaCheck(cudaGetLastError());
-    }
+    if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream); }
 }
 
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
@@ -5292,7 +5637,7 @@ template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECO
 // warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows.
 template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                          const floatX* weight, const floatX* bias, const floatX* residual, bool has_gelu, int B, int K,
                           int OC, int split) {
     constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
@@ -5364,9 +5709,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             __syncthreads(); // partial may be written again
         }
         sum += bias_now;
-        if (gelu) { // 0.5 * (1 + tanh(u)) = 1 / (1 + exp(-2u))
-            sum = sum / (1.0f + expf(-1.5957691216f * (sum + 0.044715f * sum * sum * sum)));
-        }
+        if (has_gelu) { sum = gelu(sum); }
         if (writes_now) { out[at] = (Out)(sum + residual_now); }
     }
 }

@@ -26,6 +26,15 @@ inline void cublas_check(cublasStatus_t status, const char* expr, const char* fi
     die("%s:%d: %s: %s", file, line, expr, cublasLtGetStatusName(status));
 }
 
+// The library's name for floatX.
+#if defined(ENABLE_FP32)
+constexpr cudaDataType_t cublaslt_floatX = CUDA_R_32F;
+#elif defined(ENABLE_FP16)
+constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16F;
+#else
+constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16BF;
+#endif
+
 // ---- what is asked for ----------------------------------------------------------
 
 enum MatmulEpilogue {
@@ -72,6 +81,7 @@ struct CublasLtChoice {
     CublasLtKey key;
     cublasLtMatmulAlgo_t algo; // plain data, which the library allows to be stored for its own version
 };
+static_assert(sizeof(CublasLtChoice) == sizeof(CublasLtKey) + sizeof(cublasLtMatmulAlgo_t), "written as it is");
 
 struct CublasLt {
     cublasLtHandle_t handle = NULL;
@@ -144,21 +154,9 @@ inline cublasStatus_t cublaslt_launch(const CublasLtPlan& plan, const cublasLtMa
                           plan.out, c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
 }
 
-// The index of the fastest of n proposals, -1 if none of them runs. Works on the operands themselves; a result that is
-// added to goes to a copy's place instead, so that it is not added to now. Three rounds over all of them, the least time
-// of each counts, and a later proposal must be 1% faster: noise seldom decides.
-inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* proposals,
-                            int n, cudaStream_t stream) {
-    void* stand_in = NULL;
-    if (c.add == c.out) {
-        size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
-        if (cudaMalloc(&stand_in, bytes) != cudaSuccess) {
-            cudaGetLastError(); // no room to try them: not an error
-            return 0;
-        }
-        cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
-        c.add = c.out = stand_in;
-    }
+// The index of the fastest of n algorithms, -1 if none of them runs; launch(i) launches one. Three rounds over all of them,
+// the least time of each counts, and a later one must be 1% faster: noise seldom decides.
+template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch launch) {
     cudaEvent_t start, end;
     cudaCheck(cudaEventCreate(&start));
     cudaCheck(cudaEventCreate(&end));
@@ -166,9 +164,9 @@ inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublas
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < n; i++) {
             // the first launch warms up, and keeps the GPU busy until the second one is queued: its time is the kernel's
-            if (cublaslt_launch(plan, proposals[i].algo, c, stream) != CUBLAS_STATUS_SUCCESS) { continue; }
+            if (launch(i) != CUBLAS_STATUS_SUCCESS) { continue; }
             cudaCheck(cudaEventRecord(start, stream));
-            cublasStatus_t status = cublaslt_launch(plan, proposals[i].algo, c, stream);
+            cublasStatus_t status = launch(i);
             cudaCheck(cudaEventRecord(end, stream));
             cudaCheck(cudaEventSynchronize(end));
             float ms;
@@ -182,6 +180,24 @@ inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublas
     }
     cudaCheck(cudaEventDestroy(start));
     cudaCheck(cudaEventDestroy(end));
+    return best;
+}
+
+// The same of the proposals for a call, on the operands themselves. A result that is added to goes to a copy's place
+// instead, so that it is not added to now.
+inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* proposals,
+                            int n, cudaStream_t stream) {
+    void* stand_in = NULL;
+    if (c.add == c.out) {
+        size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
+        if (cudaMalloc(&stand_in, bytes) != cudaSuccess) {
+            cudaGetLastError(); // no room to try them: not an error
+            return 0;
+        }
+        cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
+        c.add = c.out = stand_in;
+    }
+    int best = cublaslt_fastest(n, stream, [&](int i) { return cublaslt_launch(plan, proposals[i].algo, c, stream); });
     cudaCheck(cudaFree(stand_in));
     return best;
 }
@@ -201,10 +217,12 @@ inline bool cublaslt_recall(CublasLtPlan& plan) {
     return false;
 }
 
-// Chooses plan.algo among the library's proposals. Under stream capture nothing can be timed: the first is taken.
-inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
+// The library's proposals for a product, at most `max` of them, its favourite first. They may count on addresses that are
+// multiples of `alignment`, and on the workspace.
+inline cublasStatus_t cublaslt_propose(cublasLtMatmulHeuristicResult_t* proposals, int max, int* n,
+                                       cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t add, cublasLtMatrixLayout_t out, int alignment) {
     CublasLt& lt = cublaslt();
-    const int max_proposals = 16;
     cublasLtMatmulPreference_t preference;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -212,26 +230,38 @@ inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)lt.workspace_bytes);
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)plan.key.alignment);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)plan.key.alignment);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)plan.key.alignment);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)plan.key.alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)alignment);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)alignment);
+    *n = 0;
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(lt.handle, product, a, b, add, out, preference, max, proposals, n);
+    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
+    return status;
+}
+
+// Under stream capture nothing can be timed.
+inline bool cublaslt_is_captured(cudaStream_t stream) {
+    cudaStreamCaptureStatus capturing;
+    cudaCheck(cudaStreamIsCapturing(stream, &capturing));
+    return capturing != cudaStreamCaptureStatusNone;
+}
+
+// Chooses plan.algo among the library's proposals: the fastest, or the first one if they cannot be timed.
+inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
     // of these two the library looks at the alignment alone, now: the least that the key stands for
     const void* least_aligned = (const void*)(uintptr_t)plan.key.alignment;
     if (cublaslt_vector(c)) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, least_aligned); }
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, least_aligned); }
-
+    const int max_proposals = 16;
     cublasLtMatmulHeuristicResult_t proposals[max_proposals];
-    int n = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, plan.product, plan.a, plan.b, plan.out, plan.out,
-                                                           preference, lt.tuned ? max_proposals : 1, proposals, &n);
-    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
+    int n;
+    cublasStatus_t status = cublaslt_propose(proposals, cublaslt().tuned ? max_proposals : 1, &n, plan.product, plan.a,
+                                             plan.b, plan.out, plan.out, plan.key.alignment);
     if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) { cublasCheck(status); }
-
-    cudaStreamCaptureStatus capturing;
-    cudaCheck(cudaStreamIsCapturing(stream, &capturing));
     int best = n > 0 ? 0 : -1;
-    if (n > 1 && capturing == cudaStreamCaptureStatusNone) { best = cublaslt_fastest(plan, c, proposals, n, stream); }
+    if (n > 1 && !cublaslt_is_captured(stream)) { best = cublaslt_fastest(plan, c, proposals, n, stream); }
     plan.found = best >= 0;
     if (plan.found) { plan.algo = proposals[best].algo; }
 }
@@ -244,20 +274,13 @@ inline cublasLtMatrixLayout_t cublaslt_layout(cudaDataType_t type, int rows, int
 }
 
 inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, cudaStream_t stream) {
-#if defined(ENABLE_FP32)
-    const cudaDataType_t floatX_type = CUDA_R_32F;
-#elif defined(ENABLE_FP16)
-    const cudaDataType_t floatX_type = CUDA_R_16F;
-#else
-    const cudaDataType_t floatX_type = CUDA_R_16BF;
-#endif
     CublasLtPlan plan;
     plan.key = key;
-    plan.a = c.b_transposed ? cublaslt_layout(floatX_type, c.N, c.K) : cublaslt_layout(floatX_type, c.K, c.N);
-    plan.b = c.a_transposed ? cublaslt_layout(floatX_type, c.K, c.M) : cublaslt_layout(floatX_type, c.M, c.K);
-    plan.out = cublaslt_layout(c.out_is_float ? CUDA_R_32F : floatX_type, c.M, c.N);
+    plan.a = c.b_transposed ? cublaslt_layout(cublaslt_floatX, c.N, c.K) : cublaslt_layout(cublaslt_floatX, c.K, c.N);
+    plan.b = c.a_transposed ? cublaslt_layout(cublaslt_floatX, c.K, c.M) : cublaslt_layout(cublaslt_floatX, c.M, c.K);
+    plan.out = cublaslt_layout(c.out_is_float ? CUDA_R_32F : cublaslt_floatX, c.M, c.N);
     cublasComputeType_t compute =
-        floatX_type == CUDA_R_32F && key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+        cublaslt_floatX == CUDA_R_32F && key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasCheck(cublasLtMatmulDescCreate(&plan.product, compute, CUDA_R_32F));
     cublasOperation_t op_a = c.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t op_b = c.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -314,36 +337,51 @@ inline void cublaslt_choices_header(char* text) {
     snprintf(text, 512, "cublasLt %zu, %s, %s\n", cublasLtGetVersion(), PRECISION_NAME, properties.name);
 }
 
-// Writes the choices of this process and of the file it loaded. One line for each: the key, then the algorithm, as words.
-inline bool cublaslt_save(const char* path, Error* err) {
+// What is worth writing: the loaded choices in their order, each as this process has chosen it if it met that product, then
+// those of the products that only this process met. So saving after loading loses nothing, and repeats nothing.
+inline std::vector<CublasLtChoice> cublaslt_choices() {
     CublasLt& lt = cublaslt();
-    char header[512], temporary[4096];
+    std::vector<CublasLtChoice> choices;
+    auto find = [&](const CublasLtKey& key) {
+        size_t i = 0;
+        while (i < choices.size() && memcmp(&choices[i].key, &key, sizeof(key)) != 0) { i++; }
+        return i;
+    };
+    for (const CublasLtChoice& choice : lt.loaded) {
+        if (find(choice.key) == choices.size()) { choices.push_back(choice); }
+    }
+    for (const CublasLtPlan& plan : lt.plans) {
+        if (!plan.found) { continue; }
+        size_t i = find(plan.key);
+        if (i == choices.size()) { choices.push_back({plan.key, plan.algo}); }
+        choices[i].algo = plan.algo;
+    }
+    return choices;
+}
+
+// The header, then one line for each choice: the key, then the algorithm, as words.
+inline bool cublaslt_write_choices(const char* path, const char* header, Error* err) {
+    char temporary[4096];
     FileWriter w;
     snprintf(temporary, sizeof(temporary), "%s.new", path);
-    cublaslt_choices_header(header);
     if (!writer_open(&w, temporary, err)) { return false; }
     writer_printf(&w, "%s", header);
-    for (const CublasLtPlan& plan : lt.plans) {
-        int words[(sizeof(plan.key) + sizeof(plan.algo)) / sizeof(int)], n = sizeof(words) / sizeof(int);
-        if (!plan.found) { continue; }
-        memcpy(words, &plan.key, sizeof(plan.key));
-        memcpy((char*)words + sizeof(plan.key), &plan.algo, sizeof(plan.algo));
+    for (const CublasLtChoice& choice : cublaslt_choices()) {
+        const int n = sizeof(choice) / sizeof(int);
+        int words[n];
+        memcpy(words, &choice, sizeof(choice));
         for (int i = 0; i < n; i++) { writer_printf(&w, "%d%c", words[i], i + 1 < n ? ' ' : '\n'); }
     }
     if (!writer_close(&w, err)) { return false; }
     return rename(temporary, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
 }
 
-// Choices of an earlier run for products that this one has not met yet. A file for another library or GPU is passed over,
-// with a line that says so. False if it cannot be read.
-inline bool cublaslt_load(const char* path, Error* err) {
-    CublasLt& lt = cublaslt();
-    char header[512];
+// Reads such a file to cublaslt().loaded. One with another header is passed over, with a line that says so.
+inline bool cublaslt_read_choices(const char* path, const char* header, Error* err) {
     MappedFile file;
     if (!map_file(&file, path, err)) { return false; }
     std::string text((const char*)file.data, file.size);
     unmap_file(&file);
-    cublaslt_choices_header(header);
     if (text.compare(0, strlen(header), header) != 0) {
         printf("%s: made for another GPU or library: matmuls are timed again, and last bits may differ\n", path);
         return true;
@@ -360,9 +398,24 @@ inline bool cublaslt_load(const char* path, Error* err) {
         }
         while (*at == '\n' || *at == ' ') { at++; }
         memcpy(&choice, words, sizeof(choice));
-        lt.loaded.push_back(choice);
+        cublaslt().loaded.push_back(choice);
     }
     return true;
+}
+
+// Writes the choices of this process and of the file it loaded.
+inline bool cublaslt_save(const char* path, Error* err) {
+    char header[512];
+    cublaslt_choices_header(header);
+    return cublaslt_write_choices(path, header, err);
+}
+
+// Choices of an earlier run for products that this one has not met yet. A file for another library or GPU is passed over.
+// False if it cannot be read.
+inline bool cublaslt_load(const char* path, Error* err) {
+    char header[512];
+    cublaslt_choices_header(header);
+    return cublaslt_read_choices(path, header, err);
 }
 
 // What this GPU reaches, in TFLOP/s: a product of 8192^3 random numbers, 4096^3 on a small one. Zeros would be faster:
@@ -400,192 +453,4 @@ inline double cublaslt_matrix_rate() {
     cudaCheck(cudaFree(inp));
     cudaCheck(cudaFree(out));
     return 2.0 * n * n * (double)n * num_products / ms * 1e-9;
-}
-
-// ---- linear layers of operands narrower than the result, and GELU that keeps nothing for a backward pass -----------
-
-#if defined(ENABLE_FP32)
-constexpr cudaDataType_t cublaslt_floatX = CUDA_R_32F;
-#elif defined(ENABLE_FP16)
-constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16F;
-#else
-constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16BF;
-#endif
-
-// out = gelu?(inp weight^T + bias) + add. A matrix of CUDA_R_8F_E4M3 comes with a float in device memory: its values times
-// that float are meant, and for out, are stored. e4m3 needs compute capability 8.9, and multiples of 16 for N and K.
-// Matrices are aligned to 256 bytes, as cudaMalloc aligns them; scales to 16, or the library refuses the call.
-struct LinearCall {
-    void* out = NULL;          // (M,N) of out_type: floatX or e4m3
-    const void* inp = NULL;    // (M,K) of inp_type: floatX or e4m3
-    const void* weight = NULL; // (N,K) of inp_type
-    cudaDataType_t inp_type = cublaslt_floatX, out_type = cublaslt_floatX;
-    const float *inp_scale = NULL, *weight_scale = NULL; // of values as they are stored, if inp_type is e4m3
-    const float* out_scale = NULL;                       // of values before they are stored, if out_type is e4m3
-    int M = 0, N = 0, K = 0;
-    const floatX* bias = NULL; // (N), or NULL
-    const floatX* add = NULL;  // (M,N), or NULL: nothing; not out, which must be floatX too
-    bool gelu = false;         // tanh form; needs bias
-};
-
-struct LinearKey {
-    int M, N, K, inp_type, out_type, has_bias, has_add, gelu, tuned;
-};
-struct LinearPlan {
-    LinearKey key;
-    cublasStatus_t status; // not success: why there is no algorithm for it
-    cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t weight, inp, add, out;
-    cublasLtMatmulAlgo_t algo;
-};
-
-inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cublasLtMatmulAlgo_t& algo,
-                                             const LinearCall& c, cudaStream_t stream) {
-    CublasLt& lt = cublaslt();
-    float alpha = 1.0f, beta = c.add ? 1.0f : 0.0f;
-    if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, c.bias); }
-    if (c.inp_type == CUDA_R_8F_E4M3) {
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c.weight_scale);
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c.inp_scale);
-    }
-    if (c.out_type == CUDA_R_8F_E4M3) {
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, c.out_scale);
-    }
-    // out itself may stand where nothing is added only if it is of that matrix's type
-    const void* add = c.add ? (const void*)c.add : c.out_type == cublaslt_floatX ? c.out : NULL;
-    return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta, add, plan.add,
-                          c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
-}
-
-// As cublaslt_fastest: the least time of three rounds. Sets plan.status if none of them runs, to what one of them said.
-inline int cublaslt_linear_fastest(LinearPlan& plan, const LinearCall& c,
-                                   const cublasLtMatmulHeuristicResult_t* proposals, int n, cudaStream_t stream) {
-    cudaEvent_t start, end;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&end));
-    std::vector<float> least_ms(n, INFINITY);
-    for (int i = 0; i < 3 * n; i++) {
-        const cublasLtMatmulAlgo_t& algo = proposals[i % n].algo;
-        cublasStatus_t status = cublaslt_linear_launch(plan, algo, c, stream);
-        cudaCheck(cudaEventRecord(start, stream));
-        if (status == CUBLAS_STATUS_SUCCESS) { status = cublaslt_linear_launch(plan, algo, c, stream); }
-        cudaCheck(cudaEventRecord(end, stream));
-        cudaCheck(cudaEventSynchronize(end));
-        float ms;
-        cudaCheck(cudaEventElapsedTime(&ms, start, end));
-        if (status == CUBLAS_STATUS_SUCCESS) {
-            least_ms[i % n] = fminf(least_ms[i % n], ms);
-        } else {
-            plan.status = status;
-        }
-    }
-    int best = -1;
-    for (int i = 0; i < n; i++) {
-        if (least_ms[i] < (best < 0 ? INFINITY : 0.99f * least_ms[best])) { best = i; }
-    }
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(end));
-    return best;
-}
-
-// tuned: proposals are timed, on the operands themselves; else the first is taken.
-inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStream_t stream) {
-    CublasLt& lt = cublaslt();
-    require(lt.handle != NULL); // cublaslt_open()
-    require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || c.out_type == cublaslt_floatX));
-    LinearPlan plan = {};
-    plan.key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, tuned};
-    plan.weight = cublaslt_layout(c.inp_type, c.N, c.K);
-    plan.inp = cublaslt_layout(c.inp_type, c.M, c.K);
-    plan.add = cublaslt_layout(cublaslt_floatX, c.M, c.N); // asked for even where nothing is added
-    plan.out = cublaslt_layout(c.out_type, c.M, c.N);
-    cublasCheck(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)CUBLAS_OP_T);
-    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)CUBLAS_OP_N);
-    cublasLtEpilogue_t epilogue = c.gelu   ? CUBLASLT_EPILOGUE_GELU_BIAS
-                                  : c.bias ? CUBLASLT_EPILOGUE_BIAS
-                                           : CUBLASLT_EPILOGUE_DEFAULT;
-    cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
-    if (c.bias) {
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX);
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, c.bias);
-    }
-    if (c.inp_type == CUDA_R_8F_E4M3) {
-        require(c.inp_scale && c.weight_scale);
-        // sums keep 14 bits or so between the tensor cores' steps, which e4m3's own 4 do not notice
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c.weight_scale);
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c.inp_scale);
-    }
-    if (c.out_type == CUDA_R_8F_E4M3) {
-        require(c.out_scale != NULL);
-        cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, c.out_scale);
-    }
-    const int max_proposals = 16;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t proposals[max_proposals];
-    uint64_t workspace_bytes = lt.workspace_bytes;
-    uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    int n = 0;
-    cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
-    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                     &workspace_bytes, sizeof(workspace_bytes)));
-    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                     sizeof(reduction)));
-    cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(lt.handle, plan.product, plan.weight, plan.inp, plan.add, plan.out, preference,
-                                       tuned ? max_proposals : 1, proposals, &n);
-    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
-    // a combination of types and epilogue that is not there is refused with one of these three
-    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
-        status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) {
-        cublasCheck(status);
-    }
-    plan.status = status == CUBLAS_STATUS_SUCCESS && n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
-    if (plan.status != CUBLAS_STATUS_SUCCESS) { return plan; }
-    int best = tuned && n > 1 ? cublaslt_linear_fastest(plan, c, proposals, n, stream) : 0;
-    if (best >= 0) { plan.algo = proposals[best].algo, plan.status = CUBLAS_STATUS_SUCCESS; }
-    return plan;
-}
-
-inline void cublaslt_linear_free(LinearPlan& plan) {
-    cublasCheck(cublasLtMatmulDescDestroy(plan.product));
-    for (cublasLtMatrixLayout_t layout : {plan.weight, plan.inp, plan.add, plan.out}) {
-        cublasCheck(cublasLtMatrixLayoutDestroy(layout));
-    }
-}
-
-// Whether cublaslt_linear() can do it here; nothing is launched.
-inline bool cublaslt_has_linear(const LinearCall& c) {
-    LinearPlan plan = cublaslt_linear_plan(c, false, 0);
-    cublaslt_linear_free(plan);
-    return plan.status == CUBLAS_STATUS_SUCCESS;
-}
-
-// Launches the product; says why not, and nothing is launched, if the library cannot do it. The first call with a shape
-// times the library's proposals, unless cublaslt_tune(false) or the stream is captured.
-inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stream) {
-    static std::vector<LinearPlan> plans;
-    require(c.out && c.inp && c.weight && c.add != c.out);
-    // what the library counts on unless it is told otherwise
-    for (const void* p : {(const void*)c.out, c.inp, c.weight, (const void*)c.add}) {
-        require((uintptr_t)p % 256 == 0);
-    }
-    for (const float* scale : {c.inp_scale, c.weight_scale, c.out_scale}) { require((uintptr_t)scale % 16 == 0); }
-    LinearKey key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, cublaslt().tuned};
-    size_t i = 0;
-    while (i < plans.size() && memcmp(&plans[i].key, &key, sizeof(key)) != 0) { i++; }
-    if (i == plans.size()) {
-        cudaStreamCaptureStatus capturing;
-        cudaCheck(cudaStreamIsCapturing(stream, &capturing));
-        plans.push_back(cublaslt_linear_plan(c, key.tuned && capturing == cudaStreamCaptureStatusNone, stream));
-        plans.back().key = key;
-    }
-    const LinearPlan& plan = plans[i];
-    if (plan.status == CUBLAS_STATUS_SUCCESS) { cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream)); }
-    return plan.status;
-}
-// The same; false if the library cannot do it.
-inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
-    return cublaslt_try_linear(c, stream) == CUBLAS_STATUS_SUCCESS;
 }

@@ -99,6 +99,11 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
 constexpr float LOG2E = 1.4426950409f, LN2 = 0.6931471806f;
 
+// ---- constants ------------------------------------------------------------------
+
+constexpr float LOG2E = 1.4426950409f; // log2(e): exp(x) = exp2(x * LOG2E)
+constexpr float LN2 = 0.6931471806f;   // ln(2): ln(x) = log2(x) * LN2
+
 // ---- 128-bit vectors --------------------------------------------------------------
 
 template <class T> struct alignas(16) Vec128 {

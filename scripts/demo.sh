@@ -28,7 +28,7 @@ run() { # COMMAND...: shows it as one would type it, then runs it
 rm -rf demo/data demo/log
 mkdir -p demo/data
 sources=
-for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev/*/*.cu'; do
+for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev/*/*.cu' 'dev/*/*.cuh'; do
     for file in $pattern; do # unquoted: the shell looks whether there is one
         [ -e "$file" ] && sources=$sources,$pattern
         break

@@ -17,6 +17,7 @@
    ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
    ./decode_matvec        every kernel, side by side                                         */
 #include "bench.h"
+#include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
 
 // ---- kernel 0: layernorm on its own, for the kernels that do not do it themselves: one warp per row -----------------
@@ -36,10 +37,10 @@ __global__ void decode_matvec_norm_kernel0(floatX* out, const floatX* x, const f
 
 // what kernels 1 to 4 do with a sum
 __device__ inline void decode_matvec_store(floatX* out, float sum, const floatX* bias, const floatX* residual,
-                                           bool gelu, int row, int b, int OC) {
+                                           bool has_gelu, int row, int b, int OC) {
     size_t i = (size_t)b * OC + row;
     if (bias) { sum += (float)bias[row]; }
-    if (gelu) { sum = sum / (1.0f + expf(-1.5957691216f * (sum + 0.044715f * sum * sum * sum))); }
+    if (has_gelu) { sum = gelu(sum); }
     if (residual) { sum += (float)residual[i]; }
     out[i] = (floatX)sum;
 }
@@ -221,7 +222,7 @@ template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECO
 // warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows.
 template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                          const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
+                          const floatX* weight, const floatX* bias, const floatX* residual, bool has_gelu, int B, int K,
                           int OC, int split) {
     constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
@@ -293,9 +294,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             __syncthreads(); // partial may be written again
         }
         sum += bias_now;
-        if (gelu) { // 0.5 * (1 + tanh(u)) = 1 / (1 + exp(-2u))
-            sum = sum / (1.0f + expf(-1.5957691216f * (sum + 0.044715f * sum * sum * sum)));
-        }
+        if (has_gelu) { sum = gelu(sum); }
         if (writes_now) { out[at] = (Out)(sum + residual_now); }
     }
 }

@@ -7,23 +7,22 @@
    Error: against the fp64 reference, whose hidden is rounded to floatX; out is of the size of 1 and a sum of 4C terms.
    Two ulps of floatX at 1, for kernel 1 also rounds what gelu is applied to: that is eight standard deviations of such
    a sum's error. And 16 roundings of fp32 of the size of the terms' absolute sum, 0.64 * sqrt(4C) here. All times
-   hot_row in the check shapes with -V 1, where the first row of inp is larger by that.
-   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the products: llmc/gemm_sm90.cuh;
+   HOT_ROW in the check shapes with -V 1, where the first row of inp is larger by that.
+   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the products: gemm.cuh;
    programmatic dependent launch: the CUDA C++ Programming Guide.
 
    nvcc -O3 --use_fast_math ffn.cu -lcublasLt -o ffn      (or: make ffn)
    ./ffn 4      check kernel 4 against the CPU
    ./ffn        every kernel, side by side                                         */
-#ifndef PROMOTED_ONLY // who includes this file includes those two before
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY
-#endif
-#include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "cublaslt_linear.cuh"
+#include "gemm.cuh"
 
-struct Ffn {
+struct FfnArgs {
     floatX *out, *hidden;          // (N,C), (N,4C)
     const floatX* inp;             // (N,C)
     const floatX *weight1, *bias1; // (4C,C), (4C)
@@ -31,20 +30,17 @@ struct Ffn {
     int N, C;
 };
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its fastest kernels
-
 // ---- kernel 1: one after the other: the library's products with bias, gelu_forward between them -------------------
 
-void ffn1(const Ffn& f, floatX* pre_gelu, cudaStream_t stream) {
+void ffn1(const FfnArgs& f, floatX* pre_gelu, cudaStream_t stream) {
     matmul_forward(pre_gelu, NULL, f.inp, f.weight1, f.bias1, NULL, f.N, f.C, 4 * f.C, stream);
     gelu_forward(f.hidden, pre_gelu, (size_t)4 * f.N * f.C, stream);
     matmul_forward(f.out, NULL, f.hidden, f.weight2, f.bias2, NULL, f.N, 4 * f.C, f.C, stream);
 }
-#endif
 
 // ---- kernel 2: the library's products with all that follows in their epilogues ------------------------------------
 
-void ffn2(const Ffn& f, cudaStream_t stream) {
+void ffn2(const FfnArgs& f, cudaStream_t stream) {
     LinearCall call;
     call.out = f.hidden, call.inp = f.inp, call.weight = f.weight1, call.bias = f.bias1;
     call.M = f.N, call.N = 4 * f.C, call.K = f.C;
@@ -62,12 +58,12 @@ void ffn2(const Ffn& f, cudaStream_t stream) {
 
 // ---- kernel 3: two of our own products; the second one's blocks start when the first one's end --------------------
 
-// form: one of gemm_sm90's, of the second product 10 times
-void ffn3(const Ffn& f, cudaStream_t stream, int form) {
-    GemmSM90 first = {f.hidden, NULL, f.inp, f.weight1, NULL, f.N, 4 * f.C, f.C, false};
-    GemmSM90 second = {f.out, NULL, f.hidden, f.weight2, NULL, f.N, f.C, 4 * f.C, true};
-    gemm_sm90(first, GemmBias<GEMM_GELU>{f.bias1}, stream, form % 10);
-    gemm_sm90(second, GemmBias<0>{f.bias2}, stream, form / 10);
+// form: a form of gemm.cuh for the first product, and 10 times one for the second
+void ffn3(const FfnArgs& f, cudaStream_t stream, int form) {
+    GemmArgs first = {f.hidden, NULL, f.inp, f.weight1, NULL, f.N, 4 * f.C, f.C};
+    GemmArgs second = {f.out, NULL, f.hidden, f.weight2, NULL, f.N, f.C, 4 * f.C};
+    gemm_form(first, GemmBias<GEMM_GELU>{f.bias1}, false, stream, form % 10);
+    gemm_form(second, GemmBias<0>{f.bias2}, true, stream, form / 10);
 }
 
 // ---- kernel 4: one launch, one list of the tiles of both products: the second fills what the first leaves idle ----
@@ -75,7 +71,7 @@ void ffn3(const Ffn& f, cudaStream_t stream, int form) {
 // of the next group's, then the second product of the group, which finds hidden written. A tile waits for tiles before
 // it in the list alone and every block goes down the list: no two blocks wait for each other.
 
-typedef GemmTurns192 FfnTiles;
+typedef GemmPingPong192 FfnTiles;
 
 struct FfnList {
     int num_rows;           // of tiles
@@ -106,7 +102,7 @@ __device__ inline FfnItem ffn_item(const FfnList& list, int index) {
         index += second ? begun2 - min(list.group * list.columns1, num1 - begun1) : begun1;
     }
     int num_columns = second ? list.columns2 : list.columns1;
-    return {second, {index / num_columns * FfnTiles::rows, index % num_columns * FfnTiles::columns}};
+    return {second, {index / num_columns * FfnTiles::ROWS, index % num_columns * FfnTiles::COLUMNS}};
 }
 
 struct FfnMaps { // operands in tiles, results in boxes
@@ -120,10 +116,10 @@ __global__ void __launch_bounds__(384, 1)
                      const GemmBias<0> bias2, const __grid_constant__ FfnList list, int N, int C) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char ffn_dynamic[];
-    GemmSM90Shared<FfnTiles>& smem = gemm_sm90_shared<FfnTiles>(ffn_dynamic);
+    GemmSMem<FfnTiles>& smem = gemm_smem<FfnTiles>(ffn_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight1); }
-    gemm_sm90_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
     int warpgroup = warp / 4, num_items = list.num_rows * (list.columns1 + list.columns2), i = 0;
     if (warpgroup == 0) {
         warpgroup_fewer_registers<40>();
@@ -132,11 +128,11 @@ __global__ void __launch_bounds__(384, 1)
         for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
             FfnItem item = ffn_item(list, index);
             if (item.second) {
-                while (load_acquire(counters + item.tile.row / FfnTiles::rows) < 4 * list.columns1) {}
+                while (load_acquire(counters + item.tile.row / FfnTiles::ROWS) < 4 * list.columns1) {}
                 async_proxy_fence(); // what the counter stands for was written by TMA and is read by TMA
             }
-            gemm_sm90_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1,
-                           item.tile, item.second ? list.num_steps2 : list.num_steps1, 0, i);
+            gemm_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1, item.tile,
+                      item.second ? list.num_steps2 : list.num_steps1, 0, i);
         }
         __threadfence();
         if (atomicAdd(counters + list.num_rows, 1) == (int)gridDim.x - 1) { // what all have waited for is complete
@@ -155,47 +151,47 @@ __global__ void __launch_bounds__(384, 1)
             i += num_steps;
             continue;
         }
-        float sum[FfnTiles::parts][FfnTiles::columns / 2];
+        float sum[FfnTiles::PARTS][FfnTiles::COLUMNS / 2];
         int row = item.tile.row + warp % 4 * 16, column = item.tile.column;
         GemmColumns<FfnTiles, GemmBias<GEMM_GELU>> columns1;
         GemmColumns<FfnTiles, GemmBias<0>> columns2;
         if (item.second) {
-            gemm_sm90_load_columns(columns2, bias2, column, C);
+            gemm_load_columns(columns2, bias2, column, C);
         } else {
-            gemm_sm90_load_columns(columns1, bias1, column, 4 * C);
+            gemm_load_columns(columns1, bias1, column, 4 * C);
         }
-        gemm_sm90_multiply<FfnTiles>(sum, smem, 0, num_steps, number++, i);
+        gemm_multiply<FfnTiles>(sum, smem, num_steps, number++, i);
         if (item.second) {
-            gemm_sm90_store<FfnTiles>(sum, bias2, columns2, smem, maps.out_boxes, maps.out_boxes, maps.out_boxes, row,
-                                      column, N, box);
+            gemm_store<FfnTiles>(sum, bias2, columns2, smem, maps.out_boxes, maps.out_boxes, maps.out_boxes, row,
+                                 column, N, box);
             continue;
         }
-        gemm_sm90_store<FfnTiles>(sum, bias1, columns1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes,
-                                  row, column, N, box);
+        gemm_store<FfnTiles>(sum, bias1, columns1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes, row,
+                             column, N, box);
         if (threadIdx.x % 32 == 0) {
             tma_store_wait_written();
             async_proxy_fence();
-            add_release(counters + item.tile.row / FfnTiles::rows, 1);
+            add_release(counters + item.tile.row / FfnTiles::ROWS, 1);
         }
     }
-    gemm_sm90_end<FfnTiles>();
+    gemm_end<FfnTiles>();
 #endif
 }
 
 // counters (ffn_num_counters(N)) are 0 before and after. group: rows of tiles; 0: all of them in one.
-inline int ffn_num_counters(int N) { return ceil_div(N, FfnTiles::rows) + 1; }
-void ffn4(const Ffn& f, int* counters, cudaStream_t stream, int group) {
+inline int ffn_num_counters(int N) { return ceil_div(N, FfnTiles::ROWS) + 1; }
+void ffn4(const FfnArgs& f, int* counters, cudaStream_t stream, int group) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     FfnMaps maps;
-    maps.inp = tensor_map(f.inp, {f.C, f.N}, {64, FfnTiles::rows});
-    maps.weight1 = tensor_map(f.weight1, {f.C, 4 * f.C}, {64, FfnTiles::columns});
-    maps.hidden_boxes = gemm_sm90_box_map(f.hidden, f.N, 4 * f.C);
-    maps.hidden = tensor_map((const floatX*)f.hidden, {4 * f.C, f.N}, {64, FfnTiles::rows});
-    maps.weight2 = tensor_map(f.weight2, {4 * f.C, f.C}, {64, FfnTiles::columns});
-    maps.out_boxes = gemm_sm90_box_map(f.out, f.N, f.C);
+    maps.inp = tensor_map(f.inp, {f.C, f.N}, {64, FfnTiles::ROWS});
+    maps.weight1 = tensor_map(f.weight1, {f.C, 4 * f.C}, {64, FfnTiles::COLUMNS});
+    maps.hidden_boxes = gemm_box_map(f.hidden, f.N, 4 * f.C);
+    maps.hidden = tensor_map((const floatX*)f.hidden, {4 * f.C, f.N}, {64, FfnTiles::ROWS});
+    maps.weight2 = tensor_map(f.weight2, {4 * f.C, f.C}, {64, FfnTiles::COLUMNS});
+    maps.out_boxes = gemm_box_map(f.out, f.N, f.C);
     FfnList list;
-    list.num_rows = ceil_div(f.N, FfnTiles::rows);
-    list.columns1 = ceil_div(4 * f.C, FfnTiles::columns), list.columns2 = ceil_div(f.C, FfnTiles::columns);
+    list.num_rows = ceil_div(f.N, FfnTiles::ROWS);
+    list.columns1 = ceil_div(4 * f.C, FfnTiles::COLUMNS), list.columns2 = ceil_div(f.C, FfnTiles::COLUMNS);
     list.num_steps1 = ceil_div(f.C, 64), list.num_steps2 = ceil_div(4 * f.C, 64);
     require((size_t)list.num_rows * list.columns1 * (list.num_steps1 + list.num_steps2) <= INT_MAX);
     int num_items = list.num_rows * (list.columns1 + list.columns2);
@@ -203,8 +199,8 @@ void ffn4(const Ffn& f, int* counters, cudaStream_t stream, int group) {
         std::min(num_items, num_multiprocessors()); // all at work at once: they wait for each other's tiles
     list.group = group ? group : list.num_rows;
     list.lag = 2 * num_blocks; // a tile of the first product is written while the next two are multiplied
-    gemm_sm90_start(ffn_sm90_kernel4, num_blocks, 1, GemmSM90Shared<FfnTiles>::bytes(), false, stream, counters, maps,
-                    GemmBias<GEMM_GELU>{f.bias1}, GemmBias<0>{f.bias2}, list, f.N, f.C);
+    gemm_start(ffn_sm90_kernel4, num_blocks, 1, GemmSMem<FfnTiles>::bytes(), false, stream, counters, maps,
+               GemmBias<GEMM_GELU>{f.bias1}, GemmBias<0>{f.bias2}, list, f.N, f.C);
 }
 #endif
 
@@ -213,17 +209,15 @@ void ffn4(const Ffn& f, int* counters, cudaStream_t stream, int group) {
 void ffn(floatX* out, floatX* hidden, const floatX* inp, const floatX* weight1, const floatX* bias1,
          const floatX* weight2, const floatX* bias2, int N, int C, cudaStream_t stream, int form = 0) {
     require(C % 8 == 0);
-    Ffn f = {out, hidden, inp, weight1, bias1, weight2, bias2, N, C};
+    FfnArgs f = {out, hidden, inp, weight1, bias1, weight2, bias2, N, C};
 #if !defined(ENABLE_FP32)
-    if (has_sm90a()) { return ffn3(f, stream, form ? form : 11 * GEMM_TURNS_192); }
+    if (has_sm90a()) { return ffn3(f, stream, form ? form : 11 * GEMM_PING_PONG_192); }
 #endif
     (void)form;
     ffn2(f, stream);
 }
 
-#ifndef PROMOTED_ONLY
-
-const float hot_row = 30.0f;
+constexpr float HOT_ROW = 30.0f;
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
@@ -234,7 +228,7 @@ static void declare(Bench& b) {
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [=, &rng = b.rng](float* host) {
         bench_fill_normal(host, n, rng(), 1.0f, 0.0f);
         for (int k = 0; hard && k < C; k++) {
-            host[k] *= hot_row;
+            host[k] *= HOT_ROW;
             host[(size_t)(N - 1) * C + k] = 1.0f;
         }
     });
@@ -242,7 +236,7 @@ static void declare(Bench& b) {
     Buffer<floatX> bias1 = b.input<floatX>("bias1", 4 * C);
     Buffer<floatX> weight2 = b.input<floatX>("weight2", num_weights, 0.5f / sqrtf((float)C)); // of 4C terms
     Buffer<floatX> bias2 = b.input<floatX>("bias2", C);
-    float size = hard ? hot_row : 1.0f, roundings = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C) * size;
+    float size = hard ? HOT_ROW : 1.0f, roundings = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C) * size;
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
     after_gelu.atol += 1.13f * roundings; // the steepest that gelu is
     Buffer<floatX> hidden = b.output<floatX>("hidden", 4 * n, after_gelu);
@@ -257,7 +251,7 @@ static void declare(Bench& b) {
         });
         matmul_forward_cpu(out.host, rounded.data(), weight2.host, bias2.host, NULL, N, 4 * C, C);
     });
-    Ffn f = {out, hidden, inp, weight1, bias1, weight2, bias2, N, C};
+    FfnArgs f = {out, hidden, inp, weight1, bias1, weight2, bias2, N, C};
     double least = sizeof(floatX) * 2.0 * ((double)n + (double)num_weights);
     double hidden_bytes = sizeof(floatX) * 4.0 * (double)n;
     b.cost(least, 16.0 * (double)n * C);
@@ -271,12 +265,12 @@ static void declare(Bench& b) {
     Buffer<int> zeros = b.input_ids("zeros", ffn_num_counters(N), 1);
     Buffer<int> counters = b.inout<int>("counters", ffn_num_counters(N), zeros, {0, 0});
     b.reference([=] { memcpy(counters.host, zeros.host, ffn_num_counters(N) * sizeof(float)); });
-    const int turns = 11 * GEMM_TURNS_192, pairs = 11 * GEMM_TURNS_192_PAIRS;
-    const int long_together = 10 * GEMM_TOGETHER_256_PAIRS + GEMM_TURNS_192_PAIRS;
+    const int single = 11 * GEMM_PING_PONG_192, pairs = 11 * GEMM_PING_PONG_192_PAIRS;
+    const int long_cooperative = 10 * GEMM_COOPERATIVE_256_PAIRS + GEMM_PING_PONG_192_PAIRS;
     b.kernel(
-        3, "gemm_sm90 twice, the second launched early; forms as block sizes",
+        3, "gemm.cuh twice, the second launched early; forms as block sizes",
         [=](int form) { ffn(out, hidden, inp, weight1, bias1, weight2, bias2, N, C, stream, form); },
-        {0, turns, pairs, long_together}, -90);
+        {0, single, pairs, long_cooperative}, -90);
     b.moves(2, least + 2 * hidden_bytes);
     b.kernel(
         4, "one launch, tiles of both products in one list; rows in a group as block sizes",
@@ -301,4 +295,3 @@ int main(int argc, char** argv) {
                        {5, 1000, 64},
                        {1, 130, 768, 0, 1}});
 }
-#endif

@@ -23,14 +23,15 @@
 #define PROMOTED_ONLY
 #include "attention_forward.cu"
 #include "fused_residual_layernorm.cu"
+#include "gelu_forward.cu"
 #include "layernorm_forward.cu"
 #include "matmul_forward.cu"
 #include "residual_forward.cu"
 #undef PROMOTED_ONLY
 #endif
-#include "../../llmc/gemm_sm90.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
+#include "gemm.cuh"
 
 // What all kernels take.
 struct AttentionProjection {
@@ -682,7 +683,7 @@ template <int heads> __global__ void __launch_bounds__(384, 1)
     __syncwarp();
     cluster_sync();
     int rank = cluster_rank();
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
     if (warp < 4) {
         warpgroup_fewer_registers<40>();
         if (threadIdx.x == 0) { attention_projection_load(smem, f, maps, rank, num_ranks); }
@@ -725,13 +726,13 @@ void fused_attention_projection_residual_layernorm4(const AttentionProjection& f
 
 // ---- kernel 5: three launches, each under the end of the one before; the residual added as the product is stored ----
 
-// attention (B,T,C) is scratch. form: of gemm_sm90. C <= 2048.
+// attention (B,T,C) is scratch. form: of gemm.cuh. C <= 2048.
 void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention,
-                                                    cudaStream_t stream, int form = GEMM_TURNS_192) {
+                                                    cudaStream_t stream, int form = GEMM_PING_PONG_192) {
     int N = f.B * f.T;
     attention_forward(attention, f.lse, f.qkv, f.B, f.T, f.C, f.NH, stream);
-    GemmSM90 g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C, true};
-    gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{f.proj_bias}, stream, form);
+    GemmArgs g = {f.residual, NULL, attention, f.proj_weight, f.inp, N, f.C, f.C};
+    gemm_form(g, GemmBias<GEMM_RESIDUAL>{f.proj_bias}, true, stream, form);
     fused_residual_layernorm_early(f.normed, NULL, f.mean, f.rstd, f.residual, NULL, f.weight, f.bias, NULL, N, f.C,
                                    stream);
 }
@@ -853,7 +854,7 @@ static void declare(Bench& b) {
                                 proj_bias, weight, bias, B, T, C, NH, stream)
                           : fused_attention_projection_residual_layernorm5(f, attention, stream, form);
             },
-            {0, GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TURNS_128_PAIRS}, -90);
+            {0, GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_PING_PONG_128_PAIRS}, -90);
         b.moves(3, 9 * tensor + rest);
     }
     b.promoted(b.dry ? 5 : attention_projection_choice(C));

@@ -4,17 +4,19 @@
    Bound: memory, 3*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
    Error: against the fp64 reference; one ulp of bf16 and fp16; in fp32 1e-6 relative or 3e-6 absolute, for dout of
    size up to 6. Finite for every finite input, NaN for NaN.
-   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; with s = sigmoid(2u): gelu' = s + x s (1 - s) 2u'.
+   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; the formula of kernels 2 to 4 is llmc/gelu.cuh.
 
    nvcc -O3 --use_fast_math gelu_backward.cu -o gelu_backward      (or: make gelu_backward)
    ./gelu_backward 2      check kernel 2 against the CPU and sweep its block sizes
    ./gelu_backward        every kernel, side by side                                         */
+#include "../../llmc/gelu.cuh"
 #include "bench.h"
-#include "../../llmc/ptx.cuh"
+
+#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
 
 // ---- kernel 1: one thread per element ----------------------------------------------------
 
-__device__ inline float gelu_slope(float x) {
+__device__ inline float gelu_backward_slope_by_exp(float x) {
     x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x); // beyond, the slope is 1 or 0, and x^2 may overflow
     float u = 0.7978845608f * (x + 0.044715f * x * x * x);
     float slope_of_u = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
@@ -24,7 +26,7 @@ __device__ inline float gelu_slope(float x) {
 
 __global__ void gelu_backward_kernel1(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { dinp[i] = (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
+    if (i < n) { dinp[i] = (floatX)((float)dout[i] * gelu_backward_slope_by_exp((float)inp[i])); }
 }
 
 void gelu_backward1(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream,
@@ -32,24 +34,14 @@ void gelu_backward1(floatX* dinp, const floatX* dout, const floatX* inp, size_t 
     gelu_backward_kernel1<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(dinp, dout, inp, n);
     cudaCheck(cudaGetLastError());
 }
+#endif
 
-// ---- kernel 2: one 128-bit vector a thread --------------------------------------------------
+// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
 
 // ==== promoted: gelu_backward ====
-// gelu'(x). 1 - s is e s with e = exp(-2u), which loses no digits where s is near 1. Beyond +-9 the derivative is 1 or
-// 0 up to 1e-26; the bound keeps every factor finite. Comparisons, not fmaxf, so that NaN stays NaN.
-__device__ inline float gelu_backward_slope(float x) {
-    const float a = 1.5957691216f, b = 0.0713548163f; // 2u = a x + b x^3; b = 0.044715 a
-    const float log2e = 1.4426950409f;
-    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x);
-    float xx = x * x;
-    float e = exp2_approx(x * (-a * log2e - b * log2e * xx));
-    float s = __fdividef(1.0f, 1.0f + e);
-    return s + x * s * (e * s) * (a + 3.0f * b * xx);
-}
 __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     x128 dinp;
-    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_backward_slope((float)inp[k])); }
+    for (int k = 0; k < x128::size; k++) { dinp[k] = (floatX)((float)dout[k] * gelu_slope((float)inp[k])); }
     return dinp;
 }
 
@@ -72,7 +64,9 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 }
 // ==== end promoted: gelu_backward ====
 
-// ---- kernel 3: two 128-bit vectors a thread, all loads before the first use, with streaming hints ------
+#ifndef PROMOTED_ONLY
+
+// ---- kernel 3: two 128-bit vectors per thread, all loads before the first use, with streaming hints ------
 
 __global__ void gelu_backward_kernel3(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
@@ -145,3 +139,4 @@ int main(int argc, char** argv) {
     return bench_main(argc, argv, "gelu_backward", declare, {64, 1024, 768, 12, 50257},
                       {{1, 1, 8}, {3, 17, 776}, {2, 5, 24}});
 }
+#endif

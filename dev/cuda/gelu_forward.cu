@@ -4,28 +4,26 @@
    Bound: memory, 2*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
    Error: against the fp64 reference; one ulp of bf16 and fp16, 1e-6 relative or absolute in fp32. Finite for every
    finite input, NaN for NaN.
-   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415. 0.5 * (1 + tanh(u)) is sigmoid(2u), and the second form loses
-   no digits where tanh(u) is near -1. tanhf itself becomes tanh.approx under --use_fast_math, which is off by 5e-4:
-   for x < -2 that is more than an ulp of bf16.
+   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; the formula of kernels 2 to 4 is llmc/gelu.cuh.
 
    nvcc -O3 --use_fast_math gelu_forward.cu -o gelu_forward      (or: make gelu_forward)
    ./gelu_forward 2      check kernel 2 against the CPU and sweep its block sizes
    ./gelu_forward        every kernel, side by side                                         */
+#include "../../llmc/gelu.cuh"
 #include "bench.h"
-#include "../../llmc/ptx.cuh"
 
 #ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
 
 // ---- kernel 1: one thread per element ----------------------------------------------------
 
-__device__ inline float gelu(float x) {
+__device__ inline float gelu_forward_by_exp(float x) {
     float u = 0.7978845608f * (x + 0.044715f * x * x * x); // sqrt(2/pi) (x + 0.044715 x^3)
     return __fdividef(x, 1.0f + __expf(-2.0f * u));        // where x^3 overflows: x / 1 or x / inf
 }
 
 __global__ void gelu_forward_kernel1(floatX* out, const floatX* inp, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { out[i] = (floatX)gelu((float)inp[i]); }
+    if (i < n) { out[i] = (floatX)gelu_forward_by_exp((float)inp[i]); }
 }
 
 void gelu_forward1(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
@@ -34,19 +32,12 @@ void gelu_forward1(floatX* out, const floatX* inp, size_t n, cudaStream_t stream
 }
 #endif
 
-// ---- kernel 2: one 128-bit vector a thread --------------------------------------------------
+// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
 
 // ==== promoted: gelu_forward ====
-// x * sigmoid(2u). The exponential's log2(e) is part of the coefficients. Where x^3 overflows the quotient is x / 1 or
-// x / inf, so x or 0.
-__device__ inline float gelu_forward_value(float x) {
-    const float a = -2.3022081984f; // -2 sqrt(2/pi) log2(e)
-    const float b = -0.1029432396f; // 0.044715 a
-    return __fdividef(x, 1.0f + exp2_approx(x * (a + b * x * x)));
-}
 __device__ inline x128 gelu_forward_vector(const x128& x) {
     x128 y;
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu_forward_value((float)x[k]); }
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)gelu((float)x[k]); }
     return y;
 }
 
@@ -70,7 +61,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 3: two 128-bit vectors a thread, both loads before the first use ------
+// ---- kernel 3: two 128-bit vectors per thread, both loads before the first use ------
 
 __global__ void gelu_forward_kernel3(floatX* out, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;

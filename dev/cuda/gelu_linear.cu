@@ -7,7 +7,7 @@
    absolute sum, 0.64 * sqrt(K) here, and 32 ulps: one large term lends its size to the roundings of all K sums. Finite
    for every finite inp.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma, TMA, clusters: the PTX ISA;
-   tiles and what follows the product: llmc/gemm_sm90.cuh.
+   tiles and epilogue: gemm.cuh.
 
    gelu costs a block of 128 rows and 256 columns, for each 64 of K, 8192 values on the way. The tensor cores take 1024
    cycles for them; with the work on all four parts of an SM, one tanh each takes its special function units 512, in
@@ -29,6 +29,7 @@
 #include "layernorm_linear.cu"
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY
+#include "gemm.cuh"
 
 // ---- kernel 1: two launches: gelu, then cuBLASLt ----
 
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(1024) gelu_linear_kernel2(floatX* out, const f
     float sum = 0.0f;
     for (int k0 = 0; k0 < K; k0 += 32) {
         bool inside = k0 + x < K;
-        a[y][x] = inside && n0 + y < N ? gelu_forward_value((float)inp[(size_t)(n0 + y) * K + k0 + x]) : 0.0f;
+        a[y][x] = inside && n0 + y < N ? gelu((float)inp[(size_t)(n0 + y) * K + k0 + x]) : 0.0f;
         b[y][x] = inside && o0 + y < OC ? (float)weight[(size_t)(o0 + y) * K + k0 + x] : 0.0f;
         __syncthreads();
         for (int k = 0; k < 32; k++) { sum += a[y][k] * b[x][k]; }
@@ -110,20 +111,20 @@ void gelu_linear3(floatX* out, const floatX* inp, const floatX* weight, const fl
 // the one that loads: with a fourth warpgroup, a thread's share of registers would be too few for wgmma with 256
 // columns.
 
-template <int cluster_, int ring_inp_, int boxes_> struct GeluLinearTiles
-    : GemmTiles<128, 256, false, cluster_, 4, boxes_> {
-    static constexpr int ring_inp = ring_inp_;
+template <class Cluster, int ring_inp, int boxes> struct GeluLinearTiles
+    : GemmTiles<128, 256, false, Cluster, 4, boxes> {
+    static constexpr int RING_INP = ring_inp;
 };
 
-template <class G> struct GeluLinearShared {
-    floatX inp[G::ring_inp][128 * 64], weight[G::ring][256 * 64]; // stages of 64 columns, as TMA writes them
-    floatX boxes[8][G::boxes][16 * 64];                           // of each warp that multiplies
-    uint64_t inp_full[G::ring_inp], inp_ready[G::ring_inp], inp_empty[G::ring_inp]; // ready: gelu has been applied
-    uint64_t weight_full[G::ring], weight_empty[G::ring], box_full[8][G::boxes];
+template <class G> struct GeluLinearSMem {
+    floatX inp[G::RING_INP][128 * 64], weight[G::RING][256 * 64]; // stages of 64 columns, as TMA writes them
+    floatX boxes[8][G::BOXES][16 * 64];                           // of each warp that multiplies
+    uint64_t inp_full[G::RING_INP], inp_ready[G::RING_INP], inp_empty[G::RING_INP]; // ready: gelu has been applied
+    uint64_t weight_full[G::RING], weight_empty[G::RING], box_full[8][G::BOXES];
 
     static constexpr int bytes() {
-        static_assert(sizeof(GeluLinearShared) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GeluLinearShared) + 1024; // dynamic shared memory is aligned to less than 1024 bytes
+        static_assert(sizeof(GeluLinearSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
+        return sizeof(GeluLinearSMem) + 1024; // dynamic shared memory is aligned to less than 1024 bytes
     }
 };
 
@@ -137,12 +138,12 @@ struct GeluLinearFloat {
 
 // All stages of all tiles, by three warps; thread: 0..95.
 template <class G, class Gelu>
-__device__ inline void gelu_linear_apply(GeluLinearShared<G>& smem, int thread, int num_stages) {
+__device__ inline void gelu_linear_apply(GeluLinearSMem<G>& smem, int thread, int num_stages) {
 #pragma unroll 1
     for (int i = 0; i < num_stages; i++) {
-        int s = i % G::ring_inp;
+        int s = i % G::RING_INP;
         uint4* vectors = reinterpret_cast<uint4*>(smem.inp[s]); // (1024); where in the tile they lie does not matter
-        mbarrier_wait(&smem.inp_full[s], i / G::ring_inp % 2);
+        mbarrier_wait(&smem.inp_full[s], i / G::RING_INP % 2);
 #pragma unroll
         for (int first = 0; first < 11; first += 6) { // 10 vectors for each thread, and one more for the first 64
             uint4 x[6];
@@ -164,32 +165,32 @@ __device__ inline void gelu_linear_apply(GeluLinearShared<G>& smem, int thread, 
 }
 
 // Brings the operands into their rings, inp as many stages ahead of the weight as its ring is longer. One thread.
-template <class G> __device__ inline void gelu_linear_load(GeluLinearShared<G>& smem, const CUtensorMap& inp_map,
+template <class G> __device__ inline void gelu_linear_load(GeluLinearSMem<G>& smem, const CUtensorMap& inp_map,
                                                            const CUtensorMap& weight_map, int N, int OC, int num_steps,
                                                            int first, int stride, int num_stages, int rank) {
-    const int ahead = G::ring_inp - G::ring, part = 256 / G::cluster; // part: what this block brings, to both
+    const int ahead = G::RING_INP - G::RING, part = 256 / G::CLUSTER; // part: what this block brings, to both
     int inp_index = first, inp_step = 0, row = 0, weight_index = first, weight_step = 0, column = 0;
 #pragma unroll 1
     for (int i = 0; i < num_stages + ahead; i++) {
         if (i < num_stages) {
-            int s = i % G::ring_inp;
-            if (inp_step == 0) { row = gemm_sm90_tile<G>(inp_index, N, OC, rank).row; }
-            mbarrier_wait(&smem.inp_empty[s], (i / G::ring_inp + 1) % 2);
+            int s = i % G::RING_INP;
+            if (inp_step == 0) { row = gemm_tile<G>(inp_index, N, OC, rank).row; }
+            mbarrier_wait(&smem.inp_empty[s], (i / G::RING_INP + 1) % 2);
             mbarrier_arrive_expect(&smem.inp_full[s], sizeof(smem.inp[0]));
             tma_load_2d(smem.inp[s], &inp_map, inp_step * 64, row, &smem.inp_full[s]);
             if (++inp_step == num_steps) { inp_step = 0, inp_index += stride; }
         }
         if (i >= ahead) {
-            int s = (i - ahead) % G::ring;
-            if (weight_step == 0) { column = gemm_sm90_tile<G>(weight_index, N, OC, rank).column; }
+            int s = (i - ahead) % G::RING;
+            if (weight_step == 0) { column = gemm_tile<G>(weight_index, N, OC, rank).column; }
             uint64_t* full = &smem.weight_full[s];
-            mbarrier_wait(&smem.weight_empty[s], ((i - ahead) / G::ring + 1) % 2);
+            mbarrier_wait(&smem.weight_empty[s], ((i - ahead) / G::RING + 1) % 2);
             mbarrier_arrive_expect(full, sizeof(smem.weight[0]));
-            if (G::cluster == 1) {
+            if (G::CLUSTER == 1) {
                 tma_load_2d(smem.weight[s], &weight_map, weight_step * 64, column, full);
             } else { // empty in both blocks, for each writes to both
                 tma_load_2d_multicast(smem.weight[s] + rank * part * 64, &weight_map, weight_step * 64,
-                                      column + rank * part, full, (1 << G::cluster) - 1);
+                                      column + rank * part, full, (1 << G::CLUSTER) - 1);
             }
             if (++weight_step == num_steps) { weight_step = 0, weight_index += stride; }
         }
@@ -197,22 +198,22 @@ template <class G> __device__ inline void gelu_linear_load(GeluLinearShared<G>& 
 }
 
 // Stage i of both rings has been read by this warp.
-template <class G> __device__ inline void gelu_linear_release(GeluLinearShared<G>& smem, int i) {
+template <class G> __device__ inline void gelu_linear_release(GeluLinearSMem<G>& smem, int i) {
     int lane = threadIdx.x % 32;
-    if (lane == 0) { mbarrier_arrive(&smem.inp_empty[i % G::ring_inp]); }
-    if (G::cluster == 1 && lane == 0) { mbarrier_arrive(&smem.weight_empty[i % G::ring]); }
-    if (G::cluster > 1 && lane < G::cluster) { mbarrier_arrive_cluster(&smem.weight_empty[i % G::ring], lane); }
+    if (lane == 0) { mbarrier_arrive(&smem.inp_empty[i % G::RING_INP]); }
+    if (G::CLUSTER == 1 && lane == 0) { mbarrier_arrive(&smem.weight_empty[i % G::RING]); }
+    if (G::CLUSTER > 1 && lane < G::CLUSTER) { mbarrier_arrive_cluster(&smem.weight_empty[i % G::RING], lane); }
 }
 
-// As gemm_sm90_multiply, of 64 rows.
-template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][128], GeluLinearShared<G>& smem,
+// As gemm_multiply_cooperative, of 64 rows.
+template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][128], GeluLinearSMem<G>& smem,
                                                                int first_row, int num_steps, int& i) {
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
-        int s = i % G::ring_inp, t = i % G::ring;
+        int s = i % G::RING_INP, t = i % G::RING;
         uint64_t inp = wgmma_descriptor(smem.inp[s] + first_row * 64), weight = wgmma_descriptor(smem.weight[t]);
-        mbarrier_wait(&smem.weight_full[t], i / G::ring % 2);
-        mbarrier_wait(&smem.inp_ready[s], i / G::ring_inp % 2);
+        mbarrier_wait(&smem.weight_full[t], i / G::RING % 2);
+        mbarrier_wait(&smem.inp_ready[s], i / G::RING_INP % 2);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor
@@ -236,27 +237,27 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
     uint32_t address = shared_address(gelu_linear_dynamic);
-    GeluLinearShared<G>& smem =
-        *reinterpret_cast<GeluLinearShared<G>*>(gelu_linear_dynamic + (1024 - address % 1024) % 1024);
+    GeluLinearSMem<G>& smem =
+        *reinterpret_cast<GeluLinearSMem<G>*>(gelu_linear_dynamic + (1024 - address % 1024) % 1024);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
-        for (int s = 0; s < G::ring_inp; s++) {
+        for (int s = 0; s < G::RING_INP; s++) {
             mbarrier_init(&smem.inp_full[s], 1), mbarrier_init(&smem.inp_ready[s], 3); // warps that apply gelu
             mbarrier_init(&smem.inp_empty[s], 8);                                      // warps that multiply
         }
-        for (int s = 0; s < G::ring; s++) {
-            mbarrier_init(&smem.weight_full[s], 1), mbarrier_init(&smem.weight_empty[s], 8 * G::cluster);
+        for (int s = 0; s < G::RING; s++) {
+            mbarrier_init(&smem.weight_full[s], 1), mbarrier_init(&smem.weight_empty[s], 8 * G::CLUSTER);
         }
         mbarrier_init_fence();
     }
-    if (G::cluster > 1) {
+    if (G::CLUSTER > 1) {
         cluster_sync();
     } else {
         __syncthreads();
     }
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
-    int warpgroup = warp / 4, rank = G::cluster > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
-    int first = blockIdx.x / G::cluster, stride = gridDim.x / G::cluster;
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warpgroup = warp / 4, rank = G::CLUSTER > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
         warpgroup_fewer_registers<88>();
         int num_stages = ceil_div(num_tiles - first, stride) * num_steps;
@@ -272,27 +273,27 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
         float sum[1][128];
-        GemmTile tile = gemm_sm90_tile<G>(index, N, OC, rank);
+        GemmTile tile = gemm_tile<G>(index, N, OC, rank);
         GemmColumns<G, GemmBias<0>> columns;
-        gemm_sm90_load_columns(columns, bias, tile.column, OC);
+        gemm_load_columns(columns, bias, tile.column, OC);
         gelu_linear_multiply(sum, smem, first_row, num_steps, i);
-        gemm_sm90_store<G>(sum, bias, columns, smem, out_map, out_map, out_map, tile.row + first_row + warp % 4 * 16,
-                           tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, out_map, out_map, out_map, tile.row + first_row + warp % 4 * 16,
+                      tile.column, N, box);
     }
-    gemm_sm90_end<G>();
+    gemm_end<G>();
 #endif
 }
 
 template <class G, class Gelu> void gelu_linear_tiles(floatX* out, const floatX* inp, const floatX* weight,
                                                       const floatX* bias, int N, int K, int OC, cudaStream_t stream) {
     CUtensorMap inp_map = tensor_map(inp, {K, N}, {64, 128});
-    CUtensorMap weight_map = tensor_map(weight, {K, OC}, {64, 256 / G::cluster});
-    size_t num_tiles = ceil_div((size_t)N, (size_t)128 * G::cluster) * ceil_div(OC, 256);
+    CUtensorMap weight_map = tensor_map(weight, {K, OC}, {64, 256 / G::CLUSTER});
+    size_t num_tiles = ceil_div((size_t)N, (size_t)128 * G::CLUSTER) * ceil_div(OC, 256);
     require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::cluster);
-    gemm_sm90_start(gelu_linear_sm90_kernel4<G, Gelu>, num_clusters * G::cluster, G::cluster,
-                    GeluLinearShared<G>::bytes(), false, stream, inp_map, weight_map, gemm_sm90_box_map(out, N, OC),
-                    GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
+    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
+    gemm_start(gelu_linear_sm90_kernel4<G, Gelu>, num_clusters * G::CLUSTER, G::CLUSTER, GeluLinearSMem<G>::bytes(),
+               false, stream, inp_map, weight_map, gemm_box_map(out, N, OC), GemmBias<0>{bias}, N, K, OC,
+               (int)num_tiles);
 }
 
 // deep: five stages of inp, and one box of results for each warp; flat: four, and two boxes
@@ -303,11 +304,11 @@ template <class Gelu> void gelu_linear_form(floatX* out, const floatX* inp, cons
     require(N > 0 && K > 0 && OC > 0 && K % 8 == 0 && OC % 8 == 0);
     switch (form) {
     case GELU_LINEAR_DEEP_PAIRS:
-        return gelu_linear_tiles<GeluLinearTiles<2, 5, 1>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
+        return gelu_linear_tiles<GeluLinearTiles<GemmPair, 5, 1>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
     case GELU_LINEAR_FLAT_PAIRS:
-        return gelu_linear_tiles<GeluLinearTiles<2, 4, 2>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
+        return gelu_linear_tiles<GeluLinearTiles<GemmPair, 4, 2>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
     case GELU_LINEAR_DEEP:
-        return gelu_linear_tiles<GeluLinearTiles<1, 5, 1>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
+        return gelu_linear_tiles<GeluLinearTiles<GemmSingle, 5, 1>, Gelu>(out, inp, weight, bias, N, K, OC, stream);
     }
     require(!"a form of gelu_linear");
 }
@@ -379,31 +380,26 @@ void gelu_linear6(floatX* out, const floatX* inp, const floatX* weight, const fl
 // ---- kernel 7: 6 in clusters of two, which share the weight's tiles: a third less comes from L2 ----
 
 // For linear_multiply_changed: a warp has read stage i, inp by its lanes.
-template <class G> __device__ inline void linear_release(GemmSM90Shared<G>& shared, int i) {
+template <class G> __device__ inline void linear_release(GemmSMem<G>& shared, int i) {
     __syncwarp();
-    gemm_sm90_release(shared, i);
+    G::release(&shared.empty[i % G::RING]);
 }
 
-// As gemm_sm90_kernel
+// As gemm_sm90_kernel9
 template <class G> __global__ void __launch_bounds__(384, 1)
-    gelu_linear_sm90_kernel7(const __grid_constant__ GemmSM90Maps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
+    gelu_linear_sm90_kernel7(const __grid_constant__ GemmMaps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
                              int N, int K, int OC, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    static_assert(!G::in_turns && G::rows == 128 && G::columns == 256, "as in linear_multiply_changed");
+    static_assert(!gemm_is_ping_pong<G> && G::ROWS == 128 && G::COLUMNS == 256, "as in linear_multiply_changed");
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
-    GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(gelu_linear_dynamic);
+    GemmSMem<G>& smem = gemm_smem<G>(gelu_linear_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
-    gemm_sm90_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
-    int warpgroup = warp / 4, rank = G::cluster > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
-    int first = blockIdx.x / G::cluster, stride = gridDim.x / G::cluster;
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warpgroup = warp / 4, rank = G::CLUSTER > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
-        warpgroup_fewer_registers<24>();
-        if (threadIdx.x != 0) { return; }
-#pragma unroll 1
-        for (int index = first; index < num_tiles; index += stride) {
-            gemm_sm90_load(smem, maps.inp, maps.weight, gemm_sm90_tile<G>(index, N, OC, rank), num_steps, rank, i);
-        }
+        gemm_produce(smem, maps, N, OC, num_steps, first, stride, num_tiles, rank);
         return;
     }
     warpgroup_more_registers<240>();
@@ -411,14 +407,14 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
         float sum[1][128];
-        GemmTile tile = gemm_sm90_tile<G>(index, N, OC, rank);
+        GemmTile tile = gemm_tile<G>(index, N, OC, rank);
         GemmColumns<G, GemmBias<0>> columns;
-        gemm_sm90_load_columns(columns, bias, tile.column, OC);
+        gemm_load_columns(columns, bias, tile.column, OC);
         linear_multiply_changed(gelu, smem, sum[0], group, index == first, num_steps, i);
-        gemm_sm90_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out,
-                           tile.row + group * 64 + warp % 4 * 16, tile.column, N, box);
+        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + group * 64 + warp % 4 * 16,
+                      tile.column, N, box);
     }
-    gemm_sm90_end<G>();
+    gemm_end<G>();
 #endif
 }
 
@@ -427,20 +423,20 @@ template <class G, class Kernel> void gelu_linear_launch7(Kernel kernel, floatX*
                                                           int OC, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(N > 0 && K > 0 && OC > 0 && K % 8 == 0 && OC % 8 == 0);
-    GemmSM90Maps maps;
-    maps.inp = tensor_map(inp, {K, N}, {64, G::rows});
-    maps.weight = tensor_map(weight, {K, OC}, {64, G::columns / G::cluster});
-    maps.out = maps.second = maps.residual = gemm_sm90_box_map(out, N, OC);
-    size_t num_tiles = ceil_div((size_t)N, (size_t)G::rows * G::cluster) * ceil_div(OC, (int)G::columns);
+    GemmMaps maps;
+    maps.inp = tensor_map(inp, {K, N}, {64, G::ROWS});
+    maps.weight = tensor_map(weight, {K, OC}, {64, G::COLUMNS / G::CLUSTER});
+    maps.out = maps.second = maps.residual = gemm_box_map(out, N, OC);
+    size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(OC, (int)G::COLUMNS);
     require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::cluster);
-    gemm_sm90_start(kernel, num_clusters * G::cluster, G::cluster, GemmSM90Shared<G>::bytes(), false, stream, maps,
-                    GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
+    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
+    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), false, stream, maps,
+               GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
 }
 
 void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
                   cudaStream_t stream) {
-    typedef GemmTogether256Pairs G;
+    typedef GemmCooperative256Pairs G;
     gelu_linear_launch7<G>(gelu_linear_sm90_kernel7<G>, out, inp, weight, bias, N, K, OC, stream);
 }
 
@@ -448,17 +444,16 @@ void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const fl
 // By ncu kernel 7 waits for gelu's instructions, not for the tensor cores. With the sums of 64 x 384 a warpgroup has room
 // for 32 columns of inp at a time, and for the next 32, on which it works under the product of these.
 
-typedef GemmTiles<128, 384, false, 2, 3, 2> GeluLinearTiles8;
+typedef GemmTiles<128, 384, false, GemmPair, 3, 2> GeluLinearTiles8;
 
 // As linear_multiply_changed; inp_row: which one of the tile this lane reads, for ldmatrix.
-template <class G, class Gelu> __device__ inline void gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192],
-                                                                            GemmSM90Shared<G>& smem, int inp_row,
-                                                                            int num_steps, int& i) {
+template <class G, class Gelu> __device__ inline void
+gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem, int inp_row, int num_steps, int& i) {
     int lane = threadIdx.x % 32;
     uint32_t a[8], b[8];
     auto change = [&](uint32_t(&a)[8], int i, int half) {
-        uint32_t inp = shared_address(smem.stages[i % G::ring].inp);
-        if (half == 0) { mbarrier_wait(&smem.full[i % G::ring], i / G::ring % 2); }
+        uint32_t inp = shared_address(smem.stages[i % G::RING].inp);
+        if (half == 0) { mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2); }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             ldmatrix_x4(a + 4 * k, inp + linear_swizzle(inp_row, 4 * half + 2 * k + lane / 16));
@@ -467,7 +462,7 @@ template <class G, class Gelu> __device__ inline void gelu_linear_multiply8(cons
         for (int k = 0; k < 2; k++) { gelu.change(a + 4 * k, 0); }
     };
     auto multiply = [&](uint32_t(&a)[8], uint32_t(&next)[8], int step, int half) {
-        uint64_t weight = wgmma_descriptor(smem.stages[i % G::ring].weight) + 4 * half; // 32 columns are 64 bytes
+        uint64_t weight = wgmma_descriptor(smem.stages[i % G::RING].weight) + 4 * half; // 32 columns are 64 bytes
         wgmma_hold(a);
         wgmma_fence();
 #pragma unroll
@@ -497,24 +492,19 @@ template <class G, class Gelu> __device__ inline void gelu_linear_multiply8(cons
 
 // As kernel 7
 __global__ void __launch_bounds__(384, 1)
-    gelu_linear_sm90_kernel8(const __grid_constant__ GemmSM90Maps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
+    gelu_linear_sm90_kernel8(const __grid_constant__ GemmMaps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
                              int N, int K, int OC, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef GeluLinearTiles8 G;
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
-    GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(gelu_linear_dynamic);
+    GemmSMem<G>& smem = gemm_smem<G>(gelu_linear_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
-    gemm_sm90_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
     int warpgroup = warp / 4, rank = cluster_rank(), num_steps = ceil_div(K, 64), i = 0;
-    int first = blockIdx.x / G::cluster, stride = gridDim.x / G::cluster;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
-        warpgroup_fewer_registers<24>();
-        if (threadIdx.x != 0) { return; }
-#pragma unroll 1
-        for (int index = first; index < num_tiles; index += stride) {
-            gemm_sm90_load(smem, maps.inp, maps.weight, gemm_sm90_tile<G>(index, N, OC, rank), num_steps, rank, i);
-        }
+        gemm_produce(smem, maps, N, OC, num_steps, first, stride, num_tiles, rank);
         return;
     }
     warpgroup_more_registers<240>();
@@ -522,14 +512,13 @@ __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
         float sum[1][192];
-        GemmTile tile = gemm_sm90_tile<G>(index, N, OC, rank);
+        GemmTile tile = gemm_tile<G>(index, N, OC, rank);
         GemmColumns<G, GemmBias<0>> columns;
-        gemm_sm90_load_columns(columns, bias, tile.column, OC);
+        gemm_load_columns(columns, bias, tile.column, OC);
         gelu_linear_multiply8(gelu, sum, smem, warp_row + (int)threadIdx.x % 16, num_steps, i);
-        gemm_sm90_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + warp_row, tile.column, N,
-                           box);
+        gemm_store<G>(sum, bias, columns, smem, maps.out, maps.out, maps.out, tile.row + warp_row, tile.column, N, box);
     }
-    gemm_sm90_end<G>();
+    gemm_end<G>();
 #endif
 }
 

@@ -51,7 +51,7 @@ void gelu_scale2(floatX* out, floatX* piece, const floatX* inp, size_t n, float 
 
 __global__ void gelu_scale_kernel3(floatX* out, const floatX* inp, float scale, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { out[i] = (floatX)(scale * gelu_forward_value((float)inp[i])); }
+    if (i < n) { out[i] = (floatX)(scale * gelu((float)inp[i])); }
 }
 
 void gelu_scale3(floatX* out, const floatX* inp, size_t n, float scale, cudaStream_t stream, int block_size) {
@@ -63,7 +63,7 @@ void gelu_scale3(floatX* out, const floatX* inp, size_t n, float scale, cudaStre
 
 __device__ inline x128 gelu_scale_vector(const x128& x, float scale) {
     x128 y;
-    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(scale * gelu_forward_value((float)x[k])); }
+    for (int k = 0; k < x128::size; k++) { y[k] = (floatX)(scale * gelu((float)x[k])); }
     return y;
 }
 

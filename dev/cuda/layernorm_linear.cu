@@ -15,42 +15,43 @@
    (first - mean)^2 <= C * variance.
    -V 1: hard rows, all equal (rstd is 316 then, and roundings count 316 times), with q = 30, with one element of 1000.
    Source: Ba et al. 2016, arXiv:1607.06450; the mean and rstd after the product: Dao-AILab/quack; wgmma and TMA: the
-   PTX ISA; the product of kernels 5 to 8: llmc/gemm_sm90.cuh.
+   PTX ISA; the product of kernels 5 to 8: gemm.cuh.
 
    nvcc -O3 --use_fast_math layernorm_linear.cu -lcublasLt -o layernorm_linear      (or: make layernorm_linear)
-   ./layernorm_linear 7      check kernel 7 against the CPU and time forms of gemm_sm90, which stand in for block sizes
+   ./layernorm_linear 7      check kernel 7 against the CPU and time forms of gemm.cuh, which stand in for block sizes
    ./layernorm_linear        every kernel, side by side                                         */
 #ifndef PROMOTED_ONLY
 #define PROMOTED_ONLY
+#include "gelu_forward.cu"
 #include "layernorm_forward.cu"
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY
 #endif
-#include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "gemm.cuh"
 
 #if !defined(ENABLE_FP32)
 
 // ---- what kernels 3 and 4 share, and gelu_linear.cu: a block an SM, tiles of 128 rows and 256 columns of out; a ----
 // ---- warpgroup loads, two multiply 64 rows each, and the first is in its next tile while the second one stores ----
 
-const int linear_ring = 4, linear_lag = 1; // lag: of the second warpgroup, in steps of 64 columns
-struct LinearStage {                       // 64 columns of both operands, as TMA writes them
+constexpr int LINEAR_RING = 4, LINEAR_LAG = 1; // lag: of the second warpgroup, in steps of 64 columns
+struct LinearStage {                           // 64 columns of both operands, as TMA writes them
     floatX inp[128 * 64], weight[256 * 64];
 };
-struct LinearShared {
-    static constexpr int ring = linear_ring;
-    LinearStage stages[linear_ring];
+struct LinearSMem {
+    static constexpr int RING = LINEAR_RING;
+    LinearStage stages[LINEAR_RING];
     floatX out[8][2][16 * 64]; // each multiplying warp's own: two boxes of 16 rows and 64 columns
-    uint64_t full[linear_ring], empty[linear_ring];
+    uint64_t full[LINEAR_RING], empty[LINEAR_RING];
 };
 static_assert(sizeof(LinearStage) == 48 * 1024, "TMA announces this many bytes");
-static_assert(sizeof(LinearShared) + 1024 <= 227 * 1024, "a block an SM");
+static_assert(sizeof(LinearSMem) + 1024 <= 227 * 1024, "a block an SM");
 
 // Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
-__device__ inline LinearShared& linear_shared(unsigned char* dynamic_shared) {
+__device__ inline LinearSMem& linear_shared(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<LinearShared*>(dynamic_shared + (1024 - address % 1024) % 1024);
+    return *reinterpret_cast<LinearSMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
 // Tile t is number t % columns of its row. A block takes neighbours, which share rows of inp, or every num_blocks-th,
@@ -71,14 +72,14 @@ __device__ inline LinearRange linear_range(const LinearTiles& tiles, bool neighb
 __device__ inline uint32_t linear_swizzle(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }
 
 // One thread fills the ring.
-__device__ void linear_load(LinearShared& shared, const CUtensorMap& inp_map, const CUtensorMap& weight_map,
+__device__ void linear_load(LinearSMem& shared, const CUtensorMap& inp_map, const CUtensorMap& weight_map,
                             LinearTiles tiles, LinearRange range) {
     int num_steps = ceil_div(tiles.K, 64), i = 0;
     for (int tile = range.begin; tile < range.end; tile += range.step) {
         for (int step = 0; step < num_steps; step++, i++) {
-            LinearStage& stage = shared.stages[i % linear_ring];
-            uint64_t* full = &shared.full[i % linear_ring];
-            mbarrier_wait(&shared.empty[i % linear_ring], (i / linear_ring + 1) % 2);
+            LinearStage& stage = shared.stages[i % LINEAR_RING];
+            uint64_t* full = &shared.full[i % LINEAR_RING];
+            mbarrier_wait(&shared.empty[i % LINEAR_RING], (i / LINEAR_RING + 1) % 2);
             mbarrier_arrive_expect(full, sizeof(LinearStage));
             tma_load_2d(stage.inp, &inp_map, step * 64, tile / tiles.columns * 128, full);
             tma_load_2d(stage.weight, &weight_map, step * 64, tile % tiles.columns * 256, full);
@@ -87,9 +88,9 @@ __device__ void linear_load(LinearShared& shared, const CUtensorMap& inp_map, co
 }
 
 // A stage is free when every warp that multiplies has said so.
-__device__ inline void linear_release(LinearShared& shared, int i) {
+__device__ inline void linear_release(LinearSMem& shared, int i) {
     __syncwarp(); // all lanes have read what they wanted
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&shared.empty[i % linear_ring]); }
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&shared.empty[i % LINEAR_RING]); }
 }
 
 // What op.finish needs to know of the columns that a thread has of 64: of eight pairs, 8 columns apart.
@@ -139,27 +140,27 @@ template <class Op> __device__ inline void linear_store(const Op& op, typename O
     }
 }
 
-// The warpgroups begin the first tile `linear_lag` steps apart and stay so: when the first has all its sums, the second
+// The warpgroups begin the first tile `LINEAR_LAG` steps apart and stay so: when the first has all its sums, the second
 // one still has the tensor cores to itself.
-const int linear_lag_barrier = 1;
+constexpr int LINEAR_LAG_BARRIER = 1;
 __device__ inline void linear_lag_wait(bool first_tile, int group) {
-    if (first_tile && group == 1) { named_barrier_sync(linear_lag_barrier, 256); }
+    if (first_tile && group == 1) { named_barrier_sync(LINEAR_LAG_BARRIER, 256); }
 }
 __device__ inline void linear_lag_arrive(bool first_tile, int group, int step, int num_steps) {
-    if (first_tile && group == 0 && step == min(linear_lag, num_steps) - 1) {
-        named_barrier_arrive(linear_lag_barrier, 256);
+    if (first_tile && group == 0 && step == min(LINEAR_LAG, num_steps) - 1) {
+        named_barrier_arrive(LINEAR_LAG_BARRIER, 256);
     }
 }
 
 // sum = 64 rows of a tile of inp times the weight's 256 rows; both from shared memory, op.look() at inp's under the
 // product.
-template <class Op> __device__ inline void linear_multiply_plain(Op& op, LinearShared& shared, float (&sum)[128],
+template <class Op> __device__ inline void linear_multiply_plain(Op& op, LinearSMem& shared, float (&sum)[128],
                                                                  int group, bool first_tile, int num_steps, int& i) {
     linear_lag_wait(first_tile, group);
     for (int step = 0; step < num_steps; step++, i++) {
-        LinearStage& stage = shared.stages[i % linear_ring];
+        LinearStage& stage = shared.stages[i % LINEAR_RING];
         const floatX* inp = stage.inp + group * 64 * 64;
-        mbarrier_wait(&shared.full[i % linear_ring], i / linear_ring % 2);
+        mbarrier_wait(&shared.full[i % LINEAR_RING], i / LINEAR_RING % 2);
         uint64_t a = wgmma_descriptor(inp), b = wgmma_descriptor(stage.weight);
         wgmma_fence();
 #pragma unroll
@@ -182,15 +183,15 @@ template <class Op, class Shared> __device__ inline void
 linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bool first_tile, int num_steps, int& i) {
     int lane = threadIdx.x % 32, row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane % 16;
     auto change = [&](uint32_t(&a)[16], int i, int step) {
-        uint32_t inp = shared_address(shared.stages[i % Shared::ring].inp);
-        mbarrier_wait(&shared.full[i % Shared::ring], i / Shared::ring % 2);
+        uint32_t inp = shared_address(shared.stages[i % Shared::RING].inp);
+        mbarrier_wait(&shared.full[i % Shared::RING], i / Shared::RING % 2);
 #pragma unroll
         for (int k = 0; k < 4; k++) { ldmatrix_x4(a + 4 * k, inp + linear_swizzle(row, 2 * k + lane / 16)); }
 #pragma unroll
         for (int k = 0; k < 4; k++) { op.change(a + 4 * k, step * 64 + 16 * k + lane % 4 * 2); }
     };
     auto multiply = [&](uint32_t(&a)[16], uint32_t(&next)[16], int step) {
-        uint64_t b = wgmma_descriptor(shared.stages[i % Shared::ring].weight);
+        uint64_t b = wgmma_descriptor(shared.stages[i % Shared::RING].weight);
         wgmma_hold(a);
         wgmma_fence();
 #pragma unroll
@@ -221,11 +222,11 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
                        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap out_map,
                        LinearTiles tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    LinearShared& shared = linear_shared(dynamic_shared);
+    LinearSMem& shared = linear_shared(dynamic_shared);
     int num_steps = ceil_div(tiles.K, 64), warp = threadIdx.x / 32;
     LinearRange range = linear_range(tiles, Op::neighbours);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < linear_ring; s++) {
+        for (int s = 0; s < LINEAR_RING; s++) {
             mbarrier_init(&shared.full[s], 1);
             mbarrier_init(&shared.empty[s], 8);
         }
@@ -264,20 +265,20 @@ template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* 
     require(N >= 1 && K >= 8 && K % 8 == 0 && OC >= 8 && OC % 8 == 0);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(inp, {K, N}, {64, 128}), weight_map = tensor_map(weight, {K, OC}, {64, 256});
-    CUtensorMap out_map = gemm_sm90_box_map(out, N, OC);
+    CUtensorMap out_map = gemm_box_map(out, N, OC);
     int columns = ceil_div(OC, 256);
     size_t num_tiles = ceil_div((size_t)N, (size_t)128) * columns;
     require(num_tiles <= INT_MAX);
     int num_blocks = (int)std::min((size_t)num_multiprocessors(), num_tiles);
-    gemm_sm90_start(linear_sm90_kernel<Op>, num_blocks, 1, sizeof(LinearShared) + 1024, early, stream, op, inp_map,
-                    weight_map, out_map, LinearTiles{N, K, OC, columns, (int)num_tiles});
+    gemm_start(linear_sm90_kernel<Op>, num_blocks, 1, sizeof(LinearSMem) + 1024, early, stream, op, inp_map, weight_map,
+               out_map, LinearTiles{N, K, OC, columns, (int)num_tiles});
 }
 
 #endif
 
 #ifndef PROMOTED_ONLY
 
-struct LayernormLinear {
+struct LayernormLinearArgs {
     floatX* out;                               // (N,OC)
     const floatX* inp;                         // (N,C)
     const floatX *weight, *bias;               // (C), of the layernorm
@@ -288,7 +289,7 @@ struct LayernormLinear {
 // ---- kernel 1: two launches: layernorm, then matmul_forward ----
 
 // normed (N,C), mean, rstd (N) are scratch
-void layernorm_linear1(const LayernormLinear& l, floatX* normed, float* mean, float* rstd, cudaStream_t stream) {
+void layernorm_linear1(const LayernormLinearArgs& l, floatX* normed, float* mean, float* rstd, cudaStream_t stream) {
     layernorm_forward(normed, mean, rstd, l.inp, l.weight, l.bias, l.N, l.C, stream);
     matmul_forward(l.out, NULL, normed, l.linear_weight, l.linear_bias, NULL, l.N, l.C, l.OC, stream);
 }
@@ -319,7 +320,7 @@ __global__ void __launch_bounds__(1024)
     if (n0 + y < N && o0 + x < OC) { out[(size_t)(n0 + y) * OC + o0 + x] = (floatX)(sum + (float)linear_bias[o0 + x]); }
 }
 
-void layernorm_linear2(const LayernormLinear& l, cudaStream_t stream) {
+void layernorm_linear2(const LayernormLinearArgs& l, cudaStream_t stream) {
     size_t num_blocks = ceil_div((size_t)l.N, (size_t)32) * ceil_div(l.OC, 32);
     require(num_blocks <= INT_MAX);
     layernorm_linear_kernel2<<<(unsigned)num_blocks, 1024, 0, stream>>>(l.out, l.inp, l.weight, l.bias, l.linear_weight,
@@ -375,7 +376,7 @@ struct LayernormLinearWeights {
     floatX* scaled; // (OC,C)
     float2* sums;   // (OC)
 };
-__device__ inline void layernorm_linear_scale(const LayernormLinearWeights& w, const LayernormLinear& l, int row) {
+__device__ inline void layernorm_linear_scale(const LayernormLinearWeights& w, const LayernormLinearArgs& l, int row) {
     float u = 0.0f, v = 0.0f;
 #pragma unroll 3
     for (int c = threadIdx.x % 32 * 8; c < l.C; c += 256) {
@@ -394,8 +395,8 @@ __device__ inline void layernorm_linear_scale(const LayernormLinearWeights& w, c
 
 // A row for each warp: num_scaled rows of the weight, then num_rows of inp.
 __global__ void __launch_bounds__(256)
-    layernorm_linear_begin_kernel3(float* mean, float* rstd, const LayernormLinearWeights w, const LayernormLinear l,
-                                   int num_scaled, int num_rows) {
+    layernorm_linear_begin_kernel3(float* mean, float* rstd, const LayernormLinearWeights w,
+                                   const LayernormLinearArgs l, int num_scaled, int num_rows) {
     grid_launch_dependents();
     int row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row < num_scaled) {
@@ -409,7 +410,7 @@ __global__ void __launch_bounds__(256)
 }
 
 // mean, rstd (N) of inp, if they are given, and the weights, if w.scaled is.
-void layernorm_linear_begin(float* mean, float* rstd, const LayernormLinearWeights& w, const LayernormLinear& l,
+void layernorm_linear_begin(float* mean, float* rstd, const LayernormLinearWeights& w, const LayernormLinearArgs& l,
                             cudaStream_t stream) {
     require(l.N >= 1 && l.OC >= 1 && l.C % 8 == 0 && l.N <= INT_MAX / 2 && l.OC <= INT_MAX / 2 - 8);
     int num_scaled = w.scaled ? l.OC : 0, num_rows = mean ? l.N : 0;
@@ -457,7 +458,7 @@ struct LayernormLinearNormalise {
 };
 
 // mean, rstd (N) are scratch
-void layernorm_linear3(const LayernormLinear& l, float* mean, float* rstd, cudaStream_t stream) {
+void layernorm_linear3(const LayernormLinearArgs& l, float* mean, float* rstd, cudaStream_t stream) {
     layernorm_linear_begin(mean, rstd, {}, l, stream);
     LayernormLinearNormalise op = {mean, rstd, l.weight, l.bias, l.linear_bias, l.C, l.OC, {}, {}};
     linear_launch(op, l.out, l.inp, l.linear_weight, l.N, l.C, l.OC, true, stream);
@@ -527,33 +528,33 @@ struct LayernormLinearDeferred {
 };
 
 // w is scratch
-void layernorm_linear4(const LayernormLinear& l, const LayernormLinearWeights& w, cudaStream_t stream) {
+void layernorm_linear4(const LayernormLinearArgs& l, const LayernormLinearWeights& w, cudaStream_t stream) {
     layernorm_linear_begin(NULL, NULL, w, l, stream);
     LayernormLinearDeferred op = {};
     op.sums = w.sums, op.C = l.C, op.OC = l.OC, op.row0 = -1;
     linear_launch(op, l.out, l.inp, w.scaled, l.N, l.C, l.OC, true, stream);
 }
 
-// ---- kernel 5: statistics and weights by one small kernel, then gemm_sm90, in whose epilogue mean and rstd come ----
+// ---- kernel 5: statistics and weights by one small kernel, then gemm.cuh, in whose epilogue mean and rstd come ----
 
-// out, with the weights prepared; mean, rstd (N) are those of inp. form: one of gemm_sm90's
-void layernorm_linear_deferred(const LayernormLinear& l, const float* mean, const float* rstd,
+// out, with the weights prepared; mean, rstd (N) are those of inp. form: of gemm.cuh
+void layernorm_linear_deferred(const LayernormLinearArgs& l, const float* mean, const float* rstd,
                                const LayernormLinearWeights& w, cudaStream_t stream, int form) {
-    GemmSM90 g = {l.out, NULL, l.inp, w.scaled, NULL, l.N, l.OC, l.C, true};
-    gemm_sm90(g, GemmLayernorm<0>{mean, rstd, w.sums}, stream, form);
+    GemmArgs g = {l.out, NULL, l.inp, w.scaled, NULL, l.N, l.OC, l.C};
+    gemm_form(g, GemmLayernorm<0>{mean, rstd, w.sums}, true, stream, form);
 }
 
 // mean, rstd (N), w are scratch
-void layernorm_linear5(const LayernormLinear& l, float* mean, float* rstd, const LayernormLinearWeights& w,
-                       cudaStream_t stream, int form = GEMM_TURNS_192_PAIRS) {
+void layernorm_linear5(const LayernormLinearArgs& l, float* mean, float* rstd, const LayernormLinearWeights& w,
+                       cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
     layernorm_linear_begin(mean, rstd, w, l, stream);
     layernorm_linear_deferred(l, mean, rstd, w, stream, form);
 }
 
 // ---- kernel 6: 5 with weights prepared before, for they change only once a step ----
 
-void layernorm_linear6(const LayernormLinear& l, float* mean, float* rstd, const LayernormLinearWeights& w,
-                       cudaStream_t stream, int form = GEMM_TURNS_192_PAIRS) {
+void layernorm_linear6(const LayernormLinearArgs& l, float* mean, float* rstd, const LayernormLinearWeights& w,
+                       cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
     layernorm_linear_begin(mean, rstd, {}, l, stream);
     layernorm_linear_deferred(l, mean, rstd, w, stream, form);
 }
@@ -562,19 +563,19 @@ void layernorm_linear6(const LayernormLinear& l, float* mean, float* rstd, const
 // A cluster takes neighbouring tiles, whose rows are the same until it comes to the end of them, so that is done
 // seldom. At the beginning it is the second warpgroup that waits, and works for both.
 
-// Boxes are fewer than in gemm_sm90's forms, to make room for the statistics.
-typedef GemmTiles<128, 192, true, 1, 4, 3> LayernormLinearTurns192;
-typedef GemmTiles<128, 192, true, 2, 4, 3> LayernormLinearTurns192Pairs;
-typedef GemmTiles<128, 128, true, 2, 5, 3> LayernormLinearTurns128Pairs;
+// Boxes are fewer than in the forms of gemm.cuh, to make room for the statistics.
+typedef GemmTiles<128, 192, true, GemmSingle, 4, 3> LayernormLinearPingPong192;
+typedef GemmTiles<128, 192, true, GemmPair, 4, 3> LayernormLinearPingPong192Pairs;
+typedef GemmTiles<128, 128, true, GemmPair, 5, 3> LayernormLinearPingPong128Pairs;
 
-template <class G> struct LayernormLinearShared {
-    GemmSM90Shared<G> gemm;
+template <class G> struct LayernormLinearSMem {
+    GemmSMem<G> gemm;
     float2 statistics[2][128]; // of the rows of each warpgroup's tile: mean, rstd
     uint64_t first;            // those of the first warpgroup's first tile are there
 
     static constexpr int bytes() {
-        static_assert(sizeof(LayernormLinearShared) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(LayernormLinearShared) + 1024;
+        static_assert(sizeof(LayernormLinearSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
+        return sizeof(LayernormLinearSMem) + 1024;
     }
 };
 
@@ -610,21 +611,21 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   const __grid_constant__ CUtensorMap out_map, LayernormLinearOwn epilogue,
                                   const floatX* inp, int N, int C, int OC, int num_tiles, int num_each) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    static_assert(G::in_turns && G::rows == 128, "a warp has 16 rows, and 16 that are 64 below");
+    static_assert(gemm_is_ping_pong<G> && G::ROWS == 128, "a warp has 16 rows, and 16 that are 64 below");
     extern __shared__ __align__(256) unsigned char layernorm_linear_dynamic[];
-    GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(layernorm_linear_dynamic);
-    LayernormLinearShared<G>& shared = reinterpret_cast<LayernormLinearShared<G>&>(smem); // it is the first member
+    GemmSMem<G>& smem = gemm_smem<G>(layernorm_linear_dynamic);
+    LayernormLinearSMem<G>& shared = reinterpret_cast<LayernormLinearSMem<G>&>(smem); // it is the first member
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
         mbarrier_init(&shared.first, 128); // each thread for what it wrote
     }
-    gemm_sm90_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
-    int warpgroup = warp / 4, rank = G::cluster > 1 ? cluster_rank() : 0, num_steps = ceil_div(C, 64);
-    int num_columns = ceil_div(OC, G::columns), begin = blockIdx.x / G::cluster * num_each;
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warpgroup = warp / 4, rank = G::CLUSTER > 1 ? cluster_rank() : 0, num_steps = ceil_div(C, 64);
+    int num_columns = ceil_div(OC, G::COLUMNS), begin = blockIdx.x / G::CLUSTER * num_each;
     int end = min(begin + num_each, num_tiles);
     auto tile_of = [=](int index) -> GemmTile {
-        return {(index / num_columns * G::cluster + rank) * G::rows, index % num_columns * G::columns};
+        return {(index / num_columns * G::CLUSTER + rank) * G::ROWS, index % num_columns * G::COLUMNS};
     };
     if (warpgroup == 0) {
         warpgroup_fewer_registers<24>();
@@ -632,7 +633,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         int i = 0;
 #pragma unroll 1
         for (int index = begin; index < end; index++) {
-            gemm_sm90_load(smem, inp_map, weight_map, tile_of(index), num_steps, rank, i);
+            gemm_load(smem, inp_map, weight_map, tile_of(index), num_steps, rank, i);
         }
         return;
     }
@@ -653,55 +654,55 @@ template <class G> __global__ void __launch_bounds__(384, 1)
             shared.statistics[warpgroup - 1][lane_row] = mine;
             __syncwarp();
         }
-        float sum[G::parts][G::columns / 2] = {}; // overwritten anyhow; but their registers are free before it
+        float sum[G::PARTS][G::COLUMNS / 2] = {}; // overwritten anyhow; but their registers are free before it
         int number = (index - begin) / 2, i = (index - begin) * num_steps;
         GemmColumns<G, LayernormLinearOwn> columns;
-        gemm_sm90_load_columns(columns, epilogue, tile.column, OC);
-        gemm_sm90_multiply<G>(sum, smem, 0, num_steps, number, i);
+        gemm_load_columns(columns, epilogue, tile.column, OC);
+        gemm_multiply<G>(sum, smem, num_steps, number, i);
         if (index == begin) { mbarrier_wait(&shared.first, 0); }
-        int box = (index - begin) / 2 * (G::parts * G::columns / 64);
-        gemm_sm90_store<G>(sum, epilogue, columns, smem, out_map, out_map, out_map, tile.row + warp_row, tile.column, N,
-                           box);
+        int box = (index - begin) / 2 * (G::PARTS * G::COLUMNS / 64);
+        gemm_store<G>(sum, epilogue, columns, smem, out_map, out_map, out_map, tile.row + warp_row, tile.column, N,
+                      box);
     }
-    gemm_sm90_end<G>();
+    gemm_end<G>();
 #endif
 }
 
-template <class G> void layernorm_linear_tiles(const LayernormLinear& l, const LayernormLinearWeights& w, bool early,
-                                               cudaStream_t stream) {
-    CUtensorMap inp_map = tensor_map(l.inp, {l.C, l.N}, {64, G::rows});
-    CUtensorMap weight_map = tensor_map(w.scaled, {l.C, l.OC}, {64, G::columns / G::cluster});
+template <class G> void layernorm_linear_tiles(const LayernormLinearArgs& l, const LayernormLinearWeights& w,
+                                               bool early, cudaStream_t stream) {
+    CUtensorMap inp_map = tensor_map(l.inp, {l.C, l.N}, {64, G::ROWS});
+    CUtensorMap weight_map = tensor_map(w.scaled, {l.C, l.OC}, {64, G::COLUMNS / G::CLUSTER});
     LayernormLinearOwn epilogue = {};
     epilogue.sums = w.sums;
-    size_t num_tiles = ceil_div((size_t)l.N, (size_t)G::rows * G::cluster) * ceil_div(l.OC, G::columns);
+    size_t num_tiles = ceil_div((size_t)l.N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(l.OC, G::COLUMNS);
     require(num_tiles * ceil_div(l.C, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::cluster);
+    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
     int num_each = ceil_div((int)num_tiles, num_clusters); // the last ones may have less, or nothing
     num_clusters = ceil_div((int)num_tiles, num_each);
-    gemm_sm90_start(layernorm_linear_sm90_kernel7<G>, num_clusters * G::cluster, G::cluster,
-                    LayernormLinearShared<G>::bytes(), early, stream, inp_map, weight_map,
-                    gemm_sm90_box_map(l.out, l.N, l.OC), epilogue, l.inp, l.N, l.C, l.OC, (int)num_tiles, num_each);
+    gemm_start(layernorm_linear_sm90_kernel7<G>, num_clusters * G::CLUSTER, G::CLUSTER, LayernormLinearSMem<G>::bytes(),
+               early, stream, inp_map, weight_map, gemm_box_map(l.out, l.N, l.OC), epilogue, l.inp, l.N, l.C, l.OC,
+               (int)num_tiles, num_each);
 }
 
-// out, with the weights prepared. early: the kernel before it prepares them. form: of gemm_sm90's, those in turns
-void layernorm_linear_prepared(const LayernormLinear& l, const LayernormLinearWeights& w, bool early,
-                               cudaStream_t stream, int form = GEMM_TURNS_192_PAIRS) {
+// out, with the weights prepared. early: the kernel before it prepares them. form: a ping-pong form of gemm.cuh
+void layernorm_linear_prepared(const LayernormLinearArgs& l, const LayernormLinearWeights& w, bool early,
+                               cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(l.N > 0 && l.C > 0 && l.OC > 0 && l.C % 8 == 0 && l.OC % 8 == 0);
     switch (form) {
-    case GEMM_TURNS_192:
-        return layernorm_linear_tiles<LayernormLinearTurns192>(l, w, early, stream);
-    case GEMM_TURNS_192_PAIRS:
-        return layernorm_linear_tiles<LayernormLinearTurns192Pairs>(l, w, early, stream);
-    case GEMM_TURNS_128_PAIRS:
-        return layernorm_linear_tiles<LayernormLinearTurns128Pairs>(l, w, early, stream);
+    case GEMM_PING_PONG_192:
+        return layernorm_linear_tiles<LayernormLinearPingPong192>(l, w, early, stream);
+    case GEMM_PING_PONG_192_PAIRS:
+        return layernorm_linear_tiles<LayernormLinearPingPong192Pairs>(l, w, early, stream);
+    case GEMM_PING_PONG_128_PAIRS:
+        return layernorm_linear_tiles<LayernormLinearPingPong128Pairs>(l, w, early, stream);
     }
-    require(!"a form of gemm_sm90 in turns");
+    require(!"a ping-pong form of gemm.cuh");
 }
 
 // w is scratch
-void layernorm_linear(const LayernormLinear& l, const LayernormLinearWeights& w, cudaStream_t stream,
-                      int form = GEMM_TURNS_192_PAIRS) {
+void layernorm_linear(const LayernormLinearArgs& l, const LayernormLinearWeights& w, cudaStream_t stream,
+                      int form = GEMM_PING_PONG_192_PAIRS) {
     layernorm_linear_begin(NULL, NULL, w, l, stream);
     layernorm_linear_prepared(l, w, true, stream, form);
 }
@@ -746,7 +747,7 @@ static void declare(Bench& b) {
 
     Buffer<floatX> normed = b.scratch<floatX>("normed", (size_t)N * C);
     Buffer<float> mean = b.scratch<float>("mean", N), rstd = b.scratch<float>("rstd", N);
-    LayernormLinear l = {out, inp, weight, bias, linear_weight, linear_bias, N, C, OC};
+    LayernormLinearArgs l = {out, inp, weight, bias, linear_weight, linear_bias, N, C, OC};
     b.kernel(1, "layernorm, then matmul_forward", [=](int) { layernorm_linear1(l, normed, mean, rstd, stream); }, {0});
     b.moves(2, 3 * rows + weights + results);
     b.kernel(2, "one launch: 32x32 tiles, statistics by each block", [=](int) { layernorm_linear2(l, stream); }, {0});
@@ -776,9 +777,9 @@ static void declare(Bench& b) {
         4, "weights scaled, then wgmma on plain rows, statistics under it",
         [=](int) { layernorm_linear4(l, w, stream); }, {0}, -90);
     b.moves(2, rows + 3 * weights + results);
-    const std::vector<int> forms = {0, GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TURNS_128_PAIRS};
+    const std::vector<int> forms = {0, GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_PING_PONG_128_PAIRS};
     b.kernel(
-        5, "statistics and weights, then gemm_sm90, its forms as block sizes",
+        5, "statistics and weights, then gemm.cuh, its forms as block sizes",
         [=](int form) {
             form ? layernorm_linear5(l, mean, rstd, w, stream, form) : layernorm_linear5(l, mean, rstd, w, stream);
         },

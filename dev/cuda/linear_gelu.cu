@@ -4,21 +4,28 @@
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0, pointers aligned to 16 bytes.
    Error: 1.5 ulp of floatX (fp32: 8) against the fp64 reference, and as much of 0.1, for kernel 1 rounds what gelu is
    applied to; where terms cancel, 16 roundings of fp32 of the size of their absolute sum, 0.64 * sqrt(C) here, times
-   hot_row in the check shapes with -V 1, where the first row of inp is larger by that.
-   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the product: llmc/gemm_sm90.cuh.
+   HOT_ROW in the check shapes with -V 1, where the first row of inp is larger by that.
+   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the product: gemm.cuh.
 
    nvcc -O3 --use_fast_math linear_gelu.cu -lcublasLt -o linear_gelu      (or: make linear_gelu)
    ./linear_gelu 3      check kernel 3 against the CPU and time its forms, which stand in for block sizes
    ./linear_gelu        every kernel, side by side
    What needs pre_gelu too, for a backward pass, is in matmul_forward.cu: ./matmul_forward -C 768 -V 3072 -NH 2     */
-#ifndef PROMOTED_ONLY // who includes this file includes those two before
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
 #include "matmul_forward.cu"
 #undef PROMOTED_ONLY
-#endif
-#include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "cublaslt_linear.cuh"
+#include "gemm.cuh"
+
+// ---- kernel 1: one after the other: the library's product with bias, then gelu_forward ----------------------------
+
+void linear_gelu1(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int N,
+                  int C, int OC, cudaStream_t stream) {
+    matmul_forward(pre_gelu, NULL, inp, weight, bias, NULL, N, C, OC, stream);
+    gelu_forward(out, pre_gelu, (size_t)N * OC, stream);
+}
 
 // ---- kernel 2: the library's product with its own epilogue -----------------------------------------------------
 
@@ -35,33 +42,23 @@ void linear_gelu2(floatX* out, const floatX* inp, const floatX* weight, const fl
     gelu_forward(out, out, (size_t)N * OC, stream);
 }
 
-// ---- kernel 3: our own product, gelu on its sums in registers, under the next tile's products ----------------------
+// ---- kernel 3: gemm.cuh, gelu on the accumulators in registers, hidden behind the next tile's products ----------------------
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)). form: one of gemm_sm90's. Without wgmma it is kernel 2.
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)). form: of gemm.cuh. Without wgmma it is kernel 2.
 void linear_gelu(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int C, int OC,
                  cudaStream_t stream, int form = 0) {
     require(C % 8 == 0 && OC % 8 == 0);
 #if !defined(ENABLE_FP32)
     if (has_sm90a()) {
-        GemmSM90 g = {out, NULL, inp, weight, NULL, N, OC, C, false};
-        return gemm_sm90(g, GemmBias<GEMM_GELU>{bias}, stream, form ? form : GEMM_TURNS_192_PAIRS);
+        GemmArgs g = {out, NULL, inp, weight, NULL, N, OC, C};
+        return gemm_form(g, GemmBias<GEMM_GELU>{bias}, false, stream, form ? form : GEMM_PING_PONG_192_PAIRS);
     }
 #endif
     (void)form;
     linear_gelu2(out, inp, weight, bias, N, C, OC, stream);
 }
 
-#ifndef PROMOTED_ONLY
-
-// ---- kernel 1: one after the other: the library's product with bias, then gelu_forward ----------------------------
-
-void linear_gelu1(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int N,
-                  int C, int OC, cudaStream_t stream) {
-    matmul_forward(pre_gelu, NULL, inp, weight, bias, NULL, N, C, OC, stream);
-    gelu_forward(out, pre_gelu, (size_t)N * OC, stream);
-}
-
-const float hot_row = 30.0f;
+constexpr float HOT_ROW = 30.0f;
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C, OC = 4 * C;
@@ -72,14 +69,14 @@ static void declare(Bench& b) {
     Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * C, [=, &rng = b.rng](float* host) {
         bench_fill_normal(host, (size_t)N * C, rng(), 1.0f, 0.0f);
         for (int k = 0; hard && k < C; k++) {
-            host[k] *= hot_row;
+            host[k] *= HOT_ROW;
             host[(size_t)(N - 1) * C + k] = 1.0f;
         }
     });
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
     Buffer<floatX> bias = b.input<floatX>("bias", OC);
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
-    tolerance.atol += (hard ? hot_row : 1.0f) * 1.13f * 16 * ulp_of<float>() * 0.64f * sqrtf((float)C);
+    tolerance.atol += (hard ? HOT_ROW : 1.0f) * 1.13f * 16 * ulp_of<float>() * 0.64f * sqrtf((float)C);
     Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
     Buffer<floatX> pre_gelu = b.scratch<floatX>("pre_gelu", n); // for kernel 1
     b.reference([=] {
@@ -96,9 +93,10 @@ static void declare(Bench& b) {
     b.moves(sizeof(floatX) == 2 ? 1 : 2, least + (sizeof(floatX) == 2 ? 0 : 2.0 * sizeof(floatX) * (double)n));
 #if !defined(ENABLE_FP32)
     b.kernel(
-        3, "gemm_sm90 with gelu, its forms as block sizes",
+        3, "gemm.cuh with gelu, its forms as block sizes",
         [=](int form) { linear_gelu(out, inp, weight, bias, N, C, OC, stream, form); },
-        {0, GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TOGETHER_256, GEMM_TOGETHER_256_PAIRS, GEMM_TURNS_128_PAIRS},
+        {0, GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256, GEMM_COOPERATIVE_256_PAIRS,
+         GEMM_PING_PONG_128_PAIRS},
         -90);
     b.moves(1, least);
     b.promoted(3);
@@ -119,4 +117,3 @@ int main(int argc, char** argv) {
                        {2, 640, 256},
                        {1, 130, 768, 0, 1}});
 }
-#endif

@@ -13,74 +13,12 @@
    ./matmul_backward              every kernel, side by side
    ./matmul_backward -C 3072 -V 768 -NH 2      here -V is OC; -NH 1 dweight is added to, 2 gelu' and dweight is
                                   overwritten, 3 as 1 with the bias gradient, by kernel 7 alone            */
+#define PROMOTED_ONLY
+#include "gelu_backward.cu"
+#undef PROMOTED_ONLY
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
-
-// ---- kernel 6: cuBLASLt, the algorithms timed once for each shape ----
-
-// ==== promoted: matmul_backward ====
-// s + x * s * (1 - s) * 2u', for gelu(x) = x * s, s = sigmoid(2u). Constant beyond 10 to all digits; NaN stays NaN.
-__device__ inline float matmul_backward_dgelu(float x) {
-    x = x > 10.0f ? 10.0f : x;
-    x = x < -10.0f ? -10.0f : x;
-    float u = 0.7978845608f * (x + 0.044715f * x * x * x), du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
-    float s = __fdividef(1.0f, 1.0f + __expf(-2.0f * u));
-    return s + 2.0f * x * s * (1.0f - s) * du;
-}
-
-__global__ void matmul_backward_dgelu_kernel6(floatX* dinp, const floatX* pre_gelu, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    x128 d = load128(dinp + i), x = load128(pre_gelu + i);
-    for (int k = 0; k < x128::size; k++) { d[k] = (floatX)((float)d[k] * matmul_backward_dgelu((float)x[k])); }
-    store128(dinp + i, d);
-}
-
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
-void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
-                           int OC, cudaStream_t stream) {
-    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
-    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
-          pre_gelu ? ", gelu" : "");
-    require(C % 8 == 0 && OC % 8 == 0);
-    MatmulCall call;
-    call.out = dinp;
-    call.a = dout, call.b = weight;
-    call.M = N, call.N = C, call.K = OC;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would set the error
-        call.epilogue = MATMUL_DGELU;
-        call.aux = (void*)pre_gelu; // read only
-        if (cublaslt_matmul(call, stream)) { return; }
-    }
-    call.epilogue = MATMUL_PLAIN;
-    call.aux = NULL;
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-    if (pre_gelu) {
-        size_t n = (size_t)N * C;
-        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
-        matmul_backward_dgelu_kernel6<<<num_blocks, 256, 0, stream>>>(dinp, pre_gelu, n);
-        cudaCheck(cudaGetLastError());
-    }
-}
-
-// dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
-void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
-                            bool accumulate, cudaStream_t stream) {
-    double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
-    Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
-    require(C % 8 == 0 && OC % 8 == 0);
-    MatmulCall call;
-    call.out = dweight, call.out_is_float = true;
-    call.a = dout, call.a_transposed = true;
-    call.b = inp;
-    call.M = OC, call.N = C, call.K = N;
-    call.add = accumulate ? dweight : NULL;
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-}
-// ==== end promoted: matmul_backward ====
 
 // ---- what the kernels share: both gradients are products a b with b (K,N) in rows, only a lies differently ----
 // Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
@@ -94,7 +32,7 @@ struct MatmulBackwardProduct {
     float* dweight;         // (M,N)
     bool accumulate;        // dweight is added to
 };
-struct MatmulBackward {
+struct MatmulBackwardArgs {
     MatmulBackwardProduct input, weight; // what gives dinp, what gives dweight
 };
 
@@ -115,7 +53,7 @@ __device__ inline void matmul_backward_store(const MatmulBackwardProduct& p, con
         if (p.pre_gelu) { pre_gelu = *reinterpret_cast<const MatmulRun<floatX, n>*>(p.pre_gelu + i); }
 #pragma unroll
         for (int k = 0; k < n; k++) {
-            dinp.v[k] = (floatX)(y[k] * (p.pre_gelu ? matmul_backward_dgelu((float)pre_gelu.v[k]) : 1.0f));
+            dinp.v[k] = (floatX)(y[k] * (p.pre_gelu ? gelu_slope((float)pre_gelu.v[k]) : 1.0f));
         }
         *reinterpret_cast<MatmulRun<floatX, n>*>(p.dinp + i) = dinp;
     } else {
@@ -140,13 +78,18 @@ static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
 
 // ---- kernel 0: cuBLASLt as it comes, its first proposal ----
 
-static void matmul_backward_cublaslt(const MatmulBackward& g, cudaStream_t stream) {
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
+                           int OC, cudaStream_t stream);
+void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                            bool accumulate, cudaStream_t stream);
+
+static void matmul_backward_cublaslt(const MatmulBackwardArgs& g, cudaStream_t stream) {
     const MatmulBackwardProduct &x = g.input, &w = g.weight;
     matmul_backward_input(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
     matmul_backward_weight(w.dweight, w.a, w.b, w.K, w.N, w.M, w.accumulate, stream);
 }
 
-void matmul_backward0(const MatmulBackward& g, cudaStream_t stream) {
+void matmul_backward0(const MatmulBackwardArgs& g, cudaStream_t stream) {
     cublaslt_tune(false);
     matmul_backward_cublaslt(g, stream);
     cublaslt_tune(true);
@@ -165,7 +108,7 @@ __global__ void matmul_backward_kernel1(MatmulBackwardProduct p) {
     matmul_backward_store<1>(p, &sum, row, col);
 }
 
-void matmul_backward1(const MatmulBackward& g, cudaStream_t stream, int block_size) {
+void matmul_backward1(const MatmulBackwardArgs& g, cudaStream_t stream, int block_size) {
     for (const MatmulBackwardProduct& p : {g.input, g.weight}) {
         size_t num_blocks = ceil_div((size_t)p.M * p.N, (size_t)block_size);
         require(num_blocks <= INT_MAX);
@@ -192,7 +135,7 @@ __global__ void __launch_bounds__(1024) matmul_backward_kernel2(MatmulBackwardPr
     matmul_backward_store<1>(p, &sum, m0 + y, n0 + x);
 }
 
-void matmul_backward2(const MatmulBackward& g, cudaStream_t stream) {
+void matmul_backward2(const MatmulBackwardArgs& g, cudaStream_t stream) {
     for (const MatmulBackwardProduct& p : {g.input, g.weight}) {
         matmul_backward_kernel2<<<matmul_backward_num_tiles(p, 32), 1024, 0, stream>>>(p);
         cudaCheck(cudaGetLastError());
@@ -254,7 +197,7 @@ __global__ void __launch_bounds__(256, 1) matmul_backward_kernel3(MatmulBackward
     }
 }
 
-void matmul_backward3(const MatmulBackward& g, cudaStream_t stream) {
+void matmul_backward3(const MatmulBackwardArgs& g, cudaStream_t stream) {
     for (const MatmulBackwardProduct& p : {g.input, g.weight}) {
         matmul_backward_kernel3<<<matmul_backward_num_tiles(p, 128), 256, 0, stream>>>(p);
         cudaCheck(cudaGetLastError());
@@ -265,9 +208,9 @@ void matmul_backward3(const MatmulBackward& g, cudaStream_t stream) {
 
 // ---- kernel 4: tensor cores by mma.sync; ldmatrix transposes what lies the wrong way round ----
 
-const int matmul_backward_ring = 4;
+constexpr int MATMUL_BACKWARD_RING = 4;
 struct MatmulBackwardSMem {
-    floatX a[matmul_backward_ring][128 * 32], b[matmul_backward_ring][32 * 128];
+    floatX a[MATMUL_BACKWARD_RING][128 * 32], b[MATMUL_BACKWARD_RING][32 * 128];
 };
 static_assert(sizeof(MatmulBackwardSMem) == 64 * 1024, "three blocks would fit an SM, registers allow two");
 
@@ -294,7 +237,7 @@ template <bool a_by_k>
 __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m0, int n0, int k_begin, int k_end) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     MatmulBackwardSMem& shared = *reinterpret_cast<MatmulBackwardSMem*>(dynamic_shared);
-    const int ring = matmul_backward_ring;
+    const int ring = MATMUL_BACKWARD_RING;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // a warp's part of the tile is 64x32
     int num_steps = ceil_div(k_end - k_begin, 32);
@@ -376,7 +319,7 @@ template <bool a_by_k> static void matmul_backward_product4(const MatmulBackward
     cudaCheck(cudaGetLastError());
 }
 
-void matmul_backward4(const MatmulBackward& g, cudaStream_t stream) {
+void matmul_backward4(const MatmulBackwardArgs& g, cudaStream_t stream) {
     matmul_backward_product4<false>(g.input, stream);
     matmul_backward_product4<true>(g.weight, stream);
 }
@@ -410,7 +353,7 @@ static int matmul_backward_num_parts(int N, int C, int OC) {
     return std::max(1, std::min(4 * 132 / num_tiles, N / 512));
 }
 
-void matmul_backward5(const MatmulBackward& g, float* scratch, cudaStream_t stream, int block_size) {
+void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t stream, int block_size) {
     matmul_backward_product4<false>(g.input, stream);
     const MatmulBackwardProduct& p = g.weight;
     const int bytes = sizeof(MatmulBackwardSMem);
@@ -429,10 +372,53 @@ void matmul_backward5(const MatmulBackward& g, float* scratch, cudaStream_t stre
 
 #endif
 
+// ---- kernel 6: cuBLASLt, the algorithms timed once for each shape ----
+
+// ==== promoted: matmul_backward ====
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
+void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
+                           int OC, cudaStream_t stream) {
+    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+          pre_gelu ? ", gelu" : "");
+    require(C % 8 == 0 && OC % 8 == 0);
+    MatmulCall call;
+    call.out = dinp;
+    call.a = dout, call.b = weight;
+    call.M = N, call.N = C, call.K = OC;
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would set the error
+        call.epilogue = MATMUL_DGELU;
+        call.aux = (void*)pre_gelu; // read only
+        if (cublaslt_matmul(call, stream)) { return; }
+    }
+    call.epilogue = MATMUL_PLAIN;
+    call.aux = NULL;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    if (pre_gelu) { gelu_backward(dinp, dinp, pre_gelu, (size_t)N * C, stream); }
+}
+
+// dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
+void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                            bool accumulate, cudaStream_t stream) {
+    double bytes = ((double)N * OC + (double)N * C) * sizeof(floatX) + (accumulate ? 8.0 : 4.0) * OC * C;
+    Op op(stream, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
+    require(C % 8 == 0 && OC % 8 == 0);
+    MatmulCall call;
+    call.out = dweight, call.out_is_float = true;
+    call.a = dout, call.a_transposed = true;
+    call.b = inp;
+    call.M = OC, call.N = C, call.K = N;
+    call.add = accumulate ? dweight : NULL;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+}
+// ==== end promoted: matmul_backward ====
+
 // ---- kernel 7: cuBLASLt, dweight's epilogue sums dout over its rows: the gradient of the bias without another read ----
 
 // false: the library has no such algorithm
-static bool matmul_backward7(const MatmulBackward& g, float* dbias, cudaStream_t stream) {
+static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStream_t stream) {
     const MatmulBackwardProduct &x = g.input, &w = g.weight;
     matmul_backward_input(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
     MatmulCall call;
@@ -484,8 +470,8 @@ static void declare(Bench& b) {
     b.cost(sizeof(floatX) * activations + (1.0 + accumulate) * sizeof(float) * (double)num_weights, 4.0 * N * C * OC);
     b.matrix_rate(cublaslt_matrix_rate);
 
-    MatmulBackward g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
-                        {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
+    MatmulBackwardArgs g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
+                            {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
     cudaStream_t stream = b.stream;
     if (has_bias) {
         if (b.dry || matmul_backward7(g, dbias, stream)) {
@@ -497,7 +483,7 @@ static void declare(Bench& b) {
     b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
     b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
-    b.kernel(3, "128x128 tiles, 8x8 sums a thread", [=](int) { matmul_backward3(g, stream); }, {0});
+    b.kernel(3, "128x128 tiles, 8x8 sums per thread", [=](int) { matmul_backward3(g, stream); }, {0});
 #if !defined(ENABLE_FP32)
     Buffer<float> scratch = b.scratch<float>("scratch", num_weights * matmul_backward_num_parts(N, C, OC));
     b.kernel(

@@ -12,101 +12,21 @@
    ./matmul_forward               every kernel, side by side
    ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH what follows the product:
                                   1 bias, 2 bias and gelu, 3 bias and residual, 4 nothing          */
+#ifndef PROMOTED_ONLY // who includes this file includes gelu_forward.cu before
+#define PROMOTED_ONLY
+#include "gelu_forward.cu"
+#undef PROMOTED_ONLY
+#endif
 #include "../../llmc/cublas_common.cuh"
-#include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "gemm.cuh"
 
-// ---- kernel 6: cuBLASLt, everything in the epilogue, the algorithm timed once for each shape; or our own, kernel 9 ----
-
-// ==== promoted: matmul_forward ====
-// x * sigmoid(2u), which is the tanh form without its cancellation
-__device__ inline float matmul_forward_gelu(float x) {
-    float u = 0.7978845608f * (x + 0.044715f * x * x * x);
-    return __fdividef(x, 1.0f + __expf(-2.0f * u));
-}
-
-__global__ void matmul_forward_gelu_kernel6(floatX* out, const floatX* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= n) { return; }
-    x128 x = load128(inp + i);
-    for (int k = 0; k < x128::size; k++) { x[k] = (floatX)matmul_forward_gelu((float)x[k]); }
-    store128(out + i, x);
-}
-
-// With the arguments of matmul_forward.
-void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    MatmulCall call;
-    call.out = out;
-    call.a = inp, call.b = weight, call.b_transposed = true;
-    call.M = N, call.N = OC, call.K = C;
-    call.bias = bias;
-    call.add = residual;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu would set the error
-        call.epilogue = MATMUL_GELU;
-        call.aux = pre_gelu;
-        if (cublaslt_matmul(call, stream)) { return; }
-    }
-    call.epilogue = MATMUL_PLAIN;
-    call.aux = NULL;
-    if (pre_gelu) { call.out = pre_gelu; }
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-    if (pre_gelu) {
-        size_t n = (size_t)N * OC;
-        unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * x128::size);
-        matmul_forward_gelu_kernel6<<<num_blocks, 256, 0, stream>>>(out, pre_gelu, n);
-        cudaCheck(cudaGetLastError());
-    }
-}
-
-#if !defined(ENABLE_FP32)
-// Kernel 9: our own product, llmc/gemm_sm90.cuh; form: one of its own.
-void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
-    GemmSM90 g = {out, pre_gelu, inp, weight, residual, N, OC, C, false};
-    if (pre_gelu) { return gemm_sm90(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream, form); }
-    if (residual) { return gemm_sm90(g, GemmBias<GEMM_RESIDUAL>{bias}, stream, form); }
-    gemm_sm90(g, GemmBias<0>{bias}, stream, form);
-}
-#endif
-
-// The number of the kernel for this device, binary and shape. Kernel 9 does what follows a product under the products of
-// the next tile: this pays where sums are not long, and where each block has two tiles or more.
-inline int matmul_forward_choice(int N, int C, int OC) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)OC;
-    return 6;
-#else
-    bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 9 : 6;
-#endif
-}
-
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
-// be NULL: no gelu, no bias, no residual. residual may be out.
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
-    Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC, pre_gelu ? ", gelu" : "");
-    require(C % 8 == 0 && OC % 8 == 0);
-    require(!pre_gelu || (bias && !residual));
-#if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 9) {
-        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, GEMM_TURNS_192_PAIRS);
-    }
-#endif
-    matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
-}
-// ==== end promoted: matmul_forward ====
-
-#ifndef PROMOTED_ONLY
+#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
 
 // ---- what the kernels share: where a product goes, and what it meets on the way ----
 // Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
 
-struct MatmulForward {
+struct MatmulForwardArgs {
     floatX *out, *pre_gelu;        // (N,OC), pre_gelu may be NULL
     const floatX *inp, *weight;    // (N,C), (OC,C)
     const floatX *bias, *residual; // (OC), (N,OC), may be NULL
@@ -117,7 +37,8 @@ struct MatmulForward {
 template <int n> struct alignas(n * sizeof(floatX) < 16 ? n * sizeof(floatX) : 16) MatmulRun { floatX v[n]; };
 
 // Stores n neighbours of a row with all that follows the product; col is a multiple of n.
-template <int n> __device__ inline void matmul_forward_store(const MatmulForward& f, const float* y, int row, int col) {
+template <int n>
+__device__ inline void matmul_forward_store(const MatmulForwardArgs& f, const float* y, int row, int col) {
     if (row >= f.N || col >= f.OC) { return; }
     size_t i = (size_t)row * f.OC + col;
     MatmulRun<n> out, pre_gelu, bias = {}, residual = {};
@@ -127,7 +48,7 @@ template <int n> __device__ inline void matmul_forward_store(const MatmulForward
     for (int k = 0; k < n; k++) {
         float x = y[k] + (f.bias ? (float)bias.v[k] : 0.0f);
         pre_gelu.v[k] = (floatX)x;
-        if (f.pre_gelu) { x = matmul_forward_gelu(x); }
+        if (f.pre_gelu) { x = gelu(x); }
         out.v[k] = (floatX)(x + (f.residual ? (float)residual.v[k] : 0.0f));
     }
     if (f.pre_gelu) { *reinterpret_cast<MatmulRun<n>*>(f.pre_gelu + i) = pre_gelu; }
@@ -135,12 +56,13 @@ template <int n> __device__ inline void matmul_forward_store(const MatmulForward
 }
 
 // Blocks go along OC first: those at work together share rows of inp, and all of the weight stays in L2.
-__device__ inline void matmul_forward_tile(const MatmulForward& f, int tile, int rows, int columns, int* n0, int* o0) {
+__device__ inline void matmul_forward_tile(const MatmulForwardArgs& f, int tile, int rows, int columns, int* n0,
+                                           int* o0) {
     int num_columns = ceil_div(f.OC, columns);
     *n0 = tile / num_columns * rows;
     *o0 = tile % num_columns * columns;
 }
-static int matmul_forward_num_tiles(const MatmulForward& f, int rows, int columns) {
+static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int columns) {
     size_t num_tiles = ceil_div((size_t)f.N, (size_t)rows) * ceil_div((size_t)f.OC, (size_t)columns);
     require(num_tiles <= INT_MAX);
     return (int)num_tiles;
@@ -148,15 +70,18 @@ static int matmul_forward_num_tiles(const MatmulForward& f, int rows, int column
 
 // ---- kernel 0: cuBLASLt as it comes, everything in the epilogue, its first proposal ----
 
-void matmul_forward0(const MatmulForward& f, cudaStream_t stream) {
+void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
+
+void matmul_forward0(const MatmulForwardArgs& f, cudaStream_t stream) {
     cublaslt_tune(false);
-    matmul_forward(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream);
+    matmul_forward6(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream);
     cublaslt_tune(true);
 }
 
 // ---- kernel 1: one thread per element of out ----
 
-__global__ void matmul_forward_kernel1(MatmulForward f) {
+__global__ void matmul_forward_kernel1(MatmulForwardArgs f) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)f.N * f.OC) { return; }
     int row = (int)(i / f.OC), col = (int)(i % f.OC);
@@ -167,7 +92,7 @@ __global__ void matmul_forward_kernel1(MatmulForward f) {
     matmul_forward_store<1>(f, &sum, row, col);
 }
 
-void matmul_forward1(const MatmulForward& f, cudaStream_t stream, int block_size) {
+void matmul_forward1(const MatmulForwardArgs& f, cudaStream_t stream, int block_size) {
     size_t num_blocks = ceil_div((size_t)f.N * f.OC, (size_t)block_size);
     require(num_blocks <= INT_MAX);
     matmul_forward_kernel1<<<(unsigned)num_blocks, block_size, 0, stream>>>(f);
@@ -176,7 +101,7 @@ void matmul_forward1(const MatmulForward& f, cudaStream_t stream, int block_size
 
 // ---- kernel 2: 32x32 tiles of both operands in shared memory, each value read 1/32 as often ----
 
-__global__ void __launch_bounds__(1024) matmul_forward_kernel2(MatmulForward f) {
+__global__ void __launch_bounds__(1024) matmul_forward_kernel2(MatmulForwardArgs f) {
     __shared__ float inp[32][33], weight[32][33]; // 33: a column touches 32 banks
     int n0, o0, x = threadIdx.x % 32, y = threadIdx.x / 32;
     matmul_forward_tile(f, blockIdx.x, 32, 32, &n0, &o0);
@@ -192,7 +117,7 @@ __global__ void __launch_bounds__(1024) matmul_forward_kernel2(MatmulForward f) 
     matmul_forward_store<1>(f, &sum, n0 + y, o0 + x);
 }
 
-void matmul_forward2(const MatmulForward& f, cudaStream_t stream) {
+void matmul_forward2(const MatmulForwardArgs& f, cudaStream_t stream) {
     matmul_forward_kernel2<<<matmul_forward_num_tiles(f, 32, 32), 1024, 0, stream>>>(f);
     cudaCheck(cudaGetLastError());
 }
@@ -211,7 +136,7 @@ __device__ inline void matmul_forward_load3(float tile[16][132], const floatX* m
     }
 }
 
-__global__ void __launch_bounds__(256, 1) matmul_forward_kernel3(MatmulForward f) {
+__global__ void __launch_bounds__(256, 1) matmul_forward_kernel3(MatmulForwardArgs f) {
     __shared__ alignas(16) float inp[16][132], weight[16][132]; // [k][row]
     int n0, o0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
@@ -237,35 +162,8 @@ __global__ void __launch_bounds__(256, 1) matmul_forward_kernel3(MatmulForward f
     }
 }
 
-void matmul_forward3(const MatmulForward& f, cudaStream_t stream) {
+void matmul_forward3(const MatmulForwardArgs& f, cudaStream_t stream) {
     matmul_forward_kernel3<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 5: cuBLASLt for the product alone, in float; a kernel after it for all that follows ----
-
-__global__ void matmul_forward_finish_kernel5(MatmulForward f, const float* product) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= (size_t)f.N * f.OC) { return; }
-    float y[x128::size];
-#pragma unroll
-    for (int k = 0; k < x128::size; k += 4) {
-        f128 part = load128cs(product + i + k);
-        for (int j = 0; j < 4; j++) { y[k + j] = part[j]; }
-    }
-    matmul_forward_store<x128::size>(f, y, (int)(i / f.OC), (int)(i % f.OC));
-}
-
-// product (N,OC) is scratch: rounded to 16 bits it would lose what is left where the bias cancels it
-void matmul_forward5(const MatmulForward& f, float* product, cudaStream_t stream, int block_size) {
-    MatmulCall call;
-    call.out = product, call.out_is_float = true;
-    call.a = f.inp, call.b = f.weight, call.b_transposed = true;
-    call.M = f.N, call.N = f.OC, call.K = f.C;
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-    unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
-    matmul_forward_finish_kernel5<<<num_blocks, block_size, 0, stream>>>(f, product);
     cudaCheck(cudaGetLastError());
 }
 
@@ -274,7 +172,7 @@ void matmul_forward5(const MatmulForward& f, float* product, cudaStream_t stream
 // ---- kernel 4: tensor cores by mma.sync; cp.async keeps a ring of four tiles ahead ----
 
 // Stores 16 rows and 32 columns from (row0, col0) on, which a warp holds as four tiles d[j] of mma_16x8x16.
-__device__ inline void matmul_forward_store_warp(const MatmulForward& f, const float* d, int row0, int col0) {
+__device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, const float* d, int row0, int col0) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half_tile = 0; half_tile < 2; half_tile++) {
@@ -288,9 +186,9 @@ __device__ inline void matmul_forward_store_warp(const MatmulForward& f, const f
     }
 }
 
-const int matmul_forward_ring4 = 4;
+constexpr int MATMUL_FORWARD_RING4 = 4;
 struct MatmulForwardSMem4 {
-    floatX inp[matmul_forward_ring4][128][32], weight[matmul_forward_ring4][128][32];
+    floatX inp[MATMUL_FORWARD_RING4][128][32], weight[MATMUL_FORWARD_RING4][128][32];
 };
 static_assert(sizeof(MatmulForwardSMem4) == 64 * 1024, "three blocks would fit an SM, registers allow two");
 
@@ -308,10 +206,10 @@ __device__ inline void matmul_forward_load4(floatX tile[128][32], const floatX* 
     }
 }
 
-__global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForward f) {
+__global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForwardArgs f) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     MatmulForwardSMem4& shared = *reinterpret_cast<MatmulForwardSMem4*>(dynamic_shared);
-    const int ring = matmul_forward_ring4;
+    const int ring = MATMUL_FORWARD_RING4;
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // a warp's part of the tile is 64x32
@@ -352,7 +250,7 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForward f
     for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
 }
 
-void matmul_forward4(const MatmulForward& f, cudaStream_t stream) {
+void matmul_forward4(const MatmulForwardArgs& f, cudaStream_t stream) {
     require(compiled_arch(matmul_forward_kernel4) >= 80);
     const int bytes = sizeof(MatmulForwardSMem4);
     cudaCheck(cudaFuncSetAttribute(matmul_forward_kernel4, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -360,7 +258,68 @@ void matmul_forward4(const MatmulForward& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: wgmma on operands in shared memory, brought by TMA; two blocks an SM hide each other's waits ----
+#endif
+
+// ---- kernel 5: cuBLASLt for the product alone, in float; a kernel after it for all that follows ----
+
+__global__ void matmul_forward_finish_kernel5(MatmulForwardArgs f, const float* product) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= (size_t)f.N * f.OC) { return; }
+    float y[x128::size];
+#pragma unroll
+    for (int k = 0; k < x128::size; k += 4) {
+        f128 part = load128cs(product + i + k);
+        for (int j = 0; j < 4; j++) { y[k + j] = part[j]; }
+    }
+    matmul_forward_store<x128::size>(f, y, (int)(i / f.OC), (int)(i % f.OC));
+}
+
+// product (N,OC) is scratch: rounded to 16 bits it would lose what is left where the bias cancels it
+void matmul_forward5(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
+    MatmulCall call;
+    call.out = product, call.out_is_float = true;
+    call.a = f.inp, call.b = f.weight, call.b_transposed = true;
+    call.M = f.N, call.N = f.OC, call.K = f.C;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
+    matmul_forward_finish_kernel5<<<num_blocks, block_size, 0, stream>>>(f, product);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif
+
+// ---- kernel 6: cuBLASLt, everything in the epilogue, the algorithm timed once for each shape ----
+
+// ==== promoted: matmul_forward ====
+// With the arguments of matmul_forward.
+void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    MatmulCall call;
+    call.out = out;
+    call.a = inp, call.b = weight, call.b_transposed = true;
+    call.M = N, call.N = OC, call.K = C;
+    call.bias = bias;
+    call.add = residual;
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu would set the error
+        call.epilogue = MATMUL_GELU;
+        call.aux = pre_gelu;
+        if (cublaslt_matmul(call, stream)) { return; }
+    }
+    call.epilogue = MATMUL_PLAIN;
+    call.aux = NULL;
+    if (pre_gelu) { call.out = pre_gelu; }
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    if (pre_gelu) { gelu_forward(out, pre_gelu, (size_t)N * OC, stream); }
+}
+// ==== end promoted: matmul_forward ====
+
+#ifndef PROMOTED_ONLY
+
+#if !defined(ENABLE_FP32)
+
+// ---- kernel 7: wgmma on operands in shared memory, brought by TMA; two blocks per SM hide each other's waits ----
 
 struct MatmulForwardStage { // 128 rows of 64 columns of both operands, as TMA writes them
     floatX inp[128 * 64], weight[128 * 64];
@@ -389,14 +348,14 @@ __device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, co
     }
 }
 
-const int matmul_forward_ring7 = 3; // 2 blocks an SM: 97 KB each
+constexpr int MATMUL_FORWARD_RING7 = 3; // 2 blocks an SM: 97 KB each
 __global__ void __launch_bounds__(256, 2)
-    matmul_forward_sm90_kernel7(MatmulForward f, const __grid_constant__ CUtensorMap inp_map,
+    matmul_forward_sm90_kernel7(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                 const __grid_constant__ CUtensorMap weight_map) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    __shared__ uint64_t full[matmul_forward_ring7];
+    __shared__ uint64_t full[MATMUL_FORWARD_RING7];
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
-    const int ring = matmul_forward_ring7;
+    const int ring = MATMUL_FORWARD_RING7;
     int n0, o0, warp = threadIdx.x / 32, group = warp / 4;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int num_steps = ceil_div(f.C, 64);
@@ -427,28 +386,28 @@ __global__ void __launch_bounds__(256, 2)
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
-void matmul_forward7(const MatmulForward& f, cudaStream_t stream) {
+void matmul_forward7(const MatmulForwardArgs& f, cudaStream_t stream) {
     require(compiled_arch(matmul_forward_sm90_kernel7) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
     CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-    const int bytes = matmul_forward_ring7 * sizeof(MatmulForwardStage) + 1024;
+    const int bytes = MATMUL_FORWARD_RING7 * sizeof(MatmulForwardStage) + 1024;
     cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_tiles = matmul_forward_num_tiles(f, 128, 128);
     matmul_forward_sm90_kernel7<<<num_tiles, 256, bytes, stream>>>(f, inp_map, weight_map);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 8: a persistent block, one warpgroup loads, two take turns: one stores a tile under the other's wgmma ----
+// ---- kernel 8: a persistent block, two consumers in ping-pong: one stores a tile while the other multiplies ----
 
-const int matmul_forward_ring8 = 6; // 193 KB, a block an SM
+constexpr int MATMUL_FORWARD_RING8 = 6; // 193 KB, a block an SM
 __global__ void __launch_bounds__(384, 1)
-    matmul_forward_sm90_kernel8(MatmulForward f, const __grid_constant__ CUtensorMap inp_map,
+    matmul_forward_sm90_kernel8(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                 const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    __shared__ uint64_t full[matmul_forward_ring8], empty[matmul_forward_ring8];
+    __shared__ uint64_t full[MATMUL_FORWARD_RING8], empty[MATMUL_FORWARD_RING8];
     __shared__ uint64_t turn[2]; // the other group has started all its products
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
-    const int ring = matmul_forward_ring8;
+    const int ring = MATMUL_FORWARD_RING8;
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
     int num_steps = ceil_div(f.C, 64);
     if (threadIdx.x == 0) {
@@ -505,11 +464,11 @@ __global__ void __launch_bounds__(384, 1)
     }
 }
 
-void matmul_forward8(const MatmulForward& f, cudaStream_t stream) {
+void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream) {
     require(compiled_arch(matmul_forward_sm90_kernel8) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
     CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-    const int bytes = matmul_forward_ring8 * sizeof(MatmulForwardStage) + 1024;
+    const int bytes = MATMUL_FORWARD_RING8 * sizeof(MatmulForwardStage) + 1024;
     cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel8, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_tiles = matmul_forward_num_tiles(f, 128, 128);
     int num_blocks = std::min(num_tiles, num_multiprocessors());
@@ -517,9 +476,64 @@ void matmul_forward8(const MatmulForward& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 9: 8 with tiles of 128x192, stored by TMA; or both on a tile of 128x256; weights shared by two blocks ----
-// Its text is llmc/gemm_sm90.cuh, whose forms are the "block sizes" here; 0: matmul_forward(), where it chooses this one.
+#endif
+#endif
 
+// ---- kernel 9: gemm.cuh: 8 with tiles of 128x192 and weights shared by two blocks, the epilogue stored by TMA; where ----
+// ---- it loses, kernel 6 ----
+
+// ==== promoted: matmul_forward ====
+#if !defined(ENABLE_FP32)
+void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
+    if (pre_gelu) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
+    gemm(g, GemmBias<0>{bias}, stream);
+}
+#endif
+
+// The number of the kernel for this device, binary and shape. Kernel 9 hides a tile's epilogue behind the products of the
+// next: this pays where sums are not long, and where each block has two tiles or more.
+inline int matmul_forward_choice(int N, int C, int OC) {
+#if defined(ENABLE_FP32)
+    (void)N, (void)C, (void)OC;
+    return 6;
+#else
+    bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
+    return C <= 2048 && many && has_sm90a() ? 9 : 6;
+#endif
+}
+
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
+// be NULL: no gelu, no bias, no residual. residual may be out.
+void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                    const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
+    Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
+          "matmul_forward %d -> %d%s", C, OC, pre_gelu ? ", gelu" : "");
+    require(C % 8 == 0 && OC % 8 == 0);
+    require(!pre_gelu || (bias && !residual));
+#if !defined(ENABLE_FP32)
+    if (matmul_forward_choice(N, C, OC) == 9) {
+        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+    }
+#endif
+    matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+}
+// ==== end promoted: matmul_forward ====
+
+#ifndef PROMOTED_ONLY
+
+#if !defined(ENABLE_FP32)
+// Other forms of gemm.cuh, by number.
+void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                     const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
+    GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
+    if (pre_gelu) { return gemm_form(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, false, stream, form); }
+    if (residual) { return gemm_form(g, GemmBias<GEMM_RESIDUAL>{bias}, false, stream, form); }
+    gemm_form(g, GemmBias<0>{bias}, false, stream, form);
+}
 #endif
 
 static void declare(Bench& b) {
@@ -547,13 +561,13 @@ static void declare(Bench& b) {
     b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + has_gelu + has_residual) * (double)n),
            2.0 * N * C * OC);
     Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 5
-    MatmulForward f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
+    MatmulForwardArgs f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
     int choice = b.dry ? 6 : matmul_forward_choice(N, C, OC);
     b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
     b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_forward2(f, stream); }, {0});
-    b.kernel(3, "128x128 tiles, 8x8 sums a thread", [=](int) { matmul_forward3(f, stream); }, {0});
+    b.kernel(3, "128x128 tiles, 8x8 sums per thread", [=](int) { matmul_forward3(f, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
         4, "mma.sync, ring of cp.async tiles", [=](int) { matmul_forward4(f, stream); }, {0}, 80);
@@ -566,12 +580,12 @@ static void declare(Bench& b) {
     b.kernel(
         7, "wgmma and TMA", [=](int) { matmul_forward7(f, stream); }, {0}, -90);
     b.kernel(
-        8, "persistent, loader and two in turns", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
-    std::vector<int> forms = {GEMM_TURNS_192, GEMM_TURNS_192_PAIRS, GEMM_TOGETHER_256, GEMM_TOGETHER_256_PAIRS,
-                              GEMM_TURNS_128_PAIRS};
-    if (choice == 9) { forms.insert(forms.begin(), 0); }
+        8, "persistent, a producer, two consumers in ping-pong", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
+    std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
+                              GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
+    if (choice == 9) { forms.insert(forms.begin(), 0); } // matmul_forward(), where it chooses this one
     b.kernel(
-        9, "gemm_sm90, its forms as block sizes",
+        9, "gemm.cuh, its forms as block sizes",
         [=](int form) {
             form ? matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
                  : matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);

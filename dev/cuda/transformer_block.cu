@@ -24,8 +24,9 @@
                                     3 random numbers
    Kernels 4, 5 and 11 to 16 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #include "../../llmc/cublas_common.cuh"
-#include "../../llmc/gemm_sm90.cuh"
 #include "bench.h"
+#include "cublaslt_linear.cuh"
+#include "gemm.cuh"
 #include <cooperative_groups.h>
 #include <cuda_fp8.h>
 #include <memory>
@@ -143,7 +144,7 @@ void transformer_block_forward3(TransformerBlockGraph& graph, const std::functio
 
 // ---- kernel 4: our own products, with residuals and GELU in their epilogues, started under what runs before them ----
 
-// Who computes each product: a form of gemm_sm90, or 0: matmul_forward. Told by four decimal digits, in this order.
+// Who computes each product: a form of gemm.cuh, or 0: matmul_forward. Told by four decimal digits, in this order.
 struct TransformerBlockForms {
     int qkv, proj, fc, fcproj;
 };
@@ -159,8 +160,8 @@ template <int extras> static void transformer_block_product(floatX* out, const f
         require(!(extras & GEMM_GELU));
         return matmul_forward(out, NULL, inp, weight, bias, residual, M, K, N, stream);
     }
-    GemmSM90 g = {out, NULL, inp, weight, residual, M, N, K, true};
-    gemm_sm90(g, GemmBias<extras>{bias}, stream, form);
+    GemmArgs g = {out, NULL, inp, weight, residual, M, N, K};
+    gemm_form(g, GemmBias<extras>{bias}, true, stream, form);
 }
 
 // inp to qkv
@@ -170,7 +171,7 @@ static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStre
                                    stream);
     transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, NULL, N, 3 * C, C, form, stream);
 }
-// gelu and residual to out; form: of gemm_sm90, 0: matmul_forward
+// gelu and residual to out; form: of gemm.cuh, 0: matmul_forward
 static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
     transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
                                              f.C, 4 * f.C, form, stream);
@@ -283,7 +284,7 @@ __device__ inline void transformer_block_store(const TransformerBlockProduct& p,
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             float x = v[k / 2][k % 2] + (float)bias[k];
-            if (p.gelu) { x = gelu_forward_value(x); }
+            if (p.gelu) { x = gelu(x); }
             out[k] = (floatX)(x + (float)add[k]);
         }
         store128(p.out + at, out);
@@ -374,18 +375,18 @@ template <int halves> __device__ inline void transformer_block_attention(Transfo
             TransformerBlockStage<halves>& stage = smem.stages[i % ring];
             mbarrier_wait(&smem.full[i % ring], i / ring % 2);
             wgmma_fence();
-            attention_forward_sm90_scores(s, q, stage.a);
+            attention_forward_wgmma_scores(s, q, stage.a);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(s);
-            bool grew = step == tile ? attention_forward_sm90_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
-                                     : attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
-            if (grew) { attention_forward_sm90_rescale(o, x); }
-            attention_forward_sm90_pack(p, s);
+            bool grew = step == tile ? attention_forward_wgmma_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
+                                     : attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
+            if (grew) { attention_forward_wgmma_rescale(o, x); }
+            attention_forward_wgmma_pack(p, s);
             wgmma_hold(o);
             wgmma_hold(p);
             wgmma_fence();
-            attention_forward_sm90_values(o, p, stage.b);
+            attention_forward_wgmma_values(o, p, stage.b);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(o);
@@ -400,7 +401,7 @@ template <int halves> __device__ inline void transformer_block_attention(Transfo
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
             x.rescale[half_row] = 1.0f / l;
         }
-        attention_forward_sm90_rescale(o, x);
+        attention_forward_wgmma_rescale(o, x);
         TransformerBlockProduct out = {f.attention + (size_t)(head / f.NH) * f.T * f.C, NULL, NULL, false, f.T, f.C, 0};
         for (int half = 0; half < 2; half++) {
             transformer_block_store(out, o + 16 * half, tile * 128 + warp * 16, head % f.NH * 64 + half * 32, f.T);
@@ -459,7 +460,7 @@ template <int halves> __global__ void __launch_bounds__(384, 1)
     transformer_block_sm90_kernel5(const __grid_constant__ TransformerBlock f,
                                    const __grid_constant__ TransformerBlockMaps maps) {
     extern __shared__ __align__(256) unsigned char transformer_block_shared[];
-    auto& smem = shared_aligned_1024<TransformerBlockSMem<halves>>(transformer_block_shared);
+    auto& smem = attention_forward_sm90_shared<TransformerBlockSMem<halves>>(transformer_block_shared);
     if (threadIdx.x == 0) {
         for (int s = 0; s < smem.ring; s++) {
             mbarrier_init(&smem.full[s], 1);
@@ -523,7 +524,7 @@ template <int halves> static void transformer_block_forward5(const TransformerBl
                                  tensor_map(w.proj_weight, {C, C}, {64, 128 * halves}),
                                  tensor_map(w.fc_weight, {C, 4 * C}, {64, 128 * halves}),
                                  tensor_map(w.fcproj_weight, {4 * C, C}, {64, 128 * halves}),
-                                 tensor_map_heads(f.qkv, f.B, f.T, 3 * f.NH, 64)};
+                                 attention_forward_tensor_map(f.qkv, f.B, f.T, 3 * f.NH, 64)};
     const int bytes = sizeof(TransformerBlockSMem<halves>) + 1024;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     TransformerBlock parameters = f;
@@ -562,7 +563,7 @@ struct TransformerBlockScales {
 // The block's weights in e4m3, in device memory; written by transformer_block_prepare_fp8 when weights change.
 struct TransformerBlockFp8 {
     __nv_fp8_e4m3 *qkv_weight, *fc_weight, *fcproj_weight; // (3C,C), (4C,C), (C,4C)
-    // For kernel 15, (C,C), (C,4C): each 64 columns in the order of gemm_sm90_e4m3_column
+    // For kernel 15, (C,C), (C,4C): each 64 columns in the order of gemm_e4m3_column
     __nv_fp8_e4m3 *ordered_proj_weight, *ordered_fcproj_weight;
     TransformerBlockScales* scales; // one
     unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
@@ -623,8 +624,8 @@ __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales,
     scales->fcproj_weight = transformer_block_scale(largest(MAX_FCPROJ_WEIGHT));
 }
 
-// out = inp; gelu: after GELU; ordered: each 64 in the order of gemm_sm90_e4m3_column. n is a multiple of 8, or 64.
-template <bool gelu, bool ordered>
+// out = inp; has_gelu: after GELU; ordered: each 64 in the order of gemm_e4m3_column. n is a multiple of 8, or 64.
+template <bool has_gelu, bool ordered>
 __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
                                                    const TransformerBlockScale* scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -632,11 +633,11 @@ __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const flo
     float multiplier = scale->multiplier, y[8];
     x128 x;
     if (ordered) {
-        for (int k = 0; k < 8; k++) { x[k] = inp[i / 64 * 64 + gemm_sm90_e4m3_column(i % 64 + k)]; }
+        for (int k = 0; k < 8; k++) { x[k] = inp[i / 64 * 64 + gemm_e4m3_column(i % 64 + k)]; }
     } else {
         x = load128(inp + i);
     }
-    for (int k = 0; k < 8; k++) { y[k] = multiplier * (gelu ? gelu_forward_value((float)x[k]) : (float)x[k]); }
+    for (int k = 0; k < 8; k++) { y[k] = multiplier * (has_gelu ? gelu((float)x[k]) : (float)x[k]); }
     fused_residual_layernorm_store8(out + i, y);
 }
 template <bool gelu, bool ordered = false> static void transformer_block_quantise(__nv_fp8_e4m3* out, const floatX* inp,
@@ -716,7 +717,7 @@ static bool transformer_block_has_fp8(const TransformerBlock& f, const Transform
     return cublaslt_has_linear(calls.qkv) && cublaslt_has_linear(calls.fc) && cublaslt_has_linear(calls.fcproj);
 }
 
-// gelu_epilogue: kernel 8. proj_form: of gemm_sm90, which adds the residual; 0: matmul_forward, and the layernorm adds it.
+// gelu_epilogue: kernel 8. proj_form: of gemm.cuh, which adds the residual; 0: matmul_forward, and the layernorm adds it.
 void transformer_block_forward6(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue,
                                 int proj_form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -846,9 +847,9 @@ static void transformer_block_attention11(const TransformerBlock& f, const Trans
     require(has_sm90a());
     int N = f.B * f.T, C = f.C;
     transformer_block_statistics(f, f.inp, stream);
-    GemmSM90 qkv = {f.qkv, NULL, f.inp, d.qkv.weight, NULL, N, 3 * C, C, true};
+    GemmArgs qkv = {f.qkv, NULL, f.inp, d.qkv.weight, NULL, N, 3 * C, C};
     GemmLayernorm<0> layernorm = {f.mean, f.rstd, d.qkv.sums};
-    gemm_sm90_tiles<GemmTurns192Pairs>(qkv, layernorm, stream);
+    gemm_tiles<GemmPingPong192Pairs>(qkv, layernorm, true, stream);
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
 }
 
@@ -857,11 +858,11 @@ void transformer_block_forward11(const TransformerBlock& f, const TransformerBlo
     int N = f.B * f.T, C = f.C;
     transformer_block_attention11(f, d, stream);
     transformer_block_product<GEMM_RESIDUAL>(f.residual, f.attention, f.w.proj_weight, f.w.proj_bias, f.inp, N, C, C,
-                                             GEMM_TURNS_192, stream);
+                                             GEMM_PING_PONG_192, stream);
     transformer_block_statistics(f, f.residual, stream);
-    GemmSM90 fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C, true};
+    GemmArgs fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C};
     GemmLayernorm<GEMM_GELU> layernorm = {f.mean, f.rstd, d.fc.sums};
-    gemm_sm90_tiles<GemmTurns192Pairs>(fc, layernorm, stream);
+    gemm_tiles<GemmPingPong192Pairs>(fc, layernorm, true, stream);
     transformer_block_fcproj(f, fcproj_form, stream);
 }
 
@@ -869,7 +870,7 @@ void transformer_block_forward11(const TransformerBlock& f, const TransformerBlo
 // For each row of each of its tiles the projection leaves (mean, sum of squares around it); who wants the statistics of
 // a row puts those of its tiles together.
 
-typedef GemmTurns192 TransformerBlockTiles12;
+typedef GemmPingPong192 TransformerBlockTiles12;
 
 // With such parts (M, tiles in a row) for mean and rstd; C: of the rows that are normalised
 template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
@@ -878,7 +879,7 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
 
     typedef typename GemmLayernorm<extras>::Row Row;
     __device__ Row row(int row) const {
-        const int columns = TransformerBlockTiles12::columns;
+        const int columns = TransformerBlockTiles12::COLUMNS;
         int num_parts = ceil_div(C, columns);
         const float2* p = parts + (size_t)row * num_parts;
         float first = p[0].x, sum = 0.0f, squares = 0.0f;
@@ -893,23 +894,23 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
     }
 };
 
-// As gemm_sm90_store for bias and residual. Then the parts of this warp's rows, of the values as they are stored.
+// As gemm_store for bias and residual. Then the parts of this warp's rows, of the values as they are stored.
 template <class G>
-__device__ inline void transformer_block_store12(float (&sum)[G::parts][G::columns / 2],
+__device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                  const GemmColumns<G, GemmBias<GEMM_RESIDUAL>>& columns,
-                                                 GemmSM90Shared<G>& smem, const GemmSM90Maps& maps, float2* parts,
-                                                 int row, int column, int M, int N, int& box) {
-    constexpr int num_columns = G::columns / 64, num_boxes = G::parts * num_columns, ahead = G::boxes / 2;
+                                                 GemmSMem<G>& smem, const GemmMaps& maps, float2* parts, int row,
+                                                 int column, int M, int N, int& box) {
+    constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
     for (int n = 0; n < num_boxes; n++, box++) {
-        const int m = n / num_columns, q = n % num_columns, place = box % G::boxes;
-        if (n + ahead >= G::boxes && n + ahead < num_boxes && lane == 0) {
-            tma_store_wait<G::boxes - ahead - 1>();
-            gemm_sm90_load_box<G>(smem, maps.residual, row, column, n + ahead, first_box);
+        const int m = n / num_columns, q = n % num_columns, place = box % G::BOXES;
+        if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
+            tma_store_wait<G::BOXES - ahead - 1>();
+            gemm_load_box<G>(smem, maps.residual, row, column, n + ahead, first_box);
         }
-        mbarrier_wait(&smem.box_full[warp][place], box / G::boxes % 2);
+        mbarrier_wait(&smem.box_full[warp][place], box / G::BOXES % 2);
         uint32_t at = shared_address(smem.boxes[warp][place]) + lane_at;
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns
@@ -918,7 +919,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::parts][G::colum
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 of them
                 float bias[2];
-                gemm_sm90_columns(bias, GemmBias<GEMM_RESIDUAL>(), columns.pairs[q], 8 * p + 4 * j + lane % 4);
+                GemmBias<0>().columns(bias, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
                 for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;
@@ -938,13 +939,13 @@ __device__ inline void transformer_block_store12(float (&sum)[G::parts][G::colum
             tma_store_commit();
         }
     }
-    int count = min(G::columns, N - column), num_parts = ceil_div(N, G::columns);
+    int count = min(G::COLUMNS, N - column), num_parts = ceil_div(N, G::COLUMNS);
 #pragma unroll
-    for (int i = 0; i < 2 * G::parts; i++) { // a row of 16x8 tiles; a quad has all of it, two columns in 8 a lane
+    for (int i = 0; i < 2 * G::PARTS; i++) { // a row of 16x8 tiles; a quad has all of it, two columns in 8 a lane
         const int m = i / 2, half = i % 2;
         float total = 0.0f, squares = 0.0f;
 #pragma unroll
-        for (int j = 0; j < G::columns / 8; j++) {
+        for (int j = 0; j < G::COLUMNS / 8; j++) {
             bool inside = 8 * j < count; // N % 8 == 0
             total += inside ? sum[m][4 * j + 2 * half] + sum[m][4 * j + 2 * half + 1] : 0.0f;
         }
@@ -952,7 +953,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::parts][G::colum
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
         float mean = total / count;
 #pragma unroll
-        for (int j = 0; j < G::columns / 8; j++) {
+        for (int j = 0; j < G::COLUMNS / 8; j++) {
             float x = sum[m][4 * j + 2 * half] - mean, y = sum[m][4 * j + 2 * half + 1] - mean;
             squares += 8 * j < count ? x * x + y * y : 0.0f;
         }
@@ -960,30 +961,25 @@ __device__ inline void transformer_block_store12(float (&sum)[G::parts][G::colum
         squares += __shfl_xor_sync(0xFFFFFFFFu, squares, 2);
         int at = row + 64 * m + 8 * half + lane / 4;
         if (lane % 4 == 0 && at < M) {
-            parts[(size_t)at * num_parts + column / G::columns] = make_float2(mean, squares);
+            parts[(size_t)at * num_parts + column / G::COLUMNS] = make_float2(mean, squares);
         }
     }
 }
 
-// gemm_sm90_kernel in turns, without clusters, but for what it stores
+// gemm_sm90_kernel9 without clusters, but for what it stores
 __global__ void __launch_bounds__(384, 1)
-    transformer_block_sm90_kernel12(const __grid_constant__ GemmSM90Maps maps, const GemmBias<GEMM_RESIDUAL> epilogue,
+    transformer_block_sm90_kernel12(const __grid_constant__ GemmMaps maps, const GemmBias<GEMM_RESIDUAL> epilogue,
                                     float2* parts, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef TransformerBlockTiles12 G;
-    static_assert(G::in_turns && G::cluster == 1, "as the loops below are");
+    static_assert(gemm_is_ping_pong<G> && G::CLUSTER == 1, "as the loops below are");
     extern __shared__ __align__(256) unsigned char transformer_block_shared12[];
-    GemmSM90Shared<G>& smem = gemm_sm90_shared<G>(transformer_block_shared12);
-    gemm_sm90_init(smem);
+    GemmSMem<G>& smem = gemm_smem<G>(transformer_block_shared12);
+    gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
     int warpgroup = warp / 4, num_steps = ceil_div(K, 64), i = 0;
     if (warpgroup == 0) {
-        warpgroup_fewer_registers<24>();
-        if (threadIdx.x != 0) { return; }
-#pragma unroll 1
-        for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-            gemm_sm90_load(smem, maps.inp, maps.weight, gemm_sm90_tile<G>(index, M, N, 0), num_steps, 0, i);
-        }
+        gemm_produce(smem, maps, M, N, num_steps, blockIdx.x, gridDim.x, num_tiles, 0);
         return;
     }
     warpgroup_more_registers<240>();
@@ -991,16 +987,16 @@ __global__ void __launch_bounds__(384, 1)
     i = (warpgroup - 1) * num_steps;
 #pragma unroll 1
     for (int index = blockIdx.x + (warpgroup - 1) * gridDim.x; index < num_tiles; index += 2 * gridDim.x, number++) {
-        float sum[G::parts][G::columns / 2];
-        GemmTile tile = gemm_sm90_tile<G>(index, M, N, 0);
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, 0);
         int row = tile.row + warp % 4 * 16;
         GemmColumns<G, GemmBias<GEMM_RESIDUAL>> columns;
-        gemm_sm90_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
-        gemm_sm90_multiply<G>(sum, smem, 0, num_steps, number, i);
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_multiply<G>(sum, smem, num_steps, number, i);
         i += num_steps;
         transformer_block_store12(sum, columns, smem, maps, parts, row, tile.column, M, N, box);
     }
-    gemm_sm90_end<G>();
+    gemm_end<G>();
 #endif
 }
 
@@ -1010,19 +1006,19 @@ void transformer_block_forward12(const TransformerBlock& f, const TransformerBlo
     typedef TransformerBlockTiles12 G;
     int N = f.B * f.T, C = f.C;
     transformer_block_attention11(f, d, stream);
-    GemmSM90Maps maps;
-    maps.inp = tensor_map(f.attention, {C, N}, {64, G::rows});
-    maps.weight = tensor_map(f.w.proj_weight, {C, C}, {64, G::columns});
-    maps.out = maps.second = gemm_sm90_box_map(f.residual, N, C);
-    maps.residual = gemm_sm90_box_map(f.inp, N, C);
-    size_t num_tiles = ceil_div((size_t)N, (size_t)G::rows) * ceil_div(C, (int)G::columns);
+    GemmMaps maps;
+    maps.inp = tensor_map(f.attention, {C, N}, {64, G::ROWS});
+    maps.weight = tensor_map(f.w.proj_weight, {C, C}, {64, G::COLUMNS});
+    maps.out = maps.second = gemm_box_map(f.residual, N, C);
+    maps.residual = gemm_box_map(f.inp, N, C);
+    size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS) * ceil_div(C, (int)G::COLUMNS);
     require(C % 8 == 0 && num_tiles * ceil_div(C, 64) <= INT_MAX / 2);
-    gemm_sm90_start(transformer_block_sm90_kernel12, std::min((int)num_tiles, num_multiprocessors()), 1,
-                    GemmSM90Shared<G>::bytes(), true, stream, maps, GemmBias<GEMM_RESIDUAL>{f.w.proj_bias}, parts, N, C,
-                    C, (int)num_tiles);
-    GemmSM90 fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C, true};
+    gemm_start(transformer_block_sm90_kernel12, std::min((int)num_tiles, num_multiprocessors()), 1,
+               GemmSMem<G>::bytes(), true, stream, maps, GemmBias<GEMM_RESIDUAL>{f.w.proj_bias}, parts, N, C, C,
+               (int)num_tiles);
+    GemmArgs fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C};
     TransformerBlockPartsNorm<GEMM_GELU> layernorm = {{NULL, NULL, d.fc.sums}, parts, C};
-    gemm_sm90_tiles<GemmTurns192Pairs>(fc, layernorm, stream);
+    gemm_tiles<GemmPingPong192Pairs>(fc, layernorm, true, stream);
     transformer_block_fcproj(f, fcproj_form, stream);
 }
 
@@ -1068,10 +1064,11 @@ void transformer_block_forward14(const TransformerBlock& f, const TransformerBlo
 
 #if defined(ENABLE_BF16)
 
-// ---- kernel 15: all four products of e4m3 by gemm_sm90, attention and GELU to e4m3 in registers ----
+// ---- kernel 15: all four products of e4m3 by gemm.cuh, attention and GELU to e4m3 in registers ----
 
-// Attention's result times *scale to e4m3 (B,T,NH,64), each 64 in the order of gemm_sm90_e4m3_column.
+// Attention's result times *scale to e4m3 (B,T,NH,64), each 64 in the order of gemm_e4m3_column.
 struct TransformerBlockStore15 {
+    static const bool once = false;
     __nv_fp8_e4m3* out;
     const float* scale;
     int T, NH;
@@ -1103,15 +1100,15 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                          const float* scale) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map); }
-    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
+    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
     attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2,
                                  TransformerBlockStore15{out, scale, T, NH});
 }
 template <int groups> static void transformer_block_attention15(const TransformerBlock& f, __nv_fp8_e4m3* out,
                                                                 const float* scale, cudaStream_t stream) {
     float* no_lse = NULL;
-    attention_forward_sm90_launch_kernel<groups, AttentionForwardSMem<groups>>(
-        transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH, stream, out, scale);
+    attention_forward_sm90_launch<groups>(transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH,
+                                          stream, out, scale);
 }
 
 // out (M,N) = inp (M,K) weight (N,K)^T + bias and what `extras` says, inp and weight e4m3
@@ -1119,8 +1116,8 @@ template <int extras> static void transformer_block_product15(const GemmScaledBi
                                                               const __nv_fp8_e4m3* inp, const __nv_fp8_e4m3* weight,
                                                               const floatX* residual, int M, int N, int K, int form,
                                                               cudaStream_t stream) {
-    GemmSM90 g = {out, NULL, (const floatX*)inp, (const floatX*)weight, residual, M, N, K / 2, true};
-    gemm_sm90_e4m3(g, epilogue, stream, form);
+    GemmArgs g = {out, NULL, (const floatX*)inp, (const floatX*)weight, residual, M, N, K / 2};
+    gemm_form_e4m3(g, epilogue, true, stream, form);
 }
 
 // C = 64 * NH. digits: see TransformerBlockForms. Activations in e4m3 take half of the room of f.norm, f.attention and
@@ -1278,7 +1275,7 @@ static void declare(Bench& b) {
     bool has_norm = C <= 2048; // fused_residual_layernorm_early takes no more
     if (has_norm) {
         b.kernel(
-            4, "all products by gemm_sm90, each started early",
+            4, "all products by gemm.cuh, each started early",
             [=](int digits) {
                 digits ? transformer_block_forward(f, stream, digits) : transformer_block_forward(f, stream);
             },
@@ -1303,7 +1300,7 @@ static void declare(Bench& b) {
         transformer_block_forward6(f, prepared(s), gelu_epilogue, proj_form, s);
     };
     std::vector<int> proj_forms = {0}; // block sizes of 6 and 8
-    if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_TURNS_192); }
+    if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_PING_PONG_192); }
     double weights_fp8 = 13.0 * CC; // the projection's have two bytes
     bool has_products = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, false));
     bool has_epilogue = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, true));
@@ -1345,7 +1342,7 @@ static void declare(Bench& b) {
         11, "layernorms deferred: their statistics alone",
         [=](int form) { transformer_block_forward11(f, deferred->get(f.w, C, stream), stream, form); }, {0, 1, 4}, -90);
     b.moves(7, 24 * tensor + weights);
-    Buffer<float2> parts = b.scratch<float2>("parts", (size_t)N * ceil_div(C, (int)TransformerBlockTiles12::columns));
+    Buffer<float2> parts = b.scratch<float2>("parts", (size_t)N * ceil_div(C, (int)TransformerBlockTiles12::COLUMNS));
     b.kernel(
         12, "11, the second statistics from the projection",
         [=](int form) { transformer_block_forward12(f, deferred->get(f.w, C, stream), parts, stream, form); },
@@ -1372,7 +1369,7 @@ static void declare(Bench& b) {
 #if defined(ENABLE_BF16)
     if (takes_fp8 && C == 64 * NH) {
         b.kernel(
-            15, "all products of e4m3, by gemm_sm90",
+            15, "all products of e4m3, by gemm.cuh",
             [=](int digits) {
                 digits ? transformer_block_forward15(f, prepared(stream), stream, digits)
                        : transformer_block_forward15(f, prepared(stream), stream);

@@ -1,0 +1,752 @@
+/*
+gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper with what follows the product
+
+    out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), residual (M,N) floatX in
+    Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
+
+Kernel 9 of matmul_forward.cu. The block between the marks is what the trainer has: ping-pong, 128x192 tiles, clusters of two
+blocks, a bias with what GemmBias can add to it. Below it are the forms and epilogues that lost or that only fused ops
+need: cooperative kernels, blocks without a cluster, e4m3 operands and results, a layernorm in the epilogue.
+
+Two parameters are open to other kernels. G is the form: the tile, the ring, the cluster and the wgmma instruction.
+Epilogue is what follows the product, called with each accumulator in registers. A kernel of another shape can be made of
+gemm_init, gemm_produce, gemm_multiply and gemm_store.
+
+Source: warp-specialised persistent kernels, ping-pong and cooperative, are those of CUTLASS 3; layouts: the PTX ISA,
+"wgmma".
+*/
+#pragma once
+
+#include "../../llmc/cuda_common.cuh"
+#include "../../llmc/gelu.cuh"
+#include "../../llmc/ptx.cuh"
+
+// ==== promoted: gemm ====
+#if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
+
+// out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups: the producer fills a ring
+// of stages (64 columns of both operands) by TMA, two consumers multiply them by wgmma in ping-pong:
+//
+//     consumer 0   | products, tile 0 | epilogue, tile 0 | products, tile 2 | epilogue, tile 2 |
+//     consumer 1                      | products, tile 1 | epilogue, tile 1 | products, tile 3 | epilogue, tile 3 |
+//
+// The epilogue of a tile is hidden behind the products of the next, which pays where K is short. It works on the
+// accumulators in registers. Results go through shared memory to TMA stores, which skip what lies outside of the matrix:
+// M and N need not be multiples of a tile.
+
+// ---- epilogues ----
+
+// What a GemmBias does besides, its `extras`:
+enum {
+    GEMM_GELU = 1,     // out = gelu(y), where y is the epilogue's value
+    GEMM_SECOND = 2,   // y itself goes to a second matrix
+    GEMM_RESIDUAL = 4, // a matrix of out's shape is added
+};
+
+// y = accumulator + bias. Row, Pair and Column are what a thread keeps of a row, of two neighbouring columns as they lie in
+// memory (the first one even), and of one column.
+template <int extras> struct GemmBias {
+    static constexpr int EXTRAS = extras;
+    const floatX* bias; // (N), or NULL: 0
+
+    struct Row {};
+    typedef uint32_t Pair;
+    typedef float Column;
+    __device__ Row row(int) const { return {}; }
+    __device__ Pair pair(int column) const {
+        return bias ? __ldg(reinterpret_cast<const uint32_t*>(bias + column)) : 0;
+    }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        float2 x = unpack_16x2(pair, floatX());
+        c[0] = x.x, c[1] = x.y;
+    }
+    __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
+};
+
+// The pair that lane `lane` of the warp holds.
+__device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl_sync(0xFFFFFFFFu, pair, lane); }
+
+// ---- the form: cluster, tile, shared memory ----
+
+// Two blocks in a cluster have tiles of out below each other, so they share a tile of the weight: each loads half of it
+// into the shared memory of both. A stage is empty when the consumers of both blocks have read it.
+struct GemmPair {
+    static constexpr int CLUSTER = 2;
+    static __device__ int rank() { return cluster_rank(); }
+    static __device__ void sync() { cluster_sync(); }
+    static __device__ void end() { cluster_sync(); } // until then the other block may write to this one's shared memory
+    // This block's half of a tile of weight, `columns` rows of 64, from (x, y) on.
+    template <int columns>
+    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int rank, uint64_t* full) {
+        const int half = columns / 2;
+        tma_load_2d_multicast(weight + rank * half * 64, &map, x, y + rank * half, full, 3);
+    }
+    // This warp has read a stage.
+    static __device__ void release(uint64_t* empty) {
+        int lane = threadIdx.x % 32;
+        if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
+    }
+};
+
+// 192 columns divide 768 and 3072, and the accumulators of 128x192 fit a warpgroup's registers.
+struct GemmPingPong192Pairs : GemmPair {
+    static constexpr int ROWS = 128, COLUMNS = 192; // of a tile of out
+    static constexpr int PARTS = ROWS / 64;         // wgmma has 64 rows: so many accumulators of 64 rows per consumer
+    static constexpr int READERS = 4;               // warps of a block that read a stage: one consumer
+    static constexpr int RING = 4;                  // stages
+    static constexpr int BOXES = 4;                 // of 16x64 results that a consumer's warp has room for
+    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
+        wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
+    }
+};
+
+template <class G> struct GemmSMem {
+    static constexpr int RING = G::RING;
+    struct Stage { // 64 columns of both operands, as TMA writes them
+        floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
+    } stages[RING];
+    floatX boxes[8][G::BOXES][16 * 64]; // of each consumer warp
+    uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
+    uint64_t turn[2]; // of each consumer: the other one has issued its products
+
+    static constexpr int bytes() {
+        static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
+        static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
+        return sizeof(GemmSMem) + 1024;
+    }
+};
+
+// Dynamic shared memory is aligned to less than the 1024 bytes of the swizzle: bytes() asks for one KB more.
+template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
+    uint32_t address = shared_address(dynamic_shared);
+    return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
+}
+
+// A tile of out, by its first row and column.
+struct GemmTile {
+    int row, column;
+};
+
+// Tile `index` of the scheduler's list: groups of 16 rows of tiles, column after column within a group. Blocks that run
+// together then share rows of inp and columns of the weight in L2, however long the weight is.
+template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
+    const int group = 16 / G::CLUSTER;
+    int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
+    int first = index / (group * num_columns) * group, within = index % (group * num_columns);
+    int height = min(group, num_rows - first);
+    return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
+}
+
+// All threads, before anything else. What earlier kernels wrote can be read after it.
+template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < G::RING; s++) {
+            mbarrier_init(&smem.full[s], 1);
+            mbarrier_init(&smem.empty[s], G::READERS * G::CLUSTER);
+        }
+        for (int i = 0; i < 8 * G::BOXES; i++) { mbarrier_init(&smem.box_full[0][0] + i, 1); }
+        for (int i = 0; i < 2; i++) { mbarrier_init(&smem.turn[i], 4); }
+        mbarrier_init_fence();
+    }
+    G::sync();
+    grid_launch_dependents(); // the next kernel's blocks start where this grid's end
+    grid_wait_dependency();
+}
+
+// ---- the producer: one thread per block ----
+
+struct GemmMaps { // inp and weight in tiles; out, and what has its shape, in boxes of 16x64
+    CUtensorMap inp, weight, out, second, residual;
+};
+
+// Loads the operands of a tile; i counts the stages that were loaded, through all tiles.
+template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
+                                                    const CUtensorMap& weight_map, const GemmTile& tile, int num_steps,
+                                                    int rank, int& i) {
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        auto& stage = smem.stages[i % G::RING];
+        uint64_t* full = &smem.full[i % G::RING];
+        mbarrier_wait(&smem.empty[i % G::RING], (i / G::RING + 1) % 2);
+        mbarrier_arrive_expect(full, sizeof(stage));
+        tma_load_2d(stage.inp, &inp_map, step * 64, tile.row, full);
+        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile.column, rank, full);
+    }
+}
+
+// Warpgroup 0: loads the tiles first, first + stride ...
+template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N,
+                                                       int num_steps, int first, int stride, int num_tiles, int rank) {
+    warpgroup_fewer_registers<24>();
+    if (threadIdx.x != 0) { return; }
+    int i = 0;
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride) {
+        gemm_load(smem, maps.inp, maps.weight, gemm_tile<G>(index, M, N, rank), num_steps, rank, i);
+    }
+}
+
+// ---- the consumers: warpgroups 1 and 2 ----
+
+// The products of a tile whose steps lie in the ring from i on; number: how many tiles this consumer had before.
+// sum[part][4j..4j+3] is the 16x8 tile of mma_16x8x16 at columns 8j of the part's 64 rows.
+template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
+                                                        int num_steps, int number, int& i) {
+    int consumer = threadIdx.x / 128 - 1;
+    // The other consumer issues its products first: a barrier tells a phase only from the one before it, so a consumer
+    // more than a round of the ring ahead would take an earlier tile's stage for its own.
+    mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        auto& stage = smem.stages[i % G::RING];
+        uint64_t inp = wgmma_descriptor(stage.inp), weight = wgmma_descriptor(stage.weight);
+        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor; 64 rows are 8192, 512
+#pragma unroll
+            for (int m = 0; m < G::PARTS; m++) {
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
+            }
+        }
+        wgmma_commit();
+        wgmma_wait<1>(); // the previous step's products are done
+        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+    }
+    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
+    G::release(&smem.empty[(i - 1) % G::RING]);
+}
+
+// What the epilogue needs of a tile's columns, loaded while the products run: one pair per lane and 64 columns. Threads
+// shuffle pairs from there; a load for each use would take longer than the rest of the epilogue.
+template <class G, class Epilogue> struct GemmColumns { typename Epilogue::Pair pairs[G::COLUMNS / 64]; };
+template <class G, class Epilogue> __device__ inline void
+gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
+#pragma unroll
+    for (int q = 0; q < G::COLUMNS / 64; q++) {
+        columns.pairs[q] = epilogue.pair(min(column + 64 * q + (int)threadIdx.x % 32 * 2, N - 2));
+    }
+}
+
+// A warp's part of a tile is stored in boxes of 16x64, row by row; they are numbered through all tiles and take the warp's
+// slots in shared memory in turn. `box` is the number of boxes before this tile. SMem has boxes and box_full.
+
+// Loads the residual of box n of this tile. One lane.
+template <class G, class SMem>
+__device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
+    const int columns = G::COLUMNS / 64;
+    int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
+    mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
+    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
+                     &smem.box_full[warp][slot]);
+}
+
+// Before the products of a tile: starts the loads that its epilogue needs. Arguments as those of gemm_store.
+template <class G, class Epilogue, class SMem>
+__device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
+                                    const CUtensorMap& residual_map, int row, int column, int N, int box) {
+    const int num_boxes = G::PARTS * (G::COLUMNS / 64);
+    gemm_load_columns(columns, epilogue, column, N);
+    if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
+    tma_store_wait<0>();
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
+}
+
+// The epilogue of a warp's part of a tile and its stores by TMA; row: the part's first one in out. The last stores may
+// still be in flight after it; they are the first lane's.
+template <class G, class Epilogue, class SMem>
+__device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
+                                  const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
+                                  const CUtensorMap& second_map, const CUtensorMap& residual_map, int row, int column,
+                                  int M, int& box) {
+    constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
+    static_assert(!has_second || !has_residual, "they share the boxes");
+    constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+    // where stmatrix puts this lane's 16 bytes of 16 columns in a box: the swizzle XORs the row into the chunk
+    uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+    typename Epilogue::Row rows[2];
+#pragma unroll
+    for (int n = 0; n < num_boxes; n++) {
+        const int m = n / num_columns, q = n % num_columns;
+        int box_row = row + 64 * m, box_column = column + 64 * q;
+        for (int half = 0; q == 0 && half < 2; half++) {
+            rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
+        }
+        int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
+        if (has_residual) {
+            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // into the slot of box n + ahead - boxes
+                tma_store_wait<G::BOXES - ahead - 1>();
+                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
+            }
+            mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
+        } else {
+            if (lane == 0) { tma_store_wait<has_second ? G::BOXES / 2 - 1 : G::BOXES - 1>(); }
+            __syncwarp();
+        }
+        uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
+        uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
+#pragma unroll
+        for (int p = 0; p < 4; p++) { // 16 columns
+            uint32_t out[4], second[4], residual[4];
+            if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
+#pragma unroll
+            for (int j = 0; j < 2; j++) { // 8 of them
+                typename Epilogue::Column two[2];
+                epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
+#pragma unroll
+                for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+                    const int k = 32 * q + 8 * p + 4 * j + 2 * half;
+                    float x = epilogue.value(sum[m][k], rows[half], two[0]);
+                    float y = epilogue.value(sum[m][k + 1], rows[half], two[1]);
+                    if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
+                    if (Epilogue::EXTRAS & GEMM_GELU) { x = gelu(x), y = gelu(y); }
+                    if (has_residual) {
+                        float2 add = unpack_16x2(residual[2 * j + half], floatX());
+                        x += add.x, y += add.y;
+                    }
+                    out[2 * j + half] = pack_16x2(x, y, floatX());
+                }
+            }
+            stmatrix_x4(at ^ p << 5, out);
+            if (has_second) { stmatrix_x4(second_at ^ p << 5, second); }
+        }
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store_2d(&out_map, smem.boxes[warp][slot], box_column, box_row);
+            if (has_second) { tma_store_2d(&second_map, smem.boxes[warp][second_slot], box_column, box_row); }
+            tma_store_commit();
+        }
+        box += has_second ? 2 : 1;
+    }
+}
+
+// The consumers, last of all: shared memory must stay until the stores have read it and the cluster is done with it.
+template <class G> __device__ inline void gemm_end() {
+    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
+    G::end();
+}
+
+// ---- the kernel ----
+
+// Kernel 9 of matmul_forward's ladder.
+template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
+    if (warpgroup == 0) {
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, number = 0;
+    // tiles go to consumers 0, 1, 0 ..., and their steps go through the ring in that order
+    first += (warpgroup - 1) * stride;
+    stride *= 2;
+    i = (warpgroup - 1) * num_steps;
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride, number++) {
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, rank);
+        int row = tile.row + warp % 4 * 16;
+        GemmColumns<G, Epilogue> columns;
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        gemm_multiply<G>(sum, smem, num_steps, number, i);
+        i += num_steps; // the other consumer's
+        gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+    }
+    gemm_end<G>();
+#endif
+}
+
+// ---- launch ----
+
+struct GemmArgs {
+    floatX *out, *second;   // (M,N); second with GEMM_SECOND, else NULL
+    const floatX* inp;      // (M,K)
+    const floatX* weight;   // (N,K)
+    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be out
+    int M, N, K;
+};
+
+// A matrix (M,N) in boxes of 16x64, as results are stored.
+inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return tensor_map(matrix, {N, M}, {64, 16}); }
+
+// A matrix that is not there gets a map that is not used.
+template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
+    GemmMaps maps;
+    maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
+    maps.weight = tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
+    maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
+    maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
+    maps.residual = g.residual ? gemm_box_map(g.residual, g.M, g.N) : maps.inp;
+    return maps;
+}
+
+// How many tiles, or pairs of tiles, out has.
+template <class G> int gemm_num_tiles(int M, int N, int K) {
+    require(M > 0 && N > 0 && K > 0 && N % 8 == 0 && K % 8 == 0);
+    size_t num_tiles = ceil_div((size_t)M, (size_t)G::ROWS * G::CLUSTER) * ceil_div((size_t)N, (size_t)G::COLUMNS);
+    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2); // steps are counted in an int
+    return (int)num_tiles;
+}
+
+// out = finish(inp weight^T). Needs has_sm90a(); K % 8 == 0, N % 8 == 0; all pointers aligned to 16 bytes.
+template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
+    typedef GemmPingPong192Pairs G;
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
+    require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
+    auto kernel = gemm_sm90_kernel9<G, Epilogue>;
+    const int bytes = GemmSMem<G>::bytes();
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(num_clusters * G::CLUSTER);
+    config.blockDim = dim3(384);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles));
+}
+#endif
+// ==== end promoted: gemm ====
+
+#if !defined(ENABLE_FP32)
+
+// ---- other forms: cooperative, blocks of their own, other tiles ---------------------------------------------------
+// Cooperative: both consumers work on one larger tile, 64 of its rows each. That is for a long K.
+
+// A block that shares nothing with others: GemmPair without its partner.
+struct GemmSingle {
+    static constexpr int CLUSTER = 1;
+    static __device__ int rank() { return 0; }
+    static __device__ void sync() { __syncthreads(); }
+    static __device__ void end() {}
+    template <int columns>
+    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int, uint64_t* full) {
+        tma_load_2d(weight, &map, x, y, full);
+    }
+    static __device__ void release(uint64_t* empty) {
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
+    }
+};
+
+// Cluster: GemmPair or GemmSingle.
+template <int rows, int columns, bool ping_pong, class Cluster, int ring, int boxes> struct GemmTiles : Cluster {
+    static constexpr int ROWS = rows, COLUMNS = columns, RING = ring, BOXES = boxes;
+    static constexpr int PARTS = rows / (ping_pong ? 64 : 128), READERS = ping_pong ? 4 : 8;
+    static_assert(PARTS >= 1 && PARTS * columns <= 2 * 192, "so many accumulators fit a thread's registers");
+    template <int n> static __device__ void wgmma(float (&sum)[n], uint64_t inp, uint64_t weight, bool accumulate) {
+        static_assert(n == 64 || n == 96 || n == 128, "128, 192 or 256 columns");
+        if constexpr (n == 64) { wgmma_64x128x16(sum, inp, weight, accumulate, floatX()); }
+        if constexpr (n == 96) { wgmma_64x192x16(sum, inp, weight, accumulate, floatX()); }
+        if constexpr (n == 128) { wgmma_64x256x16(sum, inp, weight, accumulate, floatX()); }
+    }
+};
+template <class G> constexpr bool gemm_is_ping_pong = G::READERS == 4;
+
+// Operands of e4m3: two of them take the place of one floatX, and everything counts such places along K. A stage is 128
+// columns of K, as many bytes, and its products take as many cycles.
+template <class G> struct GemmTilesE4M3 : G {
+    template <int n> static __device__ void wgmma(float (&sum)[n], uint64_t inp, uint64_t weight, bool accumulate) {
+        static_assert(n == 64 || n == 96 || n == 128, "128, 192 or 256 columns");
+        if constexpr (n == 64) { wgmma_64x128x32_e4m3(sum, inp, weight, accumulate); }
+        if constexpr (n == 96) { wgmma_64x192x32_e4m3(sum, inp, weight, accumulate); }
+        if constexpr (n == 128) { wgmma_64x256x32_e4m3(sum, inp, weight, accumulate); }
+    }
+};
+template <class G> using GemmTilesSame = G;
+
+typedef GemmTiles<128, 192, true, GemmSingle, 4, 4> GemmPingPong192;
+typedef GemmTiles<128, 256, false, GemmSingle, 4, 2> GemmCooperative256;
+typedef GemmTiles<128, 256, false, GemmPair, 4, 2> GemmCooperative256Pairs;
+typedef GemmTiles<128, 128, true, GemmPair, 5, 4> GemmPingPong128Pairs;
+// Their numbers, which stand in the column of block sizes.
+enum {
+    GEMM_PING_PONG_192 = 1,
+    GEMM_PING_PONG_192_PAIRS, // the promoted one
+    GEMM_COOPERATIVE_256,
+    GEMM_COOPERATIVE_256_PAIRS,
+    GEMM_PING_PONG_128_PAIRS
+};
+
+// As gemm_multiply, but of 64 rows from first_row of the tile on, and without a turn to wait for.
+template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)[G::PARTS][G::COLUMNS / 2],
+                                                                    GemmSMem<G>& smem, int first_row, int num_steps,
+                                                                    int& i) {
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        auto& stage = smem.stages[i % G::RING];
+        uint64_t inp = wgmma_descriptor(stage.inp + first_row * 64), weight = wgmma_descriptor(stage.weight);
+        mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int m = 0; m < G::PARTS; m++) {
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
+            }
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (step > 0) { G::release(&smem.empty[(i - 1) % G::RING]); }
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
+    G::release(&smem.empty[(i - 1) % G::RING]);
+}
+
+// ---- other epilogues ----------------------------------------------------------------------------------------------
+
+enum { GEMM_E4M3 = 8 }; // out is e4m3, its columns in the order of gemm_store_e4m3; goes with GEMM_GELU alone
+
+__device__ inline float4 gemm_shuffle(const float4& pair, int lane) {
+    return make_float4(__shfl_sync(0xFFFFFFFFu, pair.x, lane), __shfl_sync(0xFFFFFFFFu, pair.y, lane),
+                       __shfl_sync(0xFFFFFFFFu, pair.z, lane), __shfl_sync(0xFFFFFFFFu, pair.w, lane));
+}
+
+// y = rstd_i * (sum - mean_i * u_j) + v_j: layernorm(inp) through a linear layer. The weight has the layernorm's weight
+// multiplied in; u (N) are the sums of its rows, v (N) what the layernorm's bias and the layer's own come to.
+template <int extras> struct GemmLayernorm {
+    static constexpr int EXTRAS = extras;
+    const float *mean, *rstd; // (M)
+    const float2* sums;       // (N): u, v; aligned to 16 bytes
+
+    struct Row {
+        float mean, rstd;
+    };
+    typedef float4 Pair;
+    struct Column {
+        float u, v;
+    };
+    __device__ Row row(int row) const { return {mean[row], rstd[row]}; }
+    __device__ Pair pair(int column) const { return __ldg(reinterpret_cast<const float4*>(sums + column)); }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        c[0].u = pair.x, c[0].v = pair.y, c[1].u = pair.z, c[1].v = pair.w;
+    }
+    __device__ float value(float sum, const Row& r, const Column& c) const {
+        return r.rstd * (sum - r.mean * c.u) + c.v;
+    }
+};
+
+// y = sum * scale + bias, where scale undoes those of two e4m3 operands
+template <int extras> struct GemmScaledBias {
+    static constexpr int EXTRAS = extras;
+    const float *inp_scale, *weight_scale; // what each was multiplied by, inverted: one float each
+    const floatX* bias;                    // (N), or NULL: 0
+    __nv_fp8_e4m3* out;                    // (M,N), with GEMM_E4M3 alone, as the next
+    const float* out_scale;                // what results are multiplied by: one float
+
+    // Set by begin(), once per kernel. With GEMM_GELU and GEMM_E4M3 values are half of out_scale times larger, so that the
+    // result is x tanh(x (a + b x^2)) + x: that saves two multiplications each.
+    float scale, out_multiplier, a, b;
+
+    struct Row {};
+    typedef uint32_t Pair;
+    typedef float Column;
+    static constexpr bool IS_E4M3 = extras & GEMM_E4M3, IS_GELU = extras & GEMM_GELU;
+    __device__ void begin() {
+        scale = __ldg(inp_scale) * __ldg(weight_scale);
+        if (IS_E4M3) {
+            out_multiplier = IS_GELU ? 0.5f * __ldg(out_scale) : __ldg(out_scale);
+            scale *= out_multiplier;
+            a = 0.7978845608f / out_multiplier;                                     // sqrt(2/pi)
+            b = 0.0356774081f / (out_multiplier * out_multiplier * out_multiplier); // 0.044715 sqrt(2/pi)
+        }
+    }
+    __device__ Row row(int) const { return {}; }
+    __device__ Pair pair(int column) const { return GemmBias<0>{bias}.pair(column); }
+    __device__ void columns(Column (&c)[2], const Pair& pair) const {
+        GemmBias<0>().columns(c, pair);
+        if (IS_E4M3) { c[0] *= out_multiplier, c[1] *= out_multiplier; }
+    }
+    __device__ float value(float sum, const Row&, const Column& c) const { return fmaf(sum, scale, c); }
+    __device__ float finish(float x) const { return IS_GELU ? fmaf(x, tanh_approx(x * fmaf(x * x, b, a)), x) : x; }
+};
+template <class Epilogue> constexpr bool gemm_is_scaled = false;
+template <int extras> constexpr bool gemm_is_scaled<GemmScaledBias<extras>> = true;
+
+// As gemm_store, to e4m3 (M,N), N % 64 == 0. So that a thread's results for a row and 64 columns are one store of 16
+// bytes, column 8j + 2t + e of these 64, t < 4 and e < 2, goes to place 16t + 2j + e: gemm_e4m3_column. A product that
+// takes the result wants its weight's columns in this order.
+template <class G, class Epilogue>
+__device__ inline void gemm_store_e4m3(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
+                                       const GemmColumns<G, Epilogue>& columns, int row, int column, int M, int N) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < G::PARTS * (G::COLUMNS / 64); n++) {
+        const int m = n % G::PARTS, q = n / G::PARTS;
+        typename Epilogue::Row rows[2];
+        uint32_t words[2][4];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            rows[half] = epilogue.row(min(row + 64 * m + 8 * half + lane / 4, M - 1));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // 16 columns
+            typename Epilogue::Column two[2][2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                epilogue.columns(two[j], gemm_shuffle(columns.pairs[q], 8 * i + 4 * j + lane % 4));
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+                float y[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    float x = sum[m][32 * q + 8 * i + k / 2 * 4 + 2 * half + k % 2];
+                    y[k] = epilogue.finish(epilogue.value(x, rows[half], two[k / 2][k % 2]));
+                }
+                words[half][i] = pack_e4m3x4(y[0], y[1], y[2], y[3]);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int at = row + 64 * m + 8 * half + lane / 4, first = column + 64 * q;
+            if (at < M && first < N) {
+                *reinterpret_cast<uint4*>(epilogue.out + (size_t)at * N + first + lane % 4 * 16) =
+                    make_uint4(words[half][0], words[half][1], words[half][2], words[half][3]);
+            }
+        }
+    }
+}
+// The column of 64 that stands in this place.
+__host__ __device__ inline int gemm_e4m3_column(int place) { return place % 16 / 2 * 8 + place / 16 * 2 + place % 2; }
+
+// ---- the kernel of every form and epilogue ------------------------------------------------------------------------
+
+// gemm_sm90_kernel9, and cooperative kernels, and scaled epilogues.
+template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
+    gemm_forms_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
+                           int num_tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
+    gemm_init(smem);
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
+    if (warpgroup == 0) {
+        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int box = 0, number = 0, first_row = gemm_is_ping_pong<G> ? 0 : (warpgroup - 1) * 64;
+    if (gemm_is_ping_pong<G>) {
+        first += (warpgroup - 1) * stride;
+        stride *= 2;
+        i = (warpgroup - 1) * num_steps;
+    }
+    if constexpr (gemm_is_scaled<Epilogue>) { epilogue.begin(); }
+#pragma unroll 1
+    for (int index = first; index < num_tiles; index += stride, number++) {
+        float sum[G::PARTS][G::COLUMNS / 2];
+        GemmTile tile = gemm_tile<G>(index, M, N, rank);
+        int row = tile.row + first_row + warp % 4 * 16;
+        GemmColumns<G, Epilogue> columns;
+        gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
+        if constexpr (gemm_is_ping_pong<G>) {
+            gemm_multiply<G>(sum, smem, num_steps, number, i);
+            i += num_steps;
+        } else {
+            gemm_multiply_cooperative<G>(sum, smem, first_row, num_steps, i);
+        }
+        if constexpr (Epilogue::EXTRAS & GEMM_E4M3) {
+            gemm_store_e4m3<G>(sum, epilogue, columns, row, tile.column, M, N);
+        } else {
+            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
+        }
+    }
+    gemm_end<G>();
+#endif
+}
+
+// ---- launch -------------------------------------------------------------------------------------------------------
+
+// Launches a kernel of 384 threads and `bytes` of dynamic shared memory, in clusters. early: it may start before the
+// kernel ahead of it in the stream has ended; it waits for that by grid_wait_dependency().
+template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
+                                                                   int cluster, int bytes, bool early,
+                                                                   cudaStream_t stream, const Arguments&... arguments) {
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(num_blocks);
+    config.blockDim = dim3(384);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (cluster > 1) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    }
+    if (early) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+// As gemm(), of the form G. With GEMM_E4M3 g.out is NULL.
+template <class G, class Epilogue>
+void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream) {
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
+    require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
+    void (*kernel)(GemmMaps, Epilogue, int, int, int, int);
+    if constexpr (gemm_is_ping_pong<G> && !gemm_is_scaled<Epilogue>) {
+        kernel = gemm_sm90_kernel9<G, Epilogue>;
+    } else {
+        kernel = gemm_forms_sm90_kernel<G, Epilogue>;
+    }
+    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), early, stream, gemm_maps<G>(g),
+               epilogue, g.M, g.N, g.K, num_tiles);
+}
+
+// As gemm(), of the form with this number.
+template <class Epilogue, template <class> class Tiles = GemmTilesSame>
+void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
+    switch (form) {
+    case GEMM_PING_PONG_192:
+        return gemm_tiles<Tiles<GemmPingPong192>>(g, epilogue, early, stream);
+    case GEMM_PING_PONG_192_PAIRS:
+        return gemm_tiles<Tiles<GemmPingPong192Pairs>>(g, epilogue, early, stream);
+    case GEMM_COOPERATIVE_256:
+        return gemm_tiles<Tiles<GemmCooperative256>>(g, epilogue, early, stream);
+    case GEMM_COOPERATIVE_256_PAIRS:
+        return gemm_tiles<Tiles<GemmCooperative256Pairs>>(g, epilogue, early, stream);
+    case GEMM_PING_PONG_128_PAIRS:
+        return gemm_tiles<Tiles<GemmPingPong128Pairs>>(g, epilogue, early, stream);
+    }
+    require(!"a form of gemm");
+}
+
+// The same for operands of e4m3, (M,K) and (N,K), K % 16 == 0: two of them, cast, take the place of one of g's floatX,
+// so that g.K is half of K.
+template <class Epilogue>
+void gemm_form_e4m3(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
+    require(!(Epilogue::EXTRAS & GEMM_E4M3) || g.N % 64 == 0);
+    gemm_form<Epilogue, GemmTilesE4M3>(g, epilogue, early, stream, form);
+}
+
+#endif
