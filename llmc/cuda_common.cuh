@@ -97,7 +97,6 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
 // ---- shapes ---------------------------------------------------------------------
 
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
-constexpr float LOG2E = 1.4426950409f, LN2 = 0.6931471806f;
 
 // ---- constants ------------------------------------------------------------------
 

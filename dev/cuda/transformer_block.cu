@@ -375,18 +375,18 @@ template <int halves> __device__ inline void transformer_block_attention(Transfo
             TransformerBlockStage<halves>& stage = smem.stages[i % ring];
             mbarrier_wait(&smem.full[i % ring], i / ring % 2);
             wgmma_fence();
-            attention_forward_wgmma_scores(s, q, stage.a);
+            attention_forward_sm90_scores(s, q, stage.a);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(s);
-            bool grew = step == tile ? attention_forward_wgmma_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
-                                     : attention_forward_wgmma_lazy_softmax<false, false>(s, x, 0, scale_log2);
-            if (grew) { attention_forward_wgmma_rescale(o, x); }
-            attention_forward_wgmma_pack(p, s);
+            bool grew = step == tile ? attention_forward_sm90_lazy_softmax<true, true>(s, x, warp * 16, scale_log2)
+                                     : attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
+            if (grew) { attention_forward_sm90_rescale(o, x); }
+            attention_forward_sm90_pack(p, s);
             wgmma_hold(o);
             wgmma_hold(p);
             wgmma_fence();
-            attention_forward_wgmma_values(o, p, stage.b);
+            attention_forward_sm90_values(o, p, stage.b);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(o);
@@ -401,7 +401,7 @@ template <int halves> __device__ inline void transformer_block_attention(Transfo
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
             x.rescale[half_row] = 1.0f / l;
         }
-        attention_forward_wgmma_rescale(o, x);
+        attention_forward_sm90_rescale(o, x);
         TransformerBlockProduct out = {f.attention + (size_t)(head / f.NH) * f.T * f.C, NULL, NULL, false, f.T, f.C, 0};
         for (int half = 0; half < 2; half++) {
             transformer_block_store(out, o + 16 * half, tile * 128 + warp * 16, head % f.NH * 64 + half * 32, f.T);
@@ -460,7 +460,7 @@ template <int halves> __global__ void __launch_bounds__(384, 1)
     transformer_block_sm90_kernel5(const __grid_constant__ TransformerBlock f,
                                    const __grid_constant__ TransformerBlockMaps maps) {
     extern __shared__ __align__(256) unsigned char transformer_block_shared[];
-    auto& smem = attention_forward_sm90_shared<TransformerBlockSMem<halves>>(transformer_block_shared);
+    auto& smem = shared_aligned_1024<TransformerBlockSMem<halves>>(transformer_block_shared);
     if (threadIdx.x == 0) {
         for (int s = 0; s < smem.ring; s++) {
             mbarrier_init(&smem.full[s], 1);
@@ -524,7 +524,7 @@ template <int halves> static void transformer_block_forward5(const TransformerBl
                                  tensor_map(w.proj_weight, {C, C}, {64, 128 * halves}),
                                  tensor_map(w.fc_weight, {C, 4 * C}, {64, 128 * halves}),
                                  tensor_map(w.fcproj_weight, {4 * C, C}, {64, 128 * halves}),
-                                 attention_forward_tensor_map(f.qkv, f.B, f.T, 3 * f.NH, 64)};
+                                 tensor_map_heads(f.qkv, f.B, f.T, 3 * f.NH, 64)};
     const int bytes = sizeof(TransformerBlockSMem<halves>) + 1024;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     TransformerBlock parameters = f;
@@ -1068,7 +1068,6 @@ void transformer_block_forward14(const TransformerBlock& f, const TransformerBlo
 
 // Attention's result times *scale to e4m3 (B,T,NH,64), each 64 in the order of gemm_e4m3_column.
 struct TransformerBlockStore15 {
-    static const bool once = false;
     __nv_fp8_e4m3* out;
     const float* scale;
     int T, NH;
@@ -1100,15 +1099,15 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                          const float* scale) {
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map); }
-    auto& smem = attention_forward_sm90_shared<AttentionForwardSM90<groups>>(attention_forward_shared);
+    auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
     attention_forward_sm90_block(smem, lse, qkv_map, T, NH, list, scale_log2,
                                  TransformerBlockStore15{out, scale, T, NH});
 }
 template <int groups> static void transformer_block_attention15(const TransformerBlock& f, __nv_fp8_e4m3* out,
                                                                 const float* scale, cudaStream_t stream) {
     float* no_lse = NULL;
-    attention_forward_sm90_launch<groups>(transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH,
-                                          stream, out, scale);
+    attention_forward_sm90_launch_kernel<groups, AttentionForwardSMem<groups>>(
+        transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH, stream, out, scale);
 }
 
 // out (M,N) = inp (M,K) weight (N,K)^T + bias and what `extras` says, inp and weight e4m3
