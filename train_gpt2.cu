@@ -3085,8 +3085,8 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
-// and values stream past. The softmax is online: each row keeps its running maximum m and sum l, and when m grows, l and
-// the output o are rescaled. Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+// and values stream past. The softmax is online: each row keeps its running maximum m and sum l, and when m grows, l
+// and the output o are rescaled. Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
 struct AttentionForwardWork {
     int head; // of B*NH
@@ -3270,8 +3270,8 @@ template <int HS> __device__ inline int attention_forward_at(int row, int chunk)
     return row * HS + permuted * 8;
 }
 
-// From the address of chunk 0 or 1 of a row to the address 16 * d columns further in the same row. The swizzle is an xor
-// of address bits, because tiles are aligned to 256 bytes.
+// From the address of chunk 0 or 1 of a row to the address 16 * d columns further in the same row. The swizzle is an
+// xor of address bits, because tiles are aligned to 256 bytes.
 template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
     return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
 }
@@ -3390,7 +3390,8 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     }
 }
 
-// Divides a warp's rows by l and stores them, 16 bytes at a time. `tile`, the warp's part of smem.q, is the staging area.
+// Divides a warp's rows by l and stores them, 16 bytes at a time. `tile`, the warp's part of smem.q, is the staging
+// area.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
                                                AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C) {
@@ -3458,7 +3459,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
         }
         for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
     }
-    // the four 8x8 matrices that ldmatrix reads of 16 keys and 16 columns, as (keys, columns), in the order of the operand:
+    // the four 8x8 matrices that ldmatrix reads of 16 keys and 16 columns, as (keys, columns), in the order of the
+    // operand:
     //     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
     //     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
     constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
@@ -3468,7 +3470,7 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     for (int tile = 0; tile < num_tiles; tile++) {
         if (tile > 0) {
             cp_async_wait<0>();
-            __syncthreads(); // this tile has landed, and all warps have read the one before, which the next load overwrites
+            __syncthreads(); // this tile has landed; all warps have read the one that the next load overwrites
         }
         if (tile + 1 < num_tiles) {
             attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
@@ -3527,8 +3529,8 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 constexpr int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, the width of TMA's swizzle
 constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
 
-// Starts s = q k^T for 64 queries and 64 keys, given by their wgmma_descriptors, and does not wait. What s held before is
-// dead.
+// Starts s = q k^T for 64 queries and 64 keys, given by their wgmma_descriptors, and does not wait. What s held before
+// is dead.
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
@@ -3556,8 +3558,8 @@ struct AttentionForwardRows {
     float l[2];       // this thread's part of the sum of P
     float rescale[2]; // the factor for o, if the last softmax asked for one
     // Correction to l before the final division. P V uses P rounded to 16 bits, l sums it unrounded; this is the
-    // difference where it is known: over the diagonal block, and for the row maximum, which rounds to 1 but entered l as
-    // 1 + error.
+    // difference where it is known: over the diagonal block, and for the row maximum, which rounds to 1 but entered l
+    // as 1 + error.
     float rounding[2];
 };
 
@@ -3782,13 +3784,14 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 #if !defined(ENABLE_FP32)
 // ---- kernel 16: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
 // A persistent block per SM takes tiles of 256 queries, or of 128 where there are few tiles. The producer, one thread,
-// fills a ring of keys and values by TMA. Each consumer warpgroup has 64 queries and walks over their keys, the diagonal
-// first. As far as the ring reaches, each goes at its own pace: the softmax of one is hidden behind the products of others.
+// fills a ring of keys and values by TMA. Each consumer warpgroup has 64 queries and walks over their keys, the
+// diagonal first. As far as the ring reaches, each goes at its own pace: the softmax of one is hidden behind the
+// products of others.
 
 constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring, each 64 keys and their values
 
-// What the producer says of a tile. Tiles are counted from the end of a sequence, so the first group of 64 queries of one
-// that is not full may be negative.
+// What the producer says of a tile. Tiles are counted from the end of a sequence, so the first group of 64 queries of
+// one that is not full may be negative.
 struct AttentionForwardTile {
     int b; // sequence; negative: there are no more tiles
     int h, first_group;
@@ -3904,9 +3907,9 @@ __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_
     attention_forward_sm90_rounding(rows, p, warp);
 }
 
-// Step i: the scores of 64 more keys, then the product of P with the values of step i - 1. The search for the new maximum
-// overlaps with that product. Then it waits for the product, so that nothing delays the work between exponents, which
-// take longest: sums, packing, rescaling.
+// Step i: the scores of 64 more keys, then the product of P with the values of step i - 1. The search for the new
+// maximum overlaps with that product. Then it waits for the product, so that nothing delays the work between exponents,
+// which take longest: sums, packing, rescaling.
 template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
                                                                          float (&o)[32], AttentionForwardRows& rows,
                                                                          AttentionForwardSMem<groups>& smem, uint64_t q,
@@ -3930,8 +3933,8 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     attention_forward_sm90_pack(p, s);
 }
 
-// The end of tile n, after step i - 1: the product with that step's values, lse, and in rows.l the divisors of o. t: the
-// warp's first token. Afterwards the warp's staging area of the output is free.
+// The end of tile n, after step i - 1: the product with that step's values, lse, and in rows.l the divisors of o. t:
+// the warp's first token. Afterwards the warp's staging area of the output is free.
 template <int groups> __device__ inline void
 attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                     AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
@@ -3956,8 +3959,8 @@ attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], Attention
     if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
 }
 
-// This warp's consumer warpgroup, from warp votes, so the compiler knows it is warp-uniform and keeps what depends on it in
-// uniform registers.
+// This warp's consumer warpgroup, from warp votes, so the compiler knows it is warp-uniform and keeps what depends on
+// it in uniform registers.
 __device__ inline int attention_forward_sm90_warpgroup() {
     return (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
 }
@@ -4075,11 +4078,14 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 // ==== promoted: attention_backward ====
-// ---- kernel 5: fp32 tiles in registers, 4x4 a thread; for fp32 builds, older devices and other head sizes ----
+// ---- kernel 5: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
-// What both gradient kernels need of every query row besides lse: dsum = rowsum(dout * out), for with
-// P = exp(scale * q.k - lse) and dS = P * (dout.v - dsum):  dv = P^T dout, dk = scale * dS^T q, dq = scale * dS k.
-// 8 threads for each row of HS.
+// dsum = rowsum(dout * out), which both gradient kernels need per query row besides lse, because with
+//
+//     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
+//     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
+//
+// 8 threads per row of HS.
 __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
@@ -4097,7 +4103,16 @@ __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout,
     }
 }
 
-// 4 elements as floats
+// dsum (B,NH,T) | dout, out (B,T,NH,HS)
+void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
+                             cudaStream_t stream) {
+    int num_rows = B * T * NH, block_size = 256;
+    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+        dsum, dout, out, T, NH, C / NH, num_rows);
+    cudaCheck(cudaGetLastError());
+}
+
+// Loads 4 elements as floats.
 __device__ inline f128 attention_backward_load4(const floatX* p) {
 #if defined(ENABLE_FP32)
     return load128(p);
@@ -4123,10 +4138,9 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
     }
 }
 
-// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. keys: it owns keys, walks over
-// queries, and computes dk and dv; else it owns queries, walks over keys, and computes dq: the scores are computed
-// twice so that every gradient has one writer. Scores stand as [walked][owned], which is how the second product reads
-// them. 64 * D >= HS.
+// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
+// over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
+// computed as [walked][owned], which is how the second product reads them. 64 * D >= HS.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -4134,7 +4148,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
         float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
         float p[64][64], ds[64][64];
     };
-    static_assert(sizeof(SMem) == 48 * 1024, "what every device allows");
+    static_assert(sizeof(SMem) == 48 * 1024, "the limit without an opt-in");
     __shared__ SMem smem;
     int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
     int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks first
@@ -4186,7 +4200,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             store128(&smem.ds[4 * row + i][4 * col], ds);
         }
 
-        // 16 walked rows at a time, 64 columns of them
+        // 16 walked rows at a time, 64 of their columns
 #pragma unroll
         for (int part = 0; part < D; part++) {
             for (int w = 0; w < 64; w += 16) {
@@ -4237,70 +4251,74 @@ template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* 
 void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                               int B, int T, int C, int NH, cudaStream_t stream) {
     int HS = C / NH;
-    require(HS % 8 == 0 && HS <= 256);
-    require(B * NH <= 65535);
+    require(HS % 8 == 0 && B * NH <= 65535);
     if (HS <= 64) {
         attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     } else if (HS <= 128) {
         attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     } else {
+        require(HS <= 256);
         attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     }
 }
 
 #if !defined(ENABLE_FP32)
-// ---- kernel 7: tensor cores, 32 rows a warp, one owned operand in shared memory ----
-
-// Both kernels: 4 warps own 16 * M rows each of one head, k or q in registers, v or dout in shared memory, and walk
-// over tiles of 64 rows of the other side in shared memory, 8 * N rows at a time. Scores come out as [owned][walked],
-// so that P and dS turn from accumulators into operands of the second product without leaving the registers.
+// ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
+// One kernel owns keys and computes dk and dv, the other owns queries and computes dq:
+//
+//              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
+//     kv       k (registers), v (shared)      q, dout
+//     q        q (registers), dout (shared)   k, v
+//
+// Scores are computed as [owned][walked], so the accumulators of P and dS become operands of the second product without
+// leaving the registers.
 template <int HS, int M> struct AttentionBackwardMmaSMem {
-    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // q and dout, or k and v; two deep
+    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // walked: q and dout, or k and v; two stages
     floatX owned[64 * M * HS];                   // v, or dout
-    float lse[2][64], dsum[2][64];               // of the queries of a tile
+    float lse[2][64], dsum[2][64];               // of a tile's queries
 };
-static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
+static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a row
-// are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
+// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a
+// row are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
     return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
-// From the chunk at `offset`, 0 or 1 of its row, to the one that is an even number of chunks further.
+// From the offset of chunk 0 or 1 of a row to the chunk an even number of chunks further in the same row.
 template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
-    constexpr int group = HS % 64 == 0 ? 8 : 4;
-    return memory + (offset ^ chunk % group * 8) + chunk / group * group * 8;
+    constexpr int GROUP = HS % 64 == 0 ? 8 : 4;
+    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
 }
 
-// This thread's part of the next tile of 64 rows: a pointer for each of two tensors.
+// Copies tiles of 64 rows of two tensors to shared memory, one tile per call of load(): this thread's part of it.
 template <int HS> struct AttentionBackwardLoader {
-    static constexpr int lanes = HS % 64 == 0 ? 8 : 4, rows_at_a_time = 128 / lanes; // lanes to a row, 16 bytes each
+    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
     const floatX *next1, *next2;
-    int num_valid; // rows left, from this thread's first row on; those past the end become 0
+    int num_valid; // rows from this thread's first row to the end; rows past the end become 0
 
     __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
                                        int T) {
-        int row = t + threadIdx.x / lanes, column = threadIdx.x % lanes * 8;
+        int row = t + threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
         next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
         num_valid = T - row;
     }
     __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2) {
-        int row = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+        int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll
-        for (int i = 0; i < 64; i += rows_at_a_time) {
+        for (int i = 0; i < 64; i += ROWS) {
 #pragma unroll
-            for (int c = 0; c < HS / 8; c += lanes) {
+            for (int c = 0; c < HS / 8; c += LANES) {
                 int to = attention_backward_offset<HS>(0, row + i, c + lane);
                 cp_async_16(tile1 + to, next1 + c * 8, i < num_valid);
                 cp_async_16(tile2 + to, next2 + c * 8, i < num_valid);
             }
-            next1 += rows_at_a_time * stride1, next2 += rows_at_a_time * stride2;
+            next1 += ROWS * stride1, next2 += ROWS * stride2;
         }
         num_valid -= 64;
     }
 };
 
-// 16 * M rows from `row` on, of T in all, as the operand a of mma
+// Loads rows row..row+16*M-1 of T as fragments of operand a of mma.
 template <int HS, int M> __device__ inline void
 attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
     int lane = threadIdx.x % 32;
@@ -4319,7 +4337,7 @@ attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows
     }
 }
 
-// 16 * M rows, of which num_valid exist, to the shared memory of this warp; waiting is the caller's.
+// Starts the copy of 16 * M rows, of which num_valid exist, to this warp's shared memory; the caller waits.
 template <int HS, int M>
 __device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
 #pragma unroll 1
@@ -4330,7 +4348,7 @@ __device__ inline void attention_backward_load_owned(floatX* owned, const floatX
     }
 }
 
-// sum (16 M, 8 N) += a (16 M, HS) times 8 * N rows of a tile, transposed
+// sum (16*M, 8*N) += a (16*M, HS) rows^T, with 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32;
@@ -4350,7 +4368,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
     }
 }
 
-// The same with a in the shared memory of this warp.
+// The same with a in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -4375,7 +4393,7 @@ attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* 
     }
 }
 
-// sum (16 M, HS) += x (16 M, 8 N) times 8 * N rows of a tile
+// sum (16*M, HS) += x (16*M, 8*N) rows, with 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
@@ -4403,7 +4421,7 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
     }
 }
 
-// rows[r] = factor * sum for r < num_valid, by way of `owned`, which is no longer needed, for 16-byte stores
+// rows[r] = factor * sum for r < num_valid, in 16-byte stores; `owned`, which is no longer needed, is the staging area
 template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
                                                                          const float (&sum)[M][HS / 8][4], float factor,
                                                                          floatX* owned) {
@@ -4432,16 +4450,15 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
     }
 }
 
-// The head of this block and its rank, 0 for the tiles with the longest walks: these come first, for as many heads at a
-// time as the L2 cache holds.
+// The head of this block, and the rank of its tile: 0 has the longest walk. Blocks start in the order of their index:
+// within a group of heads, which fit L2 together, the longest walks come first.
 __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
     int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
     int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
     return make_int2(first + i % heads, i / heads);
 }
 
-// P and dS of the owned keys from kv on and the 8 * N queries from q on, which stand at offset `tile`; what they add to
-// dk and dv.
+// Adds to dk and dv what 8 * N queries contribute: rows q.., at offset `tile` of the tiles. kv: the warp's first key.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
                                                   const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
@@ -4484,7 +4501,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     AttentionBackwardMmaSMem<HS, M>& smem =
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 is seen by all queries
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // all queries see tile 0
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
@@ -4495,7 +4512,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
     auto load = [&](int stage, int t) {
         loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
-        // queries past the end: q, dout, lse and dsum are 0, and so is what they add
+        // past the end q, dout, lse and dsum are 0, so these queries add 0
         int i = threadIdx.x % 64;
         cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                    t + i < T);
@@ -4510,14 +4527,14 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
         if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
         floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
         if (walk < first + M) { // on the diagonal
 #pragma unroll 1
             for (int row = 0; row < 64; row += 8 * N) {
                 int t = 64 * walk + row;
-                if (t + 8 * N <= kv) { continue; } // no query of these sees this warp's keys
+                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
                 attention_backward_step_kv<true, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
                                                            (64 * stage + row) * HS, smem.lse[stage] + row,
                                                            smem.dsum[stage] + row, kv, t, scale2);
@@ -4537,8 +4554,8 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
 }
 
-// As attention_backward_step_kv, for owned queries from q on and keys from kv on. lse2, in base 2, and dsum are those
-// of the lane's rows.
+// Adds to dq what 8 * N keys contribute: rows kv.., at offset `tile` of the tiles. q: the warp's first query; lse2, in
+// base 2, and dsum: of this lane's rows.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
                                                  floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
@@ -4579,7 +4596,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int num_tiles = ceil_div(T, 64 * M);
     int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last one sees all keys
+    int tile = num_tiles - 1 - work.y; // the last tile sees all keys
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C;
     const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
@@ -4607,7 +4624,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     int num_walks = min(M * (tile + 1), ceil_div(T, 64));
     for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
         if (walk + 1 < num_walks) {
             loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
             cp_async_commit();
@@ -4634,7 +4651,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
 }
 
-// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_: of the one for dq
+// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the one for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
@@ -4645,7 +4662,7 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
     float scale = 1.0f / sqrtf((float)HS);
     size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v, dout
-    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of 40 to 50 in L2
+    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
     kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
@@ -4653,44 +4670,54 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     cudaCheck(cudaGetLastError());
 }
 
+// HS is 32, 64, 96 or 128.
 void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                             int B, int T, int C, int NH, cudaStream_t stream) {
-    switch (C / NH) {
-    case 32:
-        return attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    case 64:
-        return attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    case 96:
-        return attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    case 128:
-        return attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    default:
-        return attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    int HS = C / NH;
+    if (HS == 32) {
+        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS == 64) {
+        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS == 96) {
+        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else {
+        require(HS == 128);
+        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     }
 }
+#endif
 
-// ---- kernel 11: wgmma and TMA, dq summed in L2 in the order of the keys, work items by ticket; five products ----
-
-// A work item is 128 keys of one head, 64 for each of two warpgroups, and a walk over tiles of 128 queries from its own
-// number on. Scores come out as [keys][queries], so that P and dS turn into operands without leaving the registers; dS
-// goes to shared memory as well, for dq, which sums over all keys.
-// Tile j of keys adds to tile i of queries in step i - j of its walk, after tile j + 1 has, which came there one step
-// of its own walk earlier: items that start in the order of descending j hardly wait, and the sum has one order. Tile i
-// of keys stores the first term, tile 0 adds the last one and writes dq.
-// Only items drawn earlier are ever waited for, and they are in work by then: however few blocks run at a time, the
-// earliest one that is not finished waits for nothing.
+#if !defined(ENABLE_FP32)
+// ---- sm_90a: what kernels 9 to 11 share: five products by wgmma, tiles by TMA, dq summed in L2 by turns ----
+// HS = 64. A work item is 128 keys of one head, 64 for each of two warpgroups, which walk over tiles of 128 queries,
+// their own tile number first. Scores are computed as [keys][queries], so the accumulators of P and dS become operands
+// in registers; dS also goes to shared memory, for dq, which sums over all keys.
+//
+// dq is summed in one fixed order, so that it is deterministic. Tile j of keys adds to tile i of queries in step i - j
+// of its walk, when tile j + 1 has added its term, one step of its own walk earlier:
+//
+//     keys \ queries     0        1        2        3
+//     tile 3                                       step 0       down a column: the order of the sum, which waits for
+//     tile 2                              step 0   step 1       the row above; items start in the order of the rows,
+//     tile 1                     step 0   step 1   step 2       so they hardly wait. Tile i of keys stores the first
+//     tile 0            step 0   step 1   step 2   step 3       term, tile 0 adds the last one and writes dq.
+//
+// No deadlock in kernel 11: an item waits only for items with smaller tickets, which have started; the oldest
+// unfinished one never waits, however few blocks are resident. Source: the swapped operands: Shah et al. 2024,
+// FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
-    floatX* dqkv;        // (B,T,3,NH,64)
-    float4* dq_sums;     // (B*NH, num_tiles, 2, 8, 128): 8 of each thread of two warpgroups
-    int *turns, *ticket; // (B*NH, num_tiles, 2), how many terms are in the sums; how many work items have been begun
-    float4* stats;       // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
+    floatX* dqkv;    // (B,T,3,NH,64)
+    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 per thread of two warpgroups
+    int* turns;      // (B*NH, num_tiles, 2): terms in the sums so far
+    int* ticket;     // the number of the next work item
+    float4* stats;   // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
     int T, NH, num_heads, num_tiles;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
 constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 
-// floats
+// Scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     return tiles * (2 * 4096 + 256 + 2) + 1;
@@ -4709,15 +4736,15 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     return args;
 }
 
-// lse and dsum of every query; turns and ticket to 0, at every launch. Queries past the end have an infinite lse: their
-// P is 0. 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
+// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse,
+// so their P is 0. 8 threads per row of 64, 32 rows per block; the 128 rows of a tile take 4 blocks per head.
 __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
                                                        const floatX* out, const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
     if (thread <= (size_t)args.num_heads * args.num_tiles * 2) {
         args.turns[thread] = 0;
-    } // ticket is behind the last one
+    } // ticket follows the last turn
     int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
     bool valid = t < args.T;
     float sum = 0.0f;
@@ -4742,36 +4769,36 @@ static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, con
     cudaCheck(cudaGetLastError());
 }
 
-// Brings vector number `vector` of 128 tokens from t on.
+// Loads vector number `vector` of 128 tokens from t on.
 __device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
                                               uint64_t* full) {
     tma_load_4d(tile, &map, 0, vector, t, b, full);
 }
 
-// The three shapes of product. They start it and wait for nothing.
+// The three shapes of product. Each starts its wgmmas and does not wait.
 // s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
-__device__ inline void attention_backward_wgmma_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
+__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
     uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
     wgmma_64x128x16_new(s, a, b, floatX());
 #pragma unroll
     for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
 }
 // sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
-__device__ inline void attention_backward_wgmma_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
+__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
     uint64_t b = wgmma_descriptor(queries);
 #pragma unroll
     for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
 }
 // dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
-__device__ inline void attention_backward_wgmma_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
+__device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
     uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
     wgmma_64x64x16_transposed_new(dq, a, b, floatX());
 #pragma unroll
     for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
 }
 
-// On the diagonal, where keys and queries have the same numbers in their tiles: no key sees queries before it. `key` is
-// this thread's first one.
+// The causal mask on the diagonal, where keys and queries are numbered alike: a key is not seen by queries before it.
+// key: this thread's first one.
 __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     int ahead = key - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -4780,7 +4807,7 @@ __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     }
 }
 
-// s becomes P.
+// Turns the scores s into P.
 __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll
@@ -4791,7 +4818,7 @@ __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* s
     }
 }
 
-// s, which is P, and dS = P (dp - dsum) as operands
+// Operand fragments of P, which is s, and of dS = P * (dp - dsum).
 __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
                                                   const float (&dp)[64], const float4* stats) {
     stats += threadIdx.x % 4;
@@ -4807,7 +4834,8 @@ __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&
     }
 }
 
-// To shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first key.
+// Writes dS to shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first
+// key.
 __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
     int lane = threadIdx.x % 32;
     row += lane % 16;
@@ -4819,7 +4847,7 @@ __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const 
     }
 }
 
-// 16 rows of a warp, of which num_valid exist: rows[r] = factor * sum
+// rows[r] = factor * sum for a warp's 16 rows, of which num_valid exist.
 __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
                                                      float factor) {
     int lane = threadIdx.x % 32;
@@ -4840,40 +4868,210 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
     }
 }
 
-// The warp's 16 rows of one of dq (0), dk (1), dv (2), from token t on.
+// Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
 __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
                                                           const float (&sum)[32], float factor) {
     size_t token = (size_t)(head / args.NH) * args.T + t, stride = (size_t)3 * args.NH * 64;
     floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
     attention_backward_sm90_store(rows, stride, args.T - t, sum, factor);
 }
+#endif
+
+#if !defined(ENABLE_FP32)
+// ---- kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
 
 struct AttentionBackwardSMem {
-    floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
+    floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
-    floatX ds[2][2 * 128 * 64]; // two deep: one barrier a step is enough
-    float4 dq[2][8 * 128];      // of each warpgroup, on its way to the sums or from them
+    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
+    float4 dq[2][8 * 128];      // per warpgroup: on its way to the sums, or from them
     float4 stats[2][64];
     uint64_t q_full[2], q_empty[2]; // q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // there is room for dq, or what is to be added to it
-    uint64_t dq_full[2];  // dq has been written, or what was to be added read
+    uint64_t dq_ready[2]; // dq may be written, or holds the sums so far
+    uint64_t dq_full[2];  // dq has been written, or the sums so far have been read
     uint64_t work_full[2], work_empty[2];
     int work[2];
 };
-static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "all that compute capability 9.0 has");
+static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
 
-// f(work, n) for the block's work items, n = 0, 1 ...: all by ticket, or, if not persistent, only that of its own
-// number. For all but the thread that loads.
-template <bool persistent, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
+// Called by the whole block.
+__device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&smem.k_full, 1);
+        mbarrier_init(&smem.v_full, 1);
+        mbarrier_init(&smem.k_empty, 8); // consumer warps
+        mbarrier_init(&smem.v_empty, 8);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&smem.q_full[i], 1);
+            mbarrier_init(&smem.q_empty[i], 8 + 256); // consumer warps, and all their threads once they have read stats
+            mbarrier_init(&smem.dout_full[i], 1);
+            mbarrier_init(&smem.dout_empty[i], 8);
+            mbarrier_init(&smem.dq_ready[i], 1);
+            mbarrier_init(&smem.dq_full[i], 128);
+            mbarrier_init(&smem.work_full[i], 1);
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // consumer threads, and the two that add
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+// The producer's part of work item number n of the block; i counts steps over all of the block's items.
+__device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                         const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
+                                                         int work, unsigned n, unsigned& i) {
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
+    int h = head % args.NH, b = head / args.NH, tile = j;
+    auto load_queries = [&]() {
+        mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+        bulk_load(smem.stats[i % 2], args.stats + (size_t)((b * args.NH + h) * args.num_tiles + tile) * 64,
+                  ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
+        attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+        mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+        i++, tile++;
+    };
+    load_queries();
+    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is released before k
+    mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
+    mbarrier_wait(&smem.k_empty, (n + 1) % 2);
+    mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
+#pragma unroll 1
+    while (tile < args.num_tiles) { load_queries(); }
+}
+
+// The part of the thread that adds dq of one consumer warpgroup to the sums, 16 KB at a time. i counts steps over all
+// items; announced: dq_ready of the next step has been signalled.
+__device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        int warpgroup, int work, int& i, bool& announced) {
+    constexpr int BYTES = sizeof(smem.dq[0]);
+    float4* dq = smem.dq[warpgroup];
+    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
+    int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
+    int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
+        float4* sums = args.dq_sums + (size_t)half_tile * 1024;
+        int* turn = args.turns + half_tile;
+        if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
+        announced = false;
+        if (step > 0) {
+            while (load_acquire(turn) < step) {}
+            async_proxy_fence();
+        }
+        if (j == 0 && step > 0) { // the consumers add the last term in registers
+            mbarrier_arrive_expect(ready, BYTES);
+            bulk_load(dq, sums, BYTES, ready);
+        }
+        mbarrier_wait(full, i % 2);
+        if (j == 0) { continue; }
+        if (step == 0) {
+            bulk_store(sums, dq, BYTES);
+        } else {
+            bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
+        }
+        tma_store_commit();
+        tma_store_wait<0>();
+        mbarrier_arrive(ready);
+        announced = true;
+        tma_store_wait_written();
+        async_proxy_fence();
+        store_release(turn, step + 1);
+    }
+}
+
+// The consumer warps' part of item number n; i counts steps over all items. row: the warp's first key and query.
+__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
+                                                            AttentionBackwardSMem& smem, int warpgroup, int row,
+                                                            int lane, int work, int n, int& i, float scale) {
+    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
+    float dk[32] = {}, dv[32] = {};
+    mbarrier_wait(&smem.k_full, n % 2);
+    mbarrier_wait(&smem.v_full, n % 2);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        bool last = step + 1 == num_steps;
+        float s[64], dp[64], dq[32];
+        uint32_t p[32], ds[32];
+        mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
+        wgmma_commit();
+        mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
+        wgmma_commit();
+
+        wgmma_wait<1>();
+        wgmma_hold(s);
+        if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
+        attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
+        wgmma_wait<0>();
+        wgmma_hold(dp);
+        if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+        attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+        mbarrier_arrive(&smem.q_empty[i % 2]);
+
+        wgmma_fence();
+        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
+        wgmma_commit();
+        attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
+        tma_store_fence(); // wgmma reads through the async proxy
+        wgmma_fence();
+        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+        wgmma_commit();
+        named_barrier_sync(1, 256); // ds is complete
+        wgmma_fence();
+        attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_hold(dv);
+        wgmma_hold(dk);
+        if (lane == 0) {
+            mbarrier_arrive(&smem.dout_empty[i % 2]);
+            mbarrier_arrive(&smem.q_empty[i % 2]);
+        }
+        wgmma_wait<0>();
+        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+        wgmma_hold(dq);
+
+        mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
+        if (j > 0) {
+#pragma unroll
+            for (int c = 0; c < 32; c += 4) { dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]); }
+            tma_store_fence();
+        } else {
+            if (step > 0) {
+#pragma unroll
+                for (int c = 0; c < 32; c += 4) {
+                    float4 x = dq_out[32 * c];
+                    dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
+                }
+            }
+            attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
+        }
+        mbarrier_arrive(&smem.dq_full[warpgroup]);
+    }
+    attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
+    attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
+}
+#endif
+
+#if !defined(ENABLE_FP32)
+// ---- kernel 11: persistent blocks, work items by ticket ----
+
+// Calls f(work, n) for the block's work items, n = 0, 1, ...; for all threads but the producer.
+template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
-        if (!persistent) {
-            f(blockIdx.x, n);
-            return;
-        }
         mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
         int work = smem.work[n % 2];
         mbarrier_arrive(&smem.work_empty[n % 2]);
@@ -4882,235 +5080,69 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem,
     }
 }
 
-// One thread brings all tiles. A work item's number is drawn when all of the one before has been asked for: drawn
-// earlier it would wait here while its successors start elsewhere and wait for it.
-template <bool persistent>
-__device__ inline void attention_backward_sm90_load(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                    const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
-    unsigned i = 0; // counts steps over all work
+// The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
+// earlier would idle here while later items, which depend on it, start on other SMs.
+__device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
+    unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
-        int work = blockIdx.x;
-        if (persistent) {
-            work = atomicAdd(args.ticket, 1);
-            mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
-            smem.work[n % 2] = work;
-            mbarrier_arrive(&smem.work_full[n % 2]);
-            if (work >= args.num_heads * args.num_tiles) { return; }
-        }
-        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, h = head % args.NH,
-            b = head / args.NH;
-        int tile = j;
-        auto load_queries = [&]() {
-            mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
-            mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-            bulk_load(smem.stats[i % 2], args.stats + (size_t)((b * args.NH + h) * args.num_tiles + tile) * 64,
-                      ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
-            attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
-            mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
-            mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
-            attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
-            i++, tile++;
-        };
-        load_queries();
-        mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
-        mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
-        mbarrier_wait(&smem.k_empty, (n + 1) % 2);
-        mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
-#pragma unroll 1
-        while (tile < args.num_tiles) { load_queries(); }
-        if (!persistent) { return; }
+        int work = atomicAdd(args.ticket, 1);
+        mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
+        smem.work[n % 2] = work;
+        mbarrier_arrive(&smem.work_full[n % 2]);
+        if (work >= args.num_heads * args.num_tiles) { return; }
+        attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
     }
 }
 
-// One thread for each warpgroup that computes adds its half of dq to the sums, 16 KB at a time.
-template <bool persistent> __device__ inline void
-attention_backward_sm90_add(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem, int warpgroup) {
-    const int bytes = sizeof(smem.dq[0]);
-    float4* dq = smem.dq[warpgroup];
-    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    int i = 0;
-    bool announced = false; // ready, for the next step
-    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int) {
-        int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
-        int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
-#pragma unroll 1
-        for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
-            float4* sums = args.dq_sums + (size_t)half_tile * 1024;
-            int* turn = args.turns + half_tile;
-            if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
-            announced = false;
-            if (step > 0) {
-                while (load_acquire(turn) < step) {}
-                async_proxy_fence();
-            }
-            if (j == 0 && step > 0) { // the last term is added in registers
-                mbarrier_arrive_expect(ready, bytes);
-                bulk_load(dq, sums, bytes, ready);
-            }
-            mbarrier_wait(full, i % 2);
-            if (j == 0) { continue; }
-            if (step == 0) {
-                bulk_store(sums, dq, bytes);
-            } else {
-                bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), bytes);
-            }
-            tma_store_commit();
-            tma_store_wait<0>();
-            mbarrier_arrive(ready);
-            announced = true;
-            tma_store_wait_written();
-            async_proxy_fence();
-            store_release(turn, step + 1);
-        }
-    });
-}
-
-template <bool persistent> __global__ void __launch_bounds__(384, 1)
+__global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    // the compiler sees that all lanes have the same warp
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) {
-        mbarrier_init(&smem.k_full, 1);
-        mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8); // the warps that compute
-        mbarrier_init(&smem.v_empty, 8);
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(&smem.q_full[i], 1);
-            mbarrier_init(&smem.q_empty[i], 8 + 256); // and all threads, when they have read stats
-            mbarrier_init(&smem.dout_full[i], 1);
-            mbarrier_init(&smem.dout_empty[i], 8);
-            mbarrier_init(&smem.dq_ready[i], 1);
-            mbarrier_init(&smem.dq_full[i], 128);
-            mbarrier_init(&smem.work_full[i], 1);
-            mbarrier_init(&smem.work_empty[i], 256 + 2); // the threads that compute, and those that add
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
+    attention_backward_sm90_init(smem);
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
         if (lane != 0) { return; }
-        if (warp == 0) { attention_backward_sm90_load<persistent>(args, smem, qkv_map, dout_map); }
-        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(args, smem, warp - 1); }
+        if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) {
+            int i = 0;
+            bool announced = false;
+            attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int) {
+                attention_backward_sm90_add_item(args, smem, warp - 1, work, i, announced);
+            });
+        }
         return;
     }
     warpgroup_more_registers<240>();
-    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0; // the warp's first key and query; steps over all work
-    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
-    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles,
-            num_steps = args.num_tiles - j;
-        float dk[32] = {}, dv[32] = {};
-        mbarrier_wait(&smem.k_full, n % 2);
-        mbarrier_wait(&smem.v_full, n % 2);
-#pragma unroll 1
-        for (int step = 0; step < num_steps; step++, i++) {
-            bool last = step + 1 == num_steps;
-            float s[64], dp[64], dq[32];
-            uint32_t p[32], ds[32];
-            mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
-            wgmma_fence();
-            attention_backward_wgmma_scores(s, k, smem.q[i % 2]);
-            wgmma_commit();
-            mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
-            wgmma_fence();
-            attention_backward_wgmma_scores(dp, v, smem.dout[i % 2]);
-            wgmma_commit();
-
-            wgmma_wait<1>();
-            wgmma_hold(s);
-            if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
-            attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
-            wgmma_wait<0>();
-            wgmma_hold(dp);
-            if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
-            attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
-            mbarrier_arrive(&smem.q_empty[i % 2]);
-
-            wgmma_fence();
-            attention_backward_wgmma_keys(dv, p, smem.dout[i % 2]);
-            wgmma_commit();
-            attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
-            tma_store_fence(); // wgmma reads as TMA does
-            wgmma_fence();
-            attention_backward_wgmma_keys(dk, ds, smem.q[i % 2]);
-            wgmma_commit();
-            named_barrier_sync(1, 256); // ds is complete
-            wgmma_fence();
-            attention_backward_wgmma_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
-            wgmma_commit();
-            wgmma_wait<1>();
-            wgmma_hold(dv);
-            wgmma_hold(dk);
-            if (lane == 0) {
-                mbarrier_arrive(&smem.dout_empty[i % 2]);
-                mbarrier_arrive(&smem.q_empty[i % 2]);
-            }
-            wgmma_wait<0>();
-            if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
-            wgmma_hold(dq);
-
-            mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
-            if (j > 0) {
-#pragma unroll
-                for (int c = 0; c < 32; c += 4) {
-                    dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]);
-                }
-                tma_store_fence();
-            } else {
-                if (step > 0) {
-#pragma unroll
-                    for (int c = 0; c < 32; c += 4) {
-                        float4 x = dq_out[32 * c];
-                        dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
-                    }
-                }
-                attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
-            }
-            mbarrier_arrive(&smem.dq_full[warpgroup]);
-        }
-        attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
-        attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
+    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
+    attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
+        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale);
     });
 }
 
-// HS = 64, sm_90a; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
-template <bool persistent> void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout,
-                                                        const floatX* qkv, const floatX* out, const float* lse, int B,
-                                                        int T, int C, int NH, cudaStream_t stream) {
-    auto kernel = attention_backward_sm90_kernel11<persistent>;
+// HS = 64, sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                             const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
-    const int bytes = sizeof(AttentionBackwardSMem);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_work = args.num_heads * args.num_tiles;
-    int num_blocks = persistent ? min(num_work, num_multiprocessors()) : num_work;
-    kernel<<<num_blocks, 384, bytes, stream>>>(args, qkv_map, dout_map, 0.125f);
+    auto kernel = attention_backward_sm90_kernel11;
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
+    kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
 }
 #endif
 
-void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             cudaStream_t stream) {
-    int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
-        dsum, dout, out, T, NH, C / NH, num_rows);
-    cudaCheck(cudaGetLastError());
-}
-
-// Floats of scratch, on any device: what kernel 11 wants, where it may be chosen, or dsum (B,NH,T).
+// Floats of scratch on any device: what kernel 11 needs, where it may be chosen, otherwise dsum (B,NH,T).
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
 #if !defined(ENABLE_FP32)
     if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
@@ -5119,27 +5151,42 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
     return (size_t)B * NH * T;
 }
 
-// dqkv (B,T,3,NH,HS) out | scratch, aligned to 16 bytes | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
-// lse (B,NH,T), natural logarithm, in. HS a multiple of 8, at most 256; 32, 64, 96 and 128 run on tensor cores where
-// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al.
-// 2024, arXiv:2407.08608.
+// The number of the kernel that runs; see the table below.
+inline int attention_backward_choice(int HS) {
+#if !defined(ENABLE_FP32)
+    if (HS == 64 && has_sm90a()) { return 11; }
+    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
+    if (has_tiles && compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) { return 7; }
+#endif
+    (void)HS;
+    return 5;
+}
+
+// dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
+// (B,T,NH,HS), lse (B,NH,T), natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision and the code that the binary holds for the device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     kernel 11       kernel 7            kernel 5       kernel 5
+//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
+//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
+//
+// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    int kernel = attention_backward_choice(C / NH);
 #if !defined(ENABLE_FP32)
-    if (C / NH == 64 && has_sm90a()) {
-        return attention_backward_sm90<true>(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-    }
+    if (kernel == 11) { return attention_backward_sm90(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); }
 #endif
     float* dsum = scratch;
     attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
 #if !defined(ENABLE_FP32)
-    if (compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) {
-        return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    }
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
 #endif
+    require(kernel == 5);
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
 }
 // ==== end promoted: attention_backward ====

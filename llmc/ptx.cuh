@@ -217,8 +217,8 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
     return map;
 }
 
-// The heads of (B,T,num_vectors,64), in boxes of one vector of box_tokens tokens. T is a dimension of its own: past the end
-// of a sequence zeros are read and nothing is written, so a box never touches the next sequence.
+// The heads of (B,T,num_vectors,64), in boxes of one vector of box_tokens tokens. T is a dimension of its own: past the
+// end of a sequence zeros are read and nothing is written, so a box never touches the next sequence.
 inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_vectors, int box_tokens) {
     return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, box_tokens, 1});
 }

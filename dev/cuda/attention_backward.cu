@@ -2,15 +2,16 @@
 
    dqkv (B,T,3,NH,HS) floatX out | scratch (attention_backward_scratch()) float | dout (B,T,NH,HS) floatX in |
    qkv (B,T,3,NH,HS) floatX in | out (B,T,NH,HS) floatX in |
-   lse (B,NH,T) float in, the logarithm of the sum of exp(scores)
-   Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. Kernels 3 to 7 do 7: they
-   compute the scores twice so that each gradient has one writer, which makes them deterministic. Kernels 8 to 11 do 5
-   and sum dq over the keys in one fixed order.
-   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 9 to 11: HS 64 and sm_90a,
-   where 11 is the promoted one; elsewhere that is 7, or 5.
-   Error: against the fp64 reference, which is not given the rounded out. bf16 and fp16: one ulp of the gradient and three
-   ulps of 1; P, dS and out are rounded to floatX, and the sums that follow are of terms of size 1 (emulated on a CPU:
-   1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient and 96 of 1, for the argument of exp is rounded (emulated: 50).
+   lse (B,NH,T) float in: ln(sum of exp(scores))
+   Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. Kernels 2 to 7 do 7
+   products: they compute the scores twice, so that each gradient has one writer and is deterministic. Kernels 8 to 11
+   do 5 and sum dq over the keys in one fixed order.
+   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 9 to 11: HS 64 and sm_90a.
+   attention_backward() chooses among 11, 7 and 5; the table above it says how.
+   Error: against the fp64 reference, which is not given the rounded out. bf16 and fp16: one ulp of the gradient and
+   three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size 1 (emulated on a CPU:
+   1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient and 96 of 1, because
+   the argument of exp is rounded (emulated: 50).
    Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; the swapped operands: Shah et al. 2024,
    arXiv:2407.08608; wgmma and TMA: the PTX ISA.
 
@@ -23,7 +24,7 @@
 #include "bench.h"
 #include <cublas_v2.h>
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // an op that includes this file for attention_backward() leaves the ladder out
 
 // ---- kernel 0: cuBLAS for the five products, the T x T matrices in memory ----
 
@@ -33,7 +34,7 @@ static cublasHandle_t cublas_handle() {
     return handle;
 }
 
-// scores (B,NH,T,T) and dp (B,NH,T,T) to p and ds, both times the mask
+// p and ds from scores (B,NH,T,T) and dp (B,NH,T,T), with the causal mask
 __global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const float* scores, const float* dp,
                                                    const float* lse, const float* dsum, int T, size_t n, float scale) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -45,7 +46,8 @@ __global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const 
     ds[i] = (floatX)(seen ? x * (dp[i] - dsum[row]) : 0.0f);
 }
 
-// (T,HS) = alpha * a^T x or alpha * a x for each head, a (T,T) in rows; x and out are rows of HS within packed tensors
+// out (T,HS) = alpha * a x, or alpha * a^T x if transposed, for each head. a is (T,T), row-major; the rows of x and out
+// are those of a head in a packed tensor.
 static void attention_backward_gemm0(floatX* out, const floatX* a, const floatX* x, int x_stride, bool transposed,
                                      float alpha, int T, int C, int NH) {
     cudaDataType type = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b' ? CUDA_R_16BF : CUDA_R_16F;
@@ -56,7 +58,7 @@ static void attention_backward_gemm0(floatX* out, const floatX* a, const floatX*
                                            type, 3 * C, HS, NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
-// scores, dp (B,NH,T,T) float and p, ds (B,NH,T,T) floatX are scratch; dsum (B,NH,T) is kernel 5's first step
+// scores, dp (B,NH,T,T) float and p, ds (B,NH,T,T) floatX are scratch; dsum (B,NH,T) comes from attention_backward_dsum
 void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floatX* ds, const float* dsum,
                          const floatX* dout, const floatX* qkv, const float* lse, int B, int T, int C, int NH,
                          cudaStream_t stream, int block_size) {
@@ -66,7 +68,7 @@ void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floa
     float one = 1.0f, zero = 0.0f, scale = 1.0f / sqrtf((float)HS);
     cublasHandle_t handle = cublas_handle();
     cublasCheck(cublasSetStream(handle, stream));
-    for (int b = 0; b < B; b++) { // the library sees columns: (T,T) in rows is q k^T as (k q^T) in columns
+    for (int b = 0; b < B; b++) { // cuBLAS is column-major: q k^T in rows is k q^T in columns
         const floatX *q = qkv + (size_t)b * T * 3 * C, *d = dout + (size_t)b * T * C;
         size_t first = (size_t)b * NH * matrix;
         cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
@@ -191,11 +193,12 @@ void attention_backward2(floatX* dqkv, const float* lse, const float* dsum, cons
 }
 
 #if !defined(ENABLE_FP32)
-// ---- kernels 3 and 4: tensor cores, 64 x 64 tiles, 16 owned rows a warp; P and dS become operands by way of ----
-// ---- shared memory (3), or in registers: scores are computed as [owned][walked], as in the promoted kernel (4) ----
+// ---- kernel 3: tensor cores, 64 x 64 tiles, 16 owned rows per warp, P and dS through shared memory ----
+// ---- kernel 4: P and dS become operands in registers, because scores are computed as [owned][walked] ----
 
 struct TensorCoreSMem {
-    floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72], p[64][72]; // 72: 8 rows in 32 other banks
+    floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72],
+        p[64][72]; // 72: 8 rows fall on all 32 banks
 };
 
 __device__ static void load_tile3(floatX (*tile)[72], const floatX* rows, size_t stride, int num_valid) {
@@ -206,12 +209,12 @@ __device__ static void load_tile3(floatX (*tile)[72], const floatX* rows, size_t
     }
 }
 
-// sum (16,64) += x (16,64) times tile (64,64); p: room for x in the shared memory of this warp
+// sum (16,64) += x (16,64) times tile (64,64). p: room for x in shared memory, this warp's own
 template <bool in_registers> __device__ inline void multiply3(float (&sum)[8][4], const float (&x)[8][4],
                                                               const floatX (*tile)[72], floatX (*p)[72]) {
     int lane = threadIdx.x % 32;
     if (!in_registers) {
-        __syncwarp(); // no longer read
+        __syncwarp(); // p is no longer read
         for (int n = 0; n < 8; n++) {
             for (int i = 0; i < 4; i++) { p[i / 2 * 8 + lane / 4][8 * n + lane % 4 * 2 + i % 2] = (floatX)x[n][i]; }
         }
@@ -320,11 +323,14 @@ template <bool in_registers> void attention_backward3(floatX* dqkv, const float*
 #endif
 
 // ==== promoted: attention_backward ====
-// ---- kernel 5: fp32 tiles in registers, 4x4 a thread; for fp32 builds, older devices and other head sizes ----
+// ---- kernel 5: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
-// What both gradient kernels need of every query row besides lse: dsum = rowsum(dout * out), for with
-// P = exp(scale * q.k - lse) and dS = P * (dout.v - dsum):  dv = P^T dout, dk = scale * dS^T q, dq = scale * dS k.
-// 8 threads for each row of HS.
+// dsum = rowsum(dout * out), which both gradient kernels need per query row besides lse, because with
+//
+//     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
+//     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
+//
+// 8 threads per row of HS.
 __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
@@ -342,7 +348,16 @@ __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout,
     }
 }
 
-// 4 elements as floats
+// dsum (B,NH,T) | dout, out (B,T,NH,HS)
+void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
+                             cudaStream_t stream) {
+    int num_rows = B * T * NH, block_size = 256;
+    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
+        dsum, dout, out, T, NH, C / NH, num_rows);
+    cudaCheck(cudaGetLastError());
+}
+
+// Loads 4 elements as floats.
 __device__ inline f128 attention_backward_load4(const floatX* p) {
 #if defined(ENABLE_FP32)
     return load128(p);
@@ -368,10 +383,9 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
     }
 }
 
-// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. keys: it owns keys, walks over
-// queries, and computes dk and dv; else it owns queries, walks over keys, and computes dq: the scores are computed
-// twice so that every gradient has one writer. Scores stand as [walked][owned], which is how the second product reads
-// them. 64 * D >= HS.
+// A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
+// over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
+// computed as [walked][owned], which is how the second product reads them. 64 * D >= HS.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -379,7 +393,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
         float walked1[16][64], owned1[16][64], walked2[16][64], owned2[16][64]; // 16 columns of 64 rows, transposed
         float p[64][64], ds[64][64];
     };
-    static_assert(sizeof(SMem) == 48 * 1024, "what every device allows");
+    static_assert(sizeof(SMem) == 48 * 1024, "the limit without an opt-in");
     __shared__ SMem smem;
     int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
     int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks first
@@ -431,7 +445,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             store128(&smem.ds[4 * row + i][4 * col], ds);
         }
 
-        // 16 walked rows at a time, 64 columns of them
+        // 16 walked rows at a time, 64 of their columns
 #pragma unroll
         for (int part = 0; part < D; part++) {
             for (int w = 0; w < 64; w += 16) {
@@ -482,70 +496,94 @@ template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* 
 void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                               int B, int T, int C, int NH, cudaStream_t stream) {
     int HS = C / NH;
-    require(HS % 8 == 0 && HS <= 256);
-    require(B * NH <= 65535);
+    require(HS % 8 == 0 && B * NH <= 65535);
     if (HS <= 64) {
         attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     } else if (HS <= 128) {
         attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     } else {
+        require(HS <= 256);
         attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     }
 }
+// ==== end promoted: attention_backward ====
 
+#ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
-// ---- kernel 7: tensor cores, 32 rows a warp, one owned operand in shared memory ----
+// ---- kernel 6: cp.async into two swizzled stages; kernel 7, which stands below, with 16 rows per warp ----
+// 3 blocks fit an SM, but each tile is read from shared memory twice as often.
 
-// Both kernels: 4 warps own 16 * M rows each of one head, k or q in registers, v or dout in shared memory, and walk
-// over tiles of 64 rows of the other side in shared memory, 8 * N rows at a time. Scores come out as [owned][walked],
-// so that P and dS turn from accumulators into operands of the second product without leaving the registers.
+template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
+void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
+
+// HS = 64
+void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                         int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C / NH == 64);
+    attention_backward_mma_sized<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+#endif
+#endif
+
+// ==== promoted: attention_backward ====
+#if !defined(ENABLE_FP32)
+// ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
+// One kernel owns keys and computes dk and dv, the other owns queries and computes dq:
+//
+//              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
+//     kv       k (registers), v (shared)      q, dout
+//     q        q (registers), dout (shared)   k, v
+//
+// Scores are computed as [owned][walked], so the accumulators of P and dS become operands of the second product without
+// leaving the registers.
 template <int HS, int M> struct AttentionBackwardMmaSMem {
-    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // q and dout, or k and v; two deep
+    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // walked: q and dout, or k and v; two stages
     floatX owned[64 * M * HS];                   // v, or dout
-    float lse[2][64], dsum[2][64];               // of the queries of a tile
+    float lse[2][64], dsum[2][64];               // of a tile's queries
 };
-static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "what compute capability 8.6 allows a block");
+static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a row
-// are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
+// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a
+// row are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
     return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
-// From the chunk at `offset`, 0 or 1 of its row, to the one that is an even number of chunks further.
+// From the offset of chunk 0 or 1 of a row to the chunk an even number of chunks further in the same row.
 template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
-    constexpr int group = HS % 64 == 0 ? 8 : 4;
-    return memory + (offset ^ chunk % group * 8) + chunk / group * group * 8;
+    constexpr int GROUP = HS % 64 == 0 ? 8 : 4;
+    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
 }
 
-// This thread's part of the next tile of 64 rows: a pointer for each of two tensors.
+// Copies tiles of 64 rows of two tensors to shared memory, one tile per call of load(): this thread's part of it.
 template <int HS> struct AttentionBackwardLoader {
-    static constexpr int lanes = HS % 64 == 0 ? 8 : 4, rows_at_a_time = 128 / lanes; // lanes to a row, 16 bytes each
+    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
     const floatX *next1, *next2;
-    int num_valid; // rows left, from this thread's first row on; those past the end become 0
+    int num_valid; // rows from this thread's first row to the end; rows past the end become 0
 
     __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
                                        int T) {
-        int row = t + threadIdx.x / lanes, column = threadIdx.x % lanes * 8;
+        int row = t + threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
         next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
         num_valid = T - row;
     }
     __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2) {
-        int row = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+        int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll
-        for (int i = 0; i < 64; i += rows_at_a_time) {
+        for (int i = 0; i < 64; i += ROWS) {
 #pragma unroll
-            for (int c = 0; c < HS / 8; c += lanes) {
+            for (int c = 0; c < HS / 8; c += LANES) {
                 int to = attention_backward_offset<HS>(0, row + i, c + lane);
                 cp_async_16(tile1 + to, next1 + c * 8, i < num_valid);
                 cp_async_16(tile2 + to, next2 + c * 8, i < num_valid);
             }
-            next1 += rows_at_a_time * stride1, next2 += rows_at_a_time * stride2;
+            next1 += ROWS * stride1, next2 += ROWS * stride2;
         }
         num_valid -= 64;
     }
 };
 
-// 16 * M rows from `row` on, of T in all, as the operand a of mma
+// Loads rows row..row+16*M-1 of T as fragments of operand a of mma.
 template <int HS, int M> __device__ inline void
 attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
     int lane = threadIdx.x % 32;
@@ -564,7 +602,7 @@ attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows
     }
 }
 
-// 16 * M rows, of which num_valid exist, to the shared memory of this warp; waiting is the caller's.
+// Starts the copy of 16 * M rows, of which num_valid exist, to this warp's shared memory; the caller waits.
 template <int HS, int M>
 __device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
 #pragma unroll 1
@@ -575,7 +613,7 @@ __device__ inline void attention_backward_load_owned(floatX* owned, const floatX
     }
 }
 
-// sum (16 M, 8 N) += a (16 M, HS) times 8 * N rows of a tile, transposed
+// sum (16*M, 8*N) += a (16*M, HS) rows^T, with 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32;
@@ -595,7 +633,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
     }
 }
 
-// The same with a in the shared memory of this warp.
+// The same with a in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -620,7 +658,7 @@ attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* 
     }
 }
 
-// sum (16 M, HS) += x (16 M, 8 N) times 8 * N rows of a tile
+// sum (16*M, HS) += x (16*M, 8*N) rows, with 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
@@ -648,7 +686,7 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
     }
 }
 
-// rows[r] = factor * sum for r < num_valid, by way of `owned`, which is no longer needed, for 16-byte stores
+// rows[r] = factor * sum for r < num_valid, in 16-byte stores; `owned`, which is no longer needed, is the staging area
 template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
                                                                          const float (&sum)[M][HS / 8][4], float factor,
                                                                          floatX* owned) {
@@ -677,16 +715,15 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
     }
 }
 
-// The head of this block and its rank, 0 for the tiles with the longest walks: these come first, for as many heads at a
-// time as the L2 cache holds.
+// The head of this block, and the rank of its tile: 0 has the longest walk. Blocks start in the order of their index:
+// within a group of heads, which fit L2 together, the longest walks come first.
 __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
     int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
     int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
     return make_int2(first + i % heads, i / heads);
 }
 
-// P and dS of the owned keys from kv on and the 8 * N queries from q on, which stand at offset `tile`; what they add to
-// dk and dv.
+// Adds to dk and dv what 8 * N queries contribute: rows q.., at offset `tile` of the tiles. kv: the warp's first key.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
                                                   const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
@@ -729,7 +766,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     AttentionBackwardMmaSMem<HS, M>& smem =
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 is seen by all queries
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // all queries see tile 0
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
@@ -740,7 +777,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
     auto load = [&](int stage, int t) {
         loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
-        // queries past the end: q, dout, lse and dsum are 0, and so is what they add
+        // past the end q, dout, lse and dsum are 0, so these queries add 0
         int i = threadIdx.x % 64;
         cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                    t + i < T);
@@ -755,14 +792,14 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
         if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
         floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
         if (walk < first + M) { // on the diagonal
 #pragma unroll 1
             for (int row = 0; row < 64; row += 8 * N) {
                 int t = 64 * walk + row;
-                if (t + 8 * N <= kv) { continue; } // no query of these sees this warp's keys
+                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
                 attention_backward_step_kv<true, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
                                                            (64 * stage + row) * HS, smem.lse[stage] + row,
                                                            smem.dsum[stage] + row, kv, t, scale2);
@@ -782,8 +819,8 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
 }
 
-// As attention_backward_step_kv, for owned queries from q on and keys from kv on. lse2, in base 2, and dsum are those
-// of the lane's rows.
+// Adds to dq what 8 * N keys contribute: rows kv.., at offset `tile` of the tiles. q: the warp's first query; lse2, in
+// base 2, and dsum: of this lane's rows.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
                                                  floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
@@ -824,7 +861,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int num_tiles = ceil_div(T, 64 * M);
     int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last one sees all keys
+    int tile = num_tiles - 1 - work.y; // the last tile sees all keys
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C;
     const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
@@ -852,7 +889,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     int num_walks = min(M * (tile + 1), ceil_div(T, 64));
     for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all, the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
         if (walk + 1 < num_walks) {
             loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
             cp_async_commit();
@@ -879,7 +916,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
 }
 
-// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_: of the one for dq
+// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the one for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
@@ -890,7 +927,7 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
     float scale = 1.0f / sqrtf((float)HS);
     size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v, dout
-    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of 40 to 50 in L2
+    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
     kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
     cudaCheck(cudaGetLastError());
@@ -898,525 +935,42 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     cudaCheck(cudaGetLastError());
 }
 
+// HS is 32, 64, 96 or 128.
 void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                             int B, int T, int C, int NH, cudaStream_t stream) {
-    switch (C / NH) {
-    case 32:
-        return attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    case 64:
-        return attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    case 96:
-        return attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    case 128:
-        return attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    default:
-        return attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    int HS = C / NH;
+    if (HS == 32) {
+        attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS == 64) {
+        attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else if (HS == 96) {
+        attention_backward_mma_sized<96, 1, 4, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+    } else {
+        require(HS == 128);
+        attention_backward_mma_sized<128, 1, 2, 2, 1, 4, 2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
     }
-}
-
-// ---- kernel 11: wgmma and TMA, dq summed in L2 in the order of the keys, work items by ticket; five products ----
-
-// A work item is 128 keys of one head, 64 for each of two warpgroups, and a walk over tiles of 128 queries from its own
-// number on. Scores come out as [keys][queries], so that P and dS turn into operands without leaving the registers; dS
-// goes to shared memory as well, for dq, which sums over all keys.
-// Tile j of keys adds to tile i of queries in step i - j of its walk, after tile j + 1 has, which came there one step
-// of its own walk earlier: items that start in the order of descending j hardly wait, and the sum has one order. Tile i
-// of keys stores the first term, tile 0 adds the last one and writes dq.
-// Only items drawn earlier are ever waited for, and they are in work by then: however few blocks run at a time, the
-// earliest one that is not finished waits for nothing.
-struct AttentionBackwardArgs {
-    floatX* dqkv;        // (B,T,3,NH,64)
-    float4* dq_sums;     // (B*NH, num_tiles, 2, 8, 128): 8 of each thread of two warpgroups
-    int *turns, *ticket; // (B*NH, num_tiles, 2), how many terms are in the sums; how many work items have been begun
-    float4* stats;       // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
-    int T, NH, num_heads, num_tiles;
-};
-
-constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
-
-// floats
-size_t attention_backward_sm90_scratch(int B, int T, int NH) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (2 * 4096 + 256 + 2) + 1;
-}
-static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
-    AttentionBackwardArgs args = {};
-    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
-    size_t tiles = (size_t)args.num_heads * args.num_tiles;
-    require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // for bulk copies
-    args.dqkv = dqkv;
-    args.dq_sums = reinterpret_cast<float4*>(scratch);
-    args.stats = args.dq_sums + tiles * 2048;
-    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
-    args.ticket = args.turns + tiles * 2;
-    return args;
-}
-
-// lse and dsum of every query; turns and ticket to 0, at every launch. Queries past the end have an infinite lse: their
-// P is 0. 8 threads for each row of 64, 32 rows a block; the rows of a tile are 4 blocks for each head.
-__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                       const floatX* out, const float* lse) {
-    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
-    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) {
-        args.turns[thread] = 0;
-    } // ticket is behind the last one
-    int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
-    bool valid = t < args.T;
-    float sum = 0.0f;
-    if (valid) {
-        size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + 8 * part;
-        x128 x = load128(dout + i), y = load128(out + i);
-        for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
-    }
-    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-    if (part == 0) {
-        size_t head = (size_t)b * args.NH + h;
-        float* pair = reinterpret_cast<float*>(args.stats + (head * rows + t) / 2) + t % 2;
-        pair[0] = valid ? lse[head * args.T + t] * LOG2E : INFINITY;
-        pair[2] = sum;
-    }
-}
-
-static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
-                                          const float* lse, cudaStream_t stream) {
-    attention_backward_sm90_stats_kernel11<<<4 * args.num_heads * args.num_tiles, 256, 0, stream>>>(args, dout, out,
-                                                                                                    lse);
-    cudaCheck(cudaGetLastError());
-}
-
-// Brings vector number `vector` of 128 tokens from t on.
-__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
-                                              uint64_t* full) {
-    tma_load_4d(tile, &map, 0, vector, t, b, full);
-}
-
-// The three shapes of product. They start it and wait for nothing.
-// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
-__device__ inline void attention_backward_wgmma_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
-}
-// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
-__device__ inline void attention_backward_wgmma_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
-    uint64_t b = wgmma_descriptor(queries);
-#pragma unroll
-    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
-}
-// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
-__device__ inline void attention_backward_wgmma_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
-    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
-    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
-}
-
-// On the diagonal, where keys and queries have the same numbers in their tiles: no key sees queries before it. `key` is
-// this thread's first one.
-__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
-    int ahead = key - threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < 64; j++) {
-        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
-    }
-}
-
-// s becomes P.
-__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
-    stats += threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
-#pragma unroll
-        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
-    }
-}
-
-// s, which is P, and dS = P (dp - dsum) as operands
-__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
-                                                  const float (&dp)[64], const float4* stats) {
-    stats += threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int k = 4 * j + 2 * i;
-            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
-            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
-        }
-    }
-}
-
-// To shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first key.
-__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(matrices) + row * 128;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
-        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
-    }
-}
-
-// 16 rows of a warp, of which num_valid exist: rows[r] = factor * sum
-__device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
-                                                     float factor) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 4; i++) { // 8 rows, 32 columns
-        int row = i % 2 * 8 + lane / 4;
-        float v[4][2];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            v[j][0] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2];
-            v[j][1] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
-        }
-        mma_quad_transpose(v);
-        x128 x;
-#pragma unroll
-        for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
-        if (row < num_valid) { store128(rows + row * stride + i / 2 * 32 + lane % 4 * 8, x); }
-    }
-}
-
-// The warp's 16 rows of one of dq (0), dk (1), dv (2), from token t on.
-__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
-                                                          const float (&sum)[32], float factor) {
-    size_t token = (size_t)(head / args.NH) * args.T + t, stride = (size_t)3 * args.NH * 64;
-    floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
-    attention_backward_sm90_store(rows, stride, args.T - t, sum, factor);
-}
-
-struct AttentionBackwardSMem {
-    floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
-    floatX k[128 * 64], v[128 * 64];
-    floatX ds[2][2 * 128 * 64]; // two deep: one barrier a step is enough
-    float4 dq[2][8 * 128];      // of each warpgroup, on its way to the sums or from them
-    float4 stats[2][64];
-    uint64_t q_full[2], q_empty[2]; // q and stats
-    uint64_t dout_full[2], dout_empty[2];
-    uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // there is room for dq, or what is to be added to it
-    uint64_t dq_full[2];  // dq has been written, or what was to be added read
-    uint64_t work_full[2], work_empty[2];
-    int work[2];
-};
-static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "all that compute capability 9.0 has");
-
-// f(work, n) for the block's work items, n = 0, 1 ...: all by ticket, or, if not persistent, only that of its own
-// number. For all but the thread that loads.
-template <bool persistent, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
-#pragma unroll 1
-    for (int n = 0;; n++) {
-        if (!persistent) {
-            f(blockIdx.x, n);
-            return;
-        }
-        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
-        int work = smem.work[n % 2];
-        mbarrier_arrive(&smem.work_empty[n % 2]);
-        if (work >= num_work) { return; }
-        f(work, n);
-    }
-}
-
-// One thread brings all tiles. A work item's number is drawn when all of the one before has been asked for: drawn
-// earlier it would wait here while its successors start elsewhere and wait for it.
-template <bool persistent>
-__device__ inline void attention_backward_sm90_load(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
-                                                    const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
-    unsigned i = 0; // counts steps over all work
-#pragma unroll 1
-    for (unsigned n = 0;; n++) {
-        int work = blockIdx.x;
-        if (persistent) {
-            work = atomicAdd(args.ticket, 1);
-            mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
-            smem.work[n % 2] = work;
-            mbarrier_arrive(&smem.work_full[n % 2]);
-            if (work >= args.num_heads * args.num_tiles) { return; }
-        }
-        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, h = head % args.NH,
-            b = head / args.NH;
-        int tile = j;
-        auto load_queries = [&]() {
-            mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
-            mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-            bulk_load(smem.stats[i % 2], args.stats + (size_t)((b * args.NH + h) * args.num_tiles + tile) * 64,
-                      ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
-            attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
-            mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
-            mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
-            attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
-            i++, tile++;
-        };
-        load_queries();
-        mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is free before k is
-        mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
-        mbarrier_wait(&smem.k_empty, (n + 1) % 2);
-        mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
-        attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
-#pragma unroll 1
-        while (tile < args.num_tiles) { load_queries(); }
-        if (!persistent) { return; }
-    }
-}
-
-// One thread for each warpgroup that computes adds its half of dq to the sums, 16 KB at a time.
-template <bool persistent> __device__ inline void
-attention_backward_sm90_add(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem, int warpgroup) {
-    const int bytes = sizeof(smem.dq[0]);
-    float4* dq = smem.dq[warpgroup];
-    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    int i = 0;
-    bool announced = false; // ready, for the next step
-    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int) {
-        int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
-        int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
-#pragma unroll 1
-        for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
-            float4* sums = args.dq_sums + (size_t)half_tile * 1024;
-            int* turn = args.turns + half_tile;
-            if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
-            announced = false;
-            if (step > 0) {
-                while (load_acquire(turn) < step) {}
-                async_proxy_fence();
-            }
-            if (j == 0 && step > 0) { // the last term is added in registers
-                mbarrier_arrive_expect(ready, bytes);
-                bulk_load(dq, sums, bytes, ready);
-            }
-            mbarrier_wait(full, i % 2);
-            if (j == 0) { continue; }
-            if (step == 0) {
-                bulk_store(sums, dq, bytes);
-            } else {
-                bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), bytes);
-            }
-            tma_store_commit();
-            tma_store_wait<0>();
-            mbarrier_arrive(ready);
-            announced = true;
-            tma_store_wait_written();
-            async_proxy_fence();
-            store_release(turn, step + 1);
-        }
-    });
-}
-
-template <bool persistent> __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
-                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
-    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
-    if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    // the compiler sees that all lanes have the same warp
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) {
-        mbarrier_init(&smem.k_full, 1);
-        mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8); // the warps that compute
-        mbarrier_init(&smem.v_empty, 8);
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(&smem.q_full[i], 1);
-            mbarrier_init(&smem.q_empty[i], 8 + 256); // and all threads, when they have read stats
-            mbarrier_init(&smem.dout_full[i], 1);
-            mbarrier_init(&smem.dout_empty[i], 8);
-            mbarrier_init(&smem.dq_ready[i], 1);
-            mbarrier_init(&smem.dq_full[i], 128);
-            mbarrier_init(&smem.work_full[i], 1);
-            mbarrier_init(&smem.work_empty[i], 256 + 2); // the threads that compute, and those that add
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    if (warp < 4) {
-        warpgroup_fewer_registers<24>();
-        if (lane != 0) { return; }
-        if (warp == 0) { attention_backward_sm90_load<persistent>(args, smem, qkv_map, dout_map); }
-        if (warp == 1 || warp == 2) { attention_backward_sm90_add<persistent>(args, smem, warp - 1); }
-        return;
-    }
-    warpgroup_more_registers<240>();
-    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0; // the warp's first key and query; steps over all work
-    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
-    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    attention_backward_sm90_each<persistent>(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles,
-            num_steps = args.num_tiles - j;
-        float dk[32] = {}, dv[32] = {};
-        mbarrier_wait(&smem.k_full, n % 2);
-        mbarrier_wait(&smem.v_full, n % 2);
-#pragma unroll 1
-        for (int step = 0; step < num_steps; step++, i++) {
-            bool last = step + 1 == num_steps;
-            float s[64], dp[64], dq[32];
-            uint32_t p[32], ds[32];
-            mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
-            wgmma_fence();
-            attention_backward_wgmma_scores(s, k, smem.q[i % 2]);
-            wgmma_commit();
-            mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
-            wgmma_fence();
-            attention_backward_wgmma_scores(dp, v, smem.dout[i % 2]);
-            wgmma_commit();
-
-            wgmma_wait<1>();
-            wgmma_hold(s);
-            if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
-            attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
-            wgmma_wait<0>();
-            wgmma_hold(dp);
-            if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
-            attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
-            mbarrier_arrive(&smem.q_empty[i % 2]);
-
-            wgmma_fence();
-            attention_backward_wgmma_keys(dv, p, smem.dout[i % 2]);
-            wgmma_commit();
-            attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
-            tma_store_fence(); // wgmma reads as TMA does
-            wgmma_fence();
-            attention_backward_wgmma_keys(dk, ds, smem.q[i % 2]);
-            wgmma_commit();
-            named_barrier_sync(1, 256); // ds is complete
-            wgmma_fence();
-            attention_backward_wgmma_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
-            wgmma_commit();
-            wgmma_wait<1>();
-            wgmma_hold(dv);
-            wgmma_hold(dk);
-            if (lane == 0) {
-                mbarrier_arrive(&smem.dout_empty[i % 2]);
-                mbarrier_arrive(&smem.q_empty[i % 2]);
-            }
-            wgmma_wait<0>();
-            if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
-            wgmma_hold(dq);
-
-            mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
-            if (j > 0) {
-#pragma unroll
-                for (int c = 0; c < 32; c += 4) {
-                    dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]);
-                }
-                tma_store_fence();
-            } else {
-                if (step > 0) {
-#pragma unroll
-                    for (int c = 0; c < 32; c += 4) {
-                        float4 x = dq_out[32 * c];
-                        dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
-                    }
-                }
-                attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
-            }
-            mbarrier_arrive(&smem.dq_full[warpgroup]);
-        }
-        attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
-        attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
-    });
-}
-
-// HS = 64, sm_90a; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
-template <bool persistent> void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout,
-                                                        const floatX* qkv, const floatX* out, const float* lse, int B,
-                                                        int T, int C, int NH, cudaStream_t stream) {
-    auto kernel = attention_backward_sm90_kernel11<persistent>;
-    require(C / NH == 64);
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
-    attention_backward_sm90_stats(args, dout, out, lse, stream);
-    const int bytes = sizeof(AttentionBackwardSMem);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_work = args.num_heads * args.num_tiles;
-    int num_blocks = persistent ? min(num_work, num_multiprocessors()) : num_work;
-    kernel<<<num_blocks, 384, bytes, stream>>>(args, qkv_map, dout_map, 0.125f);
-    cudaCheck(cudaGetLastError());
 }
 #endif
-
-void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             cudaStream_t stream) {
-    int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel5<<<ceil_div(num_rows, block_size / 8), block_size, 0, stream>>>(
-        dsum, dout, out, T, NH, C / NH, num_rows);
-    cudaCheck(cudaGetLastError());
-}
-
-// Floats of scratch, on any device: what kernel 11 wants, where it may be chosen, or dsum (B,NH,T).
-size_t attention_backward_scratch(int B, int T, int C, int NH) {
-#if !defined(ENABLE_FP32)
-    if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
-#endif
-    (void)C;
-    return (size_t)B * NH * T;
-}
-
-// dqkv (B,T,3,NH,HS) out | scratch, aligned to 16 bytes | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS),
-// lse (B,NH,T), natural logarithm, in. HS a multiple of 8, at most 256; 32, 64, 96 and 128 run on tensor cores where
-// floatX and the device have them. Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al.
-// 2024, arXiv:2407.08608.
-void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
-    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
-    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
-#if !defined(ENABLE_FP32)
-    if (C / NH == 64 && has_sm90a()) {
-        return attention_backward_sm90<true>(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-    }
-#endif
-    float* dsum = scratch;
-    attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
-#if !defined(ENABLE_FP32)
-    if (compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) {
-        return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-    }
-#endif
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-}
 // ==== end promoted: attention_backward ====
 
 #ifndef PROMOTED_ONLY
-
 #if !defined(ENABLE_FP32)
-// ---- kernel 6: kernel 7 with 16 rows a warp: 3 blocks fit an SM, tiles are read twice as often ----
+// ---- kernel 8: five products in one kernel: a block owns a head and sums dq in fp32, in L2 ----
 
-// HS = 64
-void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                         int B, int T, int C, int NH, cudaStream_t stream) {
-    require(C / NH == 64);
-    attention_backward_mma_sized<64, 1, 2, 3, 1, 4, 3>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
-}
-
-// ---- kernel 8: five products in one kernel: a block owns a head and sums dq in fp32, in the L2 cache ----
-
-struct SMem8 {
-    floatX tile1[2][64 * 64], tile2[2][64 * 64]; // q and dout, two deep
+struct AttentionBackwardSMem8 {
+    floatX tile1[2][64 * 64], tile2[2][64 * 64]; // q and dout, two stages
     floatX v[128 * 64], k[128 * 64];             // owned
-    floatX ds[128 * 64];                         // owned keys, queries of the tile
+    floatX ds[128 * 64];                         // (owned keys, queries of the tile)
     float lse[2][64], dsum[2][64];
 };
 
-// dq_sums (B, NH, T/64, 64, 64): every thread reads again only what it wrote itself, so nothing is waited for.
+// dq_sums (B, NH, T/64, 64, 64): each thread reads back only what it wrote itself, so no synchronisation is needed.
 __global__ void __launch_bounds__(128, 2)
     attention_backward_kernel8(floatX* dqkv, float4* dq_sums, const float* lse, const float* dsum, const floatX* dout,
                                const floatX* qkv, int T, int C, int NH, float scale) {
     constexpr int HS = 64, M = 2, N = 2;
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    SMem8& smem = *reinterpret_cast<SMem8*>(attention_backward_memory);
+    AttentionBackwardSMem8& smem = *reinterpret_cast<AttentionBackwardSMem8*>(attention_backward_memory);
     int h = blockIdx.x % NH, b = blockIdx.x / NH, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int stride = 3 * C, num_walks = ceil_div(T, 64);
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * C + h * HS;
@@ -1445,13 +999,13 @@ __global__ void __launch_bounds__(128, 2)
         float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
         for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); // this tile has landed for all, the one before and ds are no longer read
+            __syncthreads(); // this tile has landed for all warps; the one before and ds are no longer read
             if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
 #pragma unroll 1
             for (int row = 0; row < 64; row += 8 * N) {
                 float p[M][N][4] = {}, ds[M][N][4] = {};
                 int tile = (64 * stage + row) * HS, t = 64 * walk + row;
-                if (t + 8 * N > kv) { // else no query of these sees this warp's keys
+                if (t + 8 * N > kv) { // otherwise none of these queries sees this warp's keys
                     const float *x = smem.lse[stage] + row + lane % 4 * 2, *y = smem.dsum[stage] + row + lane % 4 * 2;
 #pragma unroll
                     for (int n = 0; n < N; n++) {
@@ -1494,7 +1048,7 @@ __global__ void __launch_bounds__(128, 2)
             }
             __syncthreads(); // ds is complete
 
-            // 16 queries a warp, all keys of the tile
+            // 16 queries per warp, all keys of the tile
             float dq[HS / 8][4] = {};
             int offset_a = attention_backward_offset<64>(0, lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
             int offset_b = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -1511,7 +1065,7 @@ __global__ void __launch_bounds__(128, 2)
                 }
             }
             float4* sums = dq_sums + ((size_t)walk * 4 + warp) * (HS / 8) * 32 + lane;
-            bool last = walk < first + M; // later keys are not seen
+            bool last = walk < first + M; // these queries see no later keys
             int t = 64 * walk + 16 * warp + lane / 4;
             floatX* out = dqkv + ((size_t)b * T + t) * stride + h * HS + lane % 4 * 2;
 #pragma unroll
@@ -1542,16 +1096,213 @@ void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const f
                          const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     cudaCheck(cudaFuncSetAttribute(attention_backward_kernel8, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   (int)sizeof(SMem8)));
-    attention_backward_kernel8<<<B * NH, 128, sizeof(SMem8), stream>>>(dqkv, reinterpret_cast<float4*>(dq_sums), lse,
-                                                                       dsum, dout, qkv, T, C, NH, 0.125f);
+                                   (int)sizeof(AttentionBackwardSMem8)));
+    attention_backward_kernel8<<<B * NH, 128, sizeof(AttentionBackwardSMem8), stream>>>(
+        dqkv, reinterpret_cast<float4*>(dq_sums), lse, dsum, dout, qkv, T, C, NH, 0.125f);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+#endif
+
+// ==== promoted: attention_backward ====
+#if !defined(ENABLE_FP32)
+// ---- sm_90a: what kernels 9 to 11 share: five products by wgmma, tiles by TMA, dq summed in L2 by turns ----
+// HS = 64. A work item is 128 keys of one head, 64 for each of two warpgroups, which walk over tiles of 128 queries,
+// their own tile number first. Scores are computed as [keys][queries], so the accumulators of P and dS become operands
+// in registers; dS also goes to shared memory, for dq, which sums over all keys.
+//
+// dq is summed in one fixed order, so that it is deterministic. Tile j of keys adds to tile i of queries in step i - j
+// of its walk, when tile j + 1 has added its term, one step of its own walk earlier:
+//
+//     keys \ queries     0        1        2        3
+//     tile 3                                       step 0       down a column: the order of the sum, which waits for
+//     tile 2                              step 0   step 1       the row above; items start in the order of the rows,
+//     tile 1                     step 0   step 1   step 2       so they hardly wait. Tile i of keys stores the first
+//     tile 0            step 0   step 1   step 2   step 3       term, tile 0 adds the last one and writes dq.
+//
+// No deadlock in kernel 11: an item waits only for items with smaller tickets, which have started; the oldest
+// unfinished one never waits, however few blocks are resident. Source: the swapped operands: Shah et al. 2024,
+// FlashAttention-3, arXiv:2407.08608.
+struct AttentionBackwardArgs {
+    floatX* dqkv;    // (B,T,3,NH,64)
+    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 per thread of two warpgroups
+    int* turns;      // (B*NH, num_tiles, 2): terms in the sums so far
+    int* ticket;     // the number of the next work item
+    float4* stats;   // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
+    int T, NH, num_heads, num_tiles;
+};
+
+constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
+constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+
+// Scratch, in floats.
+size_t attention_backward_sm90_scratch(int B, int T, int NH) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    return tiles * (2 * 4096 + 256 + 2) + 1;
+}
+static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
+    AttentionBackwardArgs args = {};
+    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+    size_t tiles = (size_t)args.num_heads * args.num_tiles;
+    require(tiles * 128 <= INT_MAX);
+    require((size_t)scratch % 16 == 0); // for bulk copies
+    args.dqkv = dqkv;
+    args.dq_sums = reinterpret_cast<float4*>(scratch);
+    args.stats = args.dq_sums + tiles * 2048;
+    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
+    args.ticket = args.turns + tiles * 2;
+    return args;
+}
+
+// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse,
+// so their P is 0. 8 threads per row of 64, 32 rows per block; the 128 rows of a tile take 4 blocks per head.
+__global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
+                                                       const floatX* out, const float* lse) {
+    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
+    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) {
+        args.turns[thread] = 0;
+    } // ticket follows the last turn
+    int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
+    bool valid = t < args.T;
+    float sum = 0.0f;
+    if (valid) {
+        size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + 8 * part;
+        x128 x = load128(dout + i), y = load128(out + i);
+        for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
+    }
+    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+    if (part == 0) {
+        size_t head = (size_t)b * args.NH + h;
+        float* pair = reinterpret_cast<float*>(args.stats + (head * rows + t) / 2) + t % 2;
+        pair[0] = valid ? lse[head * args.T + t] * LOG2E : INFINITY;
+        pair[2] = sum;
+    }
+}
+
+static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
+                                          const float* lse, cudaStream_t stream) {
+    attention_backward_sm90_stats_kernel11<<<4 * args.num_heads * args.num_tiles, 256, 0, stream>>>(args, dout, out,
+                                                                                                    lse);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 9: wgmma and TMA, the sums of dq in L2, as kernel 11 without a producer: all wait for what one loads ----
+// Loads vector number `vector` of 128 tokens from t on.
+__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
+                                              uint64_t* full) {
+    tma_load_4d(tile, &map, 0, vector, t, b, full);
+}
+
+// The three shapes of product. Each starts its wgmmas and does not wait.
+// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
+__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
+    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
+    wgmma_64x128x16_new(s, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
+}
+// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
+__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
+    uint64_t b = wgmma_descriptor(queries);
+#pragma unroll
+    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+}
+// dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
+__device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
+    uint64_t a = wgmma_descriptor(ds), b = wgmma_descriptor(keys);
+    wgmma_64x64x16_transposed_new(dq, a, b, floatX());
+#pragma unroll
+    for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
+}
+
+// The causal mask on the diagonal, where keys and queries are numbered alike: a key is not seen by queries before it.
+// key: this thread's first one.
+__device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
+    int ahead = key - threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 64; j++) {
+        if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < ahead) { s[j] = -INFINITY; }
+    }
+}
+
+// Turns the scores s into P.
+__device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 lse = *reinterpret_cast<const float2*>(stats + 4 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { s[4 * j + i] = exp2_approx(s[4 * j + i] * scale2 - (i % 2 ? lse.y : lse.x)); }
+    }
+}
+
+// Operand fragments of P, which is s, and of dS = P * (dp - dsum).
+__device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
+                                                  const float (&dp)[64], const float4* stats) {
+    stats += threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2 dsum = *(reinterpret_cast<const float2*>(stats + 4 * j) + 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int k = 4 * j + 2 * i;
+            p[2 * j + i] = pack_16x2(s[k], s[k + 1], floatX());
+            ds[2 * j + i] = pack_16x2(s[k] * (dp[k] - dsum.x), s[k + 1] * (dp[k + 1] - dsum.y), floatX());
+        }
+    }
+}
+
+// Writes dS to shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first
+// key.
+__device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(matrices) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
+        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
+    }
+}
+
+// rows[r] = factor * sum for a warp's 16 rows, of which num_valid exist.
+__device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
+                                                     float factor) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // 8 rows, 32 columns
+        int row = i % 2 * 8 + lane / 4;
+        float v[4][2];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j][0] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2];
+            v[j][1] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
+        }
+        mma_quad_transpose(v);
+        x128 x;
+#pragma unroll
+        for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
+        if (row < num_valid) { store128(rows + row * stride + i / 2 * 32 + lane % 4 * 8, x); }
+    }
+}
+
+// Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
+__device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
+                                                          const float (&sum)[32], float factor) {
+    size_t token = (size_t)(head / args.NH) * args.T + t, stride = (size_t)3 * args.NH * 64;
+    floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
+    attention_backward_sm90_store(rows, stride, args.T - t, sum, factor);
+}
+#endif
+// ==== end promoted: attention_backward ====
+
+#ifndef PROMOTED_ONLY
+#if !defined(ENABLE_FP32)
+// ---- kernel 9: wgmma and TMA, dq summed in L2 in the order of the keys ----
+// No producer: all threads wait for what thread 0 loads.
 
 struct AttentionBackwardSMem9 {
-    floatX q[2][128 * 64], dout[2][128 * 64]; // two deep
+    floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64], ds[2 * 128 * 64];
     float4 stats[2][64];
     uint64_t full[2];
@@ -1560,7 +1311,7 @@ struct AttentionBackwardSMem9 {
 __global__ void __launch_bounds__(256, 1)
     attention_backward_sm90_kernel9(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // what the swizzle counts from
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
     auto& smem = *reinterpret_cast<AttentionBackwardSMem9*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     int head = blockIdx.x / args.num_tiles, j = args.num_tiles - 1 - blockIdx.x % args.num_tiles;
@@ -1594,12 +1345,12 @@ __global__ void __launch_bounds__(256, 1)
         const floatX *q = smem.q[step % 2], *dout = smem.dout[step % 2];
         const float4* stats = smem.stats[step % 2];
         mbarrier_wait(&smem.full[step % 2], step / 2 % 2);
-        __syncwarp(); // thread 0 has been busy
+        __syncwarp(); // lane 0 of warp 0 may be behind, issuing loads
         float s[64], dp[64], dq[32];
         uint32_t p[32], ds[32];
         wgmma_fence();
-        attention_backward_wgmma_scores(s, smem.k + warpgroup * 64 * 64, q);
-        attention_backward_wgmma_scores(dp, smem.v + warpgroup * 64 * 64, dout);
+        attention_backward_sm90_scores(s, smem.k + warpgroup * 64 * 64, q);
+        attention_backward_sm90_scores(dp, smem.v + warpgroup * 64 * 64, dout);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(s);
@@ -1608,12 +1359,12 @@ __global__ void __launch_bounds__(256, 1)
         attention_backward_sm90_p(s, stats, scale * LOG2E);
         attention_backward_sm90_ds(p, ds, s, dp, stats);
         attention_backward_sm90_store_ds(smem.ds, ds, row);
-        tma_store_fence(); // wgmma reads as TMA does
+        tma_store_fence(); // wgmma reads through the async proxy
         __syncthreads();   // ds is complete
         wgmma_fence();
-        attention_backward_wgmma_keys(dv, p, dout);
-        attention_backward_wgmma_keys(dk, ds, q);
-        attention_backward_wgmma_queries(dq, smem.ds + warpgroup * 128 * 64, smem.k);
+        attention_backward_sm90_keys(dv, p, dout);
+        attention_backward_sm90_keys(dk, ds, q);
+        attention_backward_sm90_queries(dq, smem.ds + warpgroup * 128 * 64, smem.k);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(dv);
@@ -1637,7 +1388,7 @@ __global__ void __launch_bounds__(256, 1)
             if (j > 0) { __stcg(sums + 128 * n, make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3])); }
         }
         if (j == 0) { attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale); }
-        __syncthreads(); // the sums are stored, and what was loaded for this step is no longer read
+        __syncthreads(); // the sums are stored, and the stage of this step is no longer read
         if (j > 0 && threadIdx.x == 0) {
             __threadfence();
             store_release(args.turns + tile * 2, step + 1);
@@ -1656,22 +1407,383 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
-    const int bytes = sizeof(AttentionBackwardSMem9);
-    cudaCheck(
-        cudaFuncSetAttribute(attention_backward_sm90_kernel9, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    attention_backward_sm90_kernel9<<<args.num_heads * args.num_tiles, 256, bytes, stream>>>(args, qkv_map, dout_map,
-                                                                                             0.125f);
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem9);
+    cudaCheck(cudaFuncSetAttribute(attention_backward_sm90_kernel9, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   SHARED_BYTES));
+    attention_backward_sm90_kernel9<<<args.num_heads * args.num_tiles, 256, SHARED_BYTES, stream>>>(args, qkv_map,
+                                                                                                    dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
 }
+#endif
+#endif
 
-// ---- kernel 10: kernel 11 with a block for each work item: their order is that in which the device starts blocks ----
+// ==== promoted: attention_backward ====
+#if !defined(ENABLE_FP32)
+// ---- kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
+
+struct AttentionBackwardSMem {
+    floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
+    floatX k[128 * 64], v[128 * 64];
+    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
+    float4 dq[2][8 * 128];      // per warpgroup: on its way to the sums, or from them
+    float4 stats[2][64];
+    uint64_t q_full[2], q_empty[2]; // q and stats
+    uint64_t dout_full[2], dout_empty[2];
+    uint64_t k_full, k_empty, v_full, v_empty;
+    uint64_t dq_ready[2]; // dq may be written, or holds the sums so far
+    uint64_t dq_full[2];  // dq has been written, or the sums so far have been read
+    uint64_t work_full[2], work_empty[2];
+    int work[2];
+};
+static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
+
+// Called by the whole block.
+__device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&smem.k_full, 1);
+        mbarrier_init(&smem.v_full, 1);
+        mbarrier_init(&smem.k_empty, 8); // consumer warps
+        mbarrier_init(&smem.v_empty, 8);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&smem.q_full[i], 1);
+            mbarrier_init(&smem.q_empty[i], 8 + 256); // consumer warps, and all their threads once they have read stats
+            mbarrier_init(&smem.dout_full[i], 1);
+            mbarrier_init(&smem.dout_empty[i], 8);
+            mbarrier_init(&smem.dq_ready[i], 1);
+            mbarrier_init(&smem.dq_full[i], 128);
+            mbarrier_init(&smem.work_full[i], 1);
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // consumer threads, and the two that add
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+// The producer's part of work item number n of the block; i counts steps over all of the block's items.
+__device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                         const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
+                                                         int work, unsigned n, unsigned& i) {
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
+    int h = head % args.NH, b = head / args.NH, tile = j;
+    auto load_queries = [&]() {
+        mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
+        bulk_load(smem.stats[i % 2], args.stats + (size_t)((b * args.NH + h) * args.num_tiles + tile) * 64,
+                  ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
+        attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
+        mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
+        attention_backward_tma(smem.dout[i % 2], dout_map, h, 128 * tile, b, &smem.dout_full[i % 2]);
+        i++, tile++;
+    };
+    load_queries();
+    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is released before k
+    mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
+    mbarrier_wait(&smem.k_empty, (n + 1) % 2);
+    mbarrier_arrive_expect(&smem.k_full, ATTENTION_BACKWARD_TILE_BYTES);
+    attention_backward_tma(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
+#pragma unroll 1
+    while (tile < args.num_tiles) { load_queries(); }
+}
+
+// The part of the thread that adds dq of one consumer warpgroup to the sums, 16 KB at a time. i counts steps over all
+// items; announced: dq_ready of the next step has been signalled.
+__device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        int warpgroup, int work, int& i, bool& announced) {
+    constexpr int BYTES = sizeof(smem.dq[0]);
+    float4* dq = smem.dq[warpgroup];
+    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
+    int num_steps = work % args.num_tiles + 1, j = args.num_tiles - num_steps;
+    int half_tile = (work / args.num_tiles * args.num_tiles + j) * 2 + warpgroup;
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
+        float4* sums = args.dq_sums + (size_t)half_tile * 1024;
+        int* turn = args.turns + half_tile;
+        if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
+        announced = false;
+        if (step > 0) {
+            while (load_acquire(turn) < step) {}
+            async_proxy_fence();
+        }
+        if (j == 0 && step > 0) { // the consumers add the last term in registers
+            mbarrier_arrive_expect(ready, BYTES);
+            bulk_load(dq, sums, BYTES, ready);
+        }
+        mbarrier_wait(full, i % 2);
+        if (j == 0) { continue; }
+        if (step == 0) {
+            bulk_store(sums, dq, BYTES);
+        } else {
+            bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
+        }
+        tma_store_commit();
+        tma_store_wait<0>();
+        mbarrier_arrive(ready);
+        announced = true;
+        tma_store_wait_written();
+        async_proxy_fence();
+        store_release(turn, step + 1);
+    }
+}
+
+// The consumer warps' part of item number n; i counts steps over all items. row: the warp's first key and query.
+__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
+                                                            AttentionBackwardSMem& smem, int warpgroup, int row,
+                                                            int lane, int work, int n, int& i, float scale) {
+    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+    float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
+    float dk[32] = {}, dv[32] = {};
+    mbarrier_wait(&smem.k_full, n % 2);
+    mbarrier_wait(&smem.v_full, n % 2);
+#pragma unroll 1
+    for (int step = 0; step < num_steps; step++, i++) {
+        bool last = step + 1 == num_steps;
+        float s[64], dp[64], dq[32];
+        uint32_t p[32], ds[32];
+        mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
+        wgmma_commit();
+        mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
+        wgmma_fence();
+        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
+        wgmma_commit();
+
+        wgmma_wait<1>();
+        wgmma_hold(s);
+        if (step == 0) { attention_backward_sm90_mask(s, row + lane / 4); }
+        attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
+        wgmma_wait<0>();
+        wgmma_hold(dp);
+        if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+        attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
+        mbarrier_arrive(&smem.q_empty[i % 2]);
+
+        wgmma_fence();
+        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
+        wgmma_commit();
+        attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
+        tma_store_fence(); // wgmma reads through the async proxy
+        wgmma_fence();
+        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
+        wgmma_commit();
+        named_barrier_sync(1, 256); // ds is complete
+        wgmma_fence();
+        attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_hold(dv);
+        wgmma_hold(dk);
+        if (lane == 0) {
+            mbarrier_arrive(&smem.dout_empty[i % 2]);
+            mbarrier_arrive(&smem.q_empty[i % 2]);
+        }
+        wgmma_wait<0>();
+        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+        wgmma_hold(dq);
+
+        mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
+        if (j > 0) {
+#pragma unroll
+            for (int c = 0; c < 32; c += 4) { dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]); }
+            tma_store_fence();
+        } else {
+            if (step > 0) {
+#pragma unroll
+                for (int c = 0; c < 32; c += 4) {
+                    float4 x = dq_out[32 * c];
+                    dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
+                }
+            }
+            attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
+        }
+        mbarrier_arrive(&smem.dq_full[warpgroup]);
+    }
+    attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
+    attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
+}
+#endif
+// ==== end promoted: attention_backward ====
+
+#ifndef PROMOTED_ONLY
+#if !defined(ENABLE_FP32)
+// ---- kernel 10: one block per work item; their order is that in which the device starts blocks ----
+
+__global__ void __launch_bounds__(384, 1)
+    attention_backward_sm90_kernel10(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
+    if (shared_address(&smem) % 1024 != 0) { __trap(); }
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
+    attention_backward_sm90_init(smem);
+    if (warp < 4) {
+        warpgroup_fewer_registers<24>();
+        if (lane != 0) { return; }
+        if (warp == 0) {
+            unsigned i = 0;
+            attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, blockIdx.x, 0, i);
+        }
+        if (warp == 1 || warp == 2) {
+            int i = 0;
+            bool announced = false;
+            attention_backward_sm90_add_item(args, smem, warp - 1, blockIdx.x, i, announced);
+        }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int i = 0;
+    attention_backward_sm90_compute_item(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i, scale);
+}
 
 // HS = 64; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
 void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                           const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
-    attention_backward_sm90<false>(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    require(C / NH == 64);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    attention_backward_sm90_stats(args, dout, out, lse, stream);
+    auto kernel = attention_backward_sm90_kernel10;
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    kernel<<<args.num_heads * args.num_tiles, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
+    cudaCheck(cudaGetLastError());
 }
 #endif
+#endif
+
+// ==== promoted: attention_backward ====
+#if !defined(ENABLE_FP32)
+// ---- kernel 11: persistent blocks, work items by ticket ----
+
+// Calls f(work, n) for the block's work items, n = 0, 1, ...; for all threads but the producer.
+template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
+#pragma unroll 1
+    for (int n = 0;; n++) {
+        mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
+        int work = smem.work[n % 2];
+        mbarrier_arrive(&smem.work_empty[n % 2]);
+        if (work >= num_work) { return; }
+        f(work, n);
+    }
+}
+
+// The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
+// earlier would idle here while later items, which depend on it, start on other SMs.
+__device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
+                                                        const CUtensorMap& qkv_map, const CUtensorMap& dout_map) {
+    unsigned i = 0;
+#pragma unroll 1
+    for (unsigned n = 0;; n++) {
+        int work = atomicAdd(args.ticket, 1);
+        mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
+        smem.work[n % 2] = work;
+        mbarrier_arrive(&smem.work_full[n % 2]);
+        if (work >= args.num_heads * args.num_tiles) { return; }
+        attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
+    }
+}
+
+__global__ void __launch_bounds__(384, 1)
+    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
+    auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
+    if (shared_address(&smem) % 1024 != 0) { __trap(); }
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
+    attention_backward_sm90_init(smem);
+    if (warp < 4) {
+        warpgroup_fewer_registers<24>();
+        if (lane != 0) { return; }
+        if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
+        if (warp == 1 || warp == 2) {
+            int i = 0;
+            bool announced = false;
+            attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int) {
+                attention_backward_sm90_add_item(args, smem, warp - 1, work, i, announced);
+            });
+        }
+        return;
+    }
+    warpgroup_more_registers<240>();
+    int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
+    attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
+        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale);
+    });
+}
+
+// HS = 64, sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                             const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C / NH == 64);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
+    CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    attention_backward_sm90_stats(args, dout, out, lse, stream);
+    auto kernel = attention_backward_sm90_kernel11;
+    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
+    kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+// Floats of scratch on any device: what kernel 11 needs, where it may be chosen, otherwise dsum (B,NH,T).
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+#if !defined(ENABLE_FP32)
+    if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
+#endif
+    (void)C;
+    return (size_t)B * NH * T;
+}
+
+// The number of the kernel that runs; see the table below.
+inline int attention_backward_choice(int HS) {
+#if !defined(ENABLE_FP32)
+    if (HS == 64 && has_sm90a()) { return 11; }
+    bool has_tiles = HS == 32 || HS == 64 || HS == 96 || HS == 128;
+    if (has_tiles && compiled_arch(attention_backward_kv_kernel7<64, 2, 2, 2>) >= 80) { return 7; }
+#endif
+    (void)HS;
+    return 5;
+}
+
+// dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
+// (B,T,NH,HS), lse (B,NH,T), natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision and the code that the binary holds for the device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     kernel 11       kernel 7            kernel 5       kernel 5
+//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
+//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
+//
+// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+    Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
+    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    int kernel = attention_backward_choice(C / NH);
+#if !defined(ENABLE_FP32)
+    if (kernel == 11) { return attention_backward_sm90(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); }
+#endif
+    float* dsum = scratch;
+    attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
+#if !defined(ENABLE_FP32)
+    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream); }
+#endif
+    require(kernel == 5);
+    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+// ==== end promoted: attention_backward ====
+
+#ifndef PROMOTED_ONLY
 
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
@@ -1682,7 +1794,7 @@ static void declare(Bench& b) {
     Buffer<floatX> out = b.input_from<floatX>("out", n, [&](float* host) {
         if (bench_flags().verify) {
             attention_forward_cpu(host, lse_host.data(), qkv.host, B, T, C, NH);
-        } else { // what it takes minutes to compute: about the right size
+        } else { // the right size is enough for timing; computing it takes minutes
             std::fill(host, host + n, 0.1f);
             std::fill(lse_host.begin(), lse_host.end(), logf((float)T));
         }
@@ -1716,6 +1828,20 @@ static void declare(Bench& b) {
         attention_backward2(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
     };
     b.kernel(2, "no matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
+#if !defined(ENABLE_FP32)
+    if (HS == 64) {
+        auto kernel3 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward3<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(3, "mma.sync, 16 rows per warp, P and dS through shared memory", kernel3, {0}, 80);
+        auto kernel4 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward3<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(4, "P and dS stay in registers", kernel4, {0}, 80);
+    }
+#endif
     auto kernel5 = [=](int) {
         attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
         attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
@@ -1723,21 +1849,20 @@ static void declare(Bench& b) {
     b.kernel(5, "fp32 arithmetic, tiles in shared memory and registers", kernel5, {0});
 #if !defined(ENABLE_FP32)
     if (HS == 64) {
-        auto kernel3 = [=](int) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward3<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-        };
-        b.kernel(3, "mma.sync, 16 rows a warp, P and dS by way of shared memory", kernel3, {0}, 80);
-        auto kernel4 = [=](int) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward3<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-        };
-        b.kernel(4, "P and dS stay in registers", kernel4, {0}, 80);
         auto kernel6 = [=](int) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
             attention_backward6(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
         };
-        b.kernel(6, "cp.async, two stages, swizzled", kernel6, {0}, 80);
+        b.kernel(6, "cp.async, two stages, swizzled, 16 rows per warp", kernel6, {0}, 80);
+    }
+    if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
+        auto kernel7 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(7, "32 rows per warp", kernel7, {0}, 80);
+    }
+    if (HS == 64) {
         Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);
         auto kernel8 = [=](int) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
@@ -1747,21 +1872,16 @@ static void declare(Bench& b) {
         auto kernel9 = [=](int) { attention_backward9(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
         b.kernel(9, "wgmma and TMA, dq summed in L2 in the order of the keys", kernel9, {0}, -90);
         auto kernel10 = [=](int) { attention_backward10(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-        b.kernel(10, "a warpgroup loads and adds to dq, two compute", kernel10, {0}, -90);
+        b.kernel(10, "a warpgroup loads and adds to dq, two consumers", kernel10, {0}, -90);
     }
-    auto kernel7 = [=](int) {
-        attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-        attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-    };
-    b.kernel(7, "32 rows a warp", kernel7, {0}, 80);
 #endif
     auto promoted = [=](int) { attention_backward(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
     b.kernel(11, "persistent, work items by ticket; elsewhere 7 or 5", promoted, {0});
     b.promoted(11);
 }
 
-// C and NH: head sizes 64, 32, 96, 128 for the tensor cores, 40 and 200 for the plain kernel. 12 * 6 heads of 3 tiles
-// are more work items than an H200 has multiprocessors; with T = 1100 nine tiles of keys add to a sum.
+// The head sizes are 64, 32, 96 and 128 for the tensor cores, 40 and 200 for kernel 5. 12 * 6 heads of 3 tiles are more
+// work items than an H200 has multiprocessors; with T = 1100 nine tiles of keys add to one sum.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},

@@ -155,8 +155,8 @@ void attention_forward2(floatX* out, float* lse, float* scores, floatX* p, const
 
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
-// and values stream past. The softmax is online: each row keeps its running maximum m and sum l, and when m grows, l and
-// the output o are rescaled. Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+// and values stream past. The softmax is online: each row keeps its running maximum m and sum l, and when m grows, l
+// and the output o are rescaled. Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
 struct AttentionForwardWork {
     int head; // of B*NH
@@ -460,8 +460,8 @@ template <int HS> __device__ inline int attention_forward_at(int row, int chunk)
     return row * HS + permuted * 8;
 }
 
-// From the address of chunk 0 or 1 of a row to the address 16 * d columns further in the same row. The swizzle is an xor
-// of address bits, because tiles are aligned to 256 bytes.
+// From the address of chunk 0 or 1 of a row to the address 16 * d columns further in the same row. The swizzle is an
+// xor of address bits, because tiles are aligned to 256 bytes.
 template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
     return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
 }
@@ -580,7 +580,8 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     }
 }
 
-// Divides a warp's rows by l and stores them, 16 bytes at a time. `tile`, the warp's part of smem.q, is the staging area.
+// Divides a warp's rows by l and stores them, 16 bytes at a time. `tile`, the warp's part of smem.q, is the staging
+// area.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
                                                AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C) {
@@ -648,7 +649,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
         }
         for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
     }
-    // the four 8x8 matrices that ldmatrix reads of 16 keys and 16 columns, as (keys, columns), in the order of the operand:
+    // the four 8x8 matrices that ldmatrix reads of 16 keys and 16 columns, as (keys, columns), in the order of the
+    // operand:
     //     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
     //     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
     constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
@@ -658,7 +660,7 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     for (int tile = 0; tile < num_tiles; tile++) {
         if (tile > 0) {
             cp_async_wait<0>();
-            __syncthreads(); // this tile has landed, and all warps have read the one before, which the next load overwrites
+            __syncthreads(); // this tile has landed; all warps have read the one that the next load overwrites
         }
         if (tile + 1 < num_tiles) {
             attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
@@ -717,8 +719,8 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
 constexpr int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, the width of TMA's swizzle
 constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
 
-// Starts s = q k^T for 64 queries and 64 keys, given by their wgmma_descriptors, and does not wait. What s held before is
-// dead.
+// Starts s = q k^T for 64 queries and 64 keys, given by their wgmma_descriptors, and does not wait. What s held before
+// is dead.
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
@@ -746,8 +748,8 @@ struct AttentionForwardRows {
     float l[2];       // this thread's part of the sum of P
     float rescale[2]; // the factor for o, if the last softmax asked for one
     // Correction to l before the final division. P V uses P rounded to 16 bits, l sums it unrounded; this is the
-    // difference where it is known: over the diagonal block, and for the row maximum, which rounds to 1 but entered l as
-    // 1 + error.
+    // difference where it is known: over the diagonal block, and for the row maximum, which rounds to 1 but entered l
+    // as 1 + error.
     float rounding[2];
 };
 
@@ -1075,8 +1077,8 @@ template <class F> __device__ inline void attention_forward_end_step(float (&s)[
     attention_forward_sm90_pack(p, s);
 }
 
-// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes pairs of tiles of one head that
-// together see the same number of keys, from a list that all blocks share.
+// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes pairs of tiles of one head
+// that together see the same number of keys, from a list that all blocks share.
 template <bool persistent, class F>
 __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
     if (!persistent) {
@@ -1285,7 +1287,8 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         AttentionForwardRows rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
-        // a warpgroup that sees none of the first 128 keys gets P = 0, because m starts at a finite number, not -INFINITY
+        // a warpgroup that sees none of the first 128 keys gets P = 0, because m starts at a finite number, not
+        // -INFINITY
         int diagonal = q0 + warp_row - (num_steps - 1) * 128;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
@@ -1360,7 +1363,7 @@ void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward10_groups<2, true, false>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 12: a persistent block per SM takes pairs of tiles of equal work; the next tile loads during this one ----
+// ---- kernel 12: a persistent block per SM takes pairs of tiles of equal work and prefetches the next tile ----
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward10_groups<2, true, true>(out, lse, qkv, B, T, NH, stream);
@@ -1372,7 +1375,7 @@ void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward10_groups<3, true, true>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 14: kernel 12 without a pause between tiles, with four stages, no ping-pong, and single tiles at the end ----
+// ---- kernel 14: kernel 12 without a pause between tiles, four stages, no ping-pong, single tiles at the end ----
 // The first scores of a tile and the last product of the tile before are in flight together; kernel 12 waits for each
 // alone. Every row is scaled by its true maximum, so its largest P is 1, which rounds exactly.
 
@@ -1393,8 +1396,8 @@ template <int groups> __host__ __device__ inline int attention_forward_steps(int
     return ceil_div(q0 + 64 * groups, 128);
 }
 
-// The producer thread. Producer and consumers count alike: n tiles of queries, i steps over 128 keys. Loads are issued as
-// k0 k1 v0 k2 v1 ..., the order in which stages are released, so no load waits behind one that is released later.
+// The producer thread. Producer and consumers count alike: n tiles of queries, i steps over 128 keys. Loads are issued
+// as k0 k1 v0 k2 v1 ..., the order in which stages are released, so no load waits behind one that is released later.
 template <int groups> __device__ inline void attention_forward_load14(AttentionForwardSMem14<groups>& smem,
                                                                       const CUtensorMap& qkv_map, int T, int NH,
                                                                       AttentionForwardList list) {
@@ -1427,8 +1430,8 @@ template <int groups> __device__ inline void attention_forward_load14(AttentionF
     }
 }
 
-// Step i of the ring: the scores of 128 more keys, and the product with the values of step i - 1, which overlaps with the
-// softmax of the new scores. more: there is a next step.
+// Step i of the ring: the scores of 128 more keys, and the product with the values of step i - 1, which overlaps with
+// the softmax of the new scores. more: there is a next step.
 template <int groups>
 __device__ inline void attention_forward_step14(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                 AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
@@ -1492,8 +1495,8 @@ attention_forward_diagonal_softmax14(float (&s)[num_s], AttentionForwardRows& ro
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
 
-// The scores of a tile's first 64 or 128 keys, at the diagonal, step i of the ring. Their softmax overlaps with the last
-// product of the tile before, with `values`.
+// The scores of a tile's first 64 or 128 keys, at the diagonal, step i of the ring. Their softmax overlaps with the
+// last product of the tile before, with `values`.
 template <int groups, int num_s>
 __device__ inline void attention_forward_diagonal14(float (&s)[num_s], uint32_t (&p)[32], float (&o)[32],
                                                     AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
@@ -1606,8 +1609,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     for (; attention_forward_next_tile(list); n++) {
         int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
         int num_steps = attention_forward_steps<groups>(q0);
-        // a warpgroup whose queries all come before the tile's last keys passes over them, one step at most; rows before
-        // the start of the sequence cost one step and are not stored
+        // a warpgroup whose queries all come before the tile's last keys passes over them, one step at most; rows
+        // before the start of the sequence cost one step and are not stored
         int row0 = q0 + (warpgroup - 1) * 64, my_steps = max(ceil_div(row0 + 64, 128), 1);
         bool passes = groups != 2 && my_steps < num_steps;
         unsigned v = (i - 1) % STAGES;
@@ -1696,13 +1699,14 @@ void attention_forward15(floatX* out, float* lse, const floatX* qkv, int B, int 
 #if !defined(ENABLE_FP32)
 // ---- kernel 16: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
 // A persistent block per SM takes tiles of 256 queries, or of 128 where there are few tiles. The producer, one thread,
-// fills a ring of keys and values by TMA. Each consumer warpgroup has 64 queries and walks over their keys, the diagonal
-// first. As far as the ring reaches, each goes at its own pace: the softmax of one is hidden behind the products of others.
+// fills a ring of keys and values by TMA. Each consumer warpgroup has 64 queries and walks over their keys, the
+// diagonal first. As far as the ring reaches, each goes at its own pace: the softmax of one is hidden behind the
+// products of others.
 
 constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring, each 64 keys and their values
 
-// What the producer says of a tile. Tiles are counted from the end of a sequence, so the first group of 64 queries of one
-// that is not full may be negative.
+// What the producer says of a tile. Tiles are counted from the end of a sequence, so the first group of 64 queries of
+// one that is not full may be negative.
 struct AttentionForwardTile {
     int b; // sequence; negative: there are no more tiles
     int h, first_group;
@@ -1818,9 +1822,9 @@ __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_
     attention_forward_sm90_rounding(rows, p, warp);
 }
 
-// Step i: the scores of 64 more keys, then the product of P with the values of step i - 1. The search for the new maximum
-// overlaps with that product. Then it waits for the product, so that nothing delays the work between exponents, which
-// take longest: sums, packing, rescaling.
+// Step i: the scores of 64 more keys, then the product of P with the values of step i - 1. The search for the new
+// maximum overlaps with that product. Then it waits for the product, so that nothing delays the work between exponents,
+// which take longest: sums, packing, rescaling.
 template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
                                                                          float (&o)[32], AttentionForwardRows& rows,
                                                                          AttentionForwardSMem<groups>& smem, uint64_t q,
@@ -1844,8 +1848,8 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     attention_forward_sm90_pack(p, s);
 }
 
-// The end of tile n, after step i - 1: the product with that step's values, lse, and in rows.l the divisors of o. t: the
-// warp's first token. Afterwards the warp's staging area of the output is free.
+// The end of tile n, after step i - 1: the product with that step's values, lse, and in rows.l the divisors of o. t:
+// the warp's first token. Afterwards the warp's staging area of the output is free.
 template <int groups> __device__ inline void
 attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                     AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
@@ -1870,8 +1874,8 @@ attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], Attention
     if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
 }
 
-// This warp's consumer warpgroup, from warp votes, so the compiler knows it is warp-uniform and keeps what depends on it in
-// uniform registers.
+// This warp's consumer warpgroup, from warp votes, so the compiler knows it is warp-uniform and keeps what depends on
+// it in uniform registers.
 __device__ inline int attention_forward_sm90_warpgroup() {
     return (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
 }
@@ -1991,8 +1995,8 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 #if !defined(ENABLE_FP32)
 // ---- kernel 16 with another output, for ops that include this file ----
 // A Store has two functions. prepare(tile, t, h, b) is called after a tile's first step, and its work overlaps with the
-// steps that follow. store(tile, o, l, t, h, b) ends a tile: it writes the warp's rows o / l, tokens t..t+15 of head h; t < 0
-// is padding and is not stored. `tile` is 2 KB of shared memory of this warp.
+// steps that follow. store(tile, o, l, t, h, b) ends a tile: it writes the warp's rows o / l, tokens t..t+15 of head h;
+// t < 0 is padding and is not stored. `tile` is 2 KB of shared memory of this warp.
 
 // attention_forward_sm90_producer, whose loads ask L2 not to keep what they read.
 template <int groups> __device__ inline void attention_forward_sm90_producer_once(AttentionForwardSMem<groups>& smem,
@@ -2094,9 +2098,9 @@ void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const float
 
 #ifndef PROMOTED_ONLY
 
-// Queries, keys and values (B,T,NH,HS) are normal, queries and keys times `size`. At 4 scores differ by a few dozen, at 30
-// by 10^4: both make the maximum grow by more than 2^8 after the diagonal. At 30 every other head has equal rows, so that
-// its softmax is uniform.
+// Queries, keys and values (B,T,NH,HS) are normal, queries and keys times `size`. At 4 scores differ by a few dozen, at
+// 30 by 10^4: both make the maximum grow by more than 2^8 after the diagonal. At 30 every other head has equal rows, so
+// that its softmax is uniform.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::mt19937& rng) {
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < (size_t)B * T * 3 * NH * HS; i++) {
