@@ -4878,7 +4878,7 @@ __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwar
 #endif
 
 #if !defined(ENABLE_FP32)
-// ---- kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
+// ---- shared by kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
 
 struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages

@@ -1419,7 +1419,7 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
 
 // ==== promoted: attention_backward ====
 #if !defined(ENABLE_FP32)
-// ---- kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
+// ---- shared by kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
 
 struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages

@@ -973,7 +973,7 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 // ==== end promoted: attention_forward ====
 
 #if !defined(ENABLE_FP32)
-// ---- kernels 9 to 15, and ops that include this file: steps of 128 keys ----
+// ---- shared by kernels 9 to 15 and by ops that include this file: steps of 128 keys ----
 
 // attention_forward_sm90_scores and _values by pointers instead of descriptors.
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], const floatX* q, const floatX* k) {
@@ -1993,7 +1993,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 #if !defined(ENABLE_FP32)
-// ---- kernel 16 with another output, for ops that include this file ----
+// ---- for ops that include this file: kernel 16 with another output ----
 // A Store has two functions. prepare(tile, t, h, b) is called after a tile's first step, and its work overlaps with the
 // steps that follow. store(tile, o, l, t, h, b) ends a tile: it writes the warp's rows o / l, tokens t..t+15 of head h;
 // t < 0 is padding and is not stored. `tile` is 2 KB of shared memory of this warp.

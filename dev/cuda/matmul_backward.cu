@@ -473,26 +473,23 @@ static void declare(Bench& b) {
     MatmulBackwardArgs g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
                             {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
     cudaStream_t stream = b.stream;
-    if (has_bias) {
-        if (b.dry || matmul_backward7(g, dbias, stream)) {
-            b.kernel(7, "cuBLASLt, and the bias in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); },
-                     {0});
-        }
-        return;
-    }
-    b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
-    b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
-    b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
-    b.kernel(3, "128x128 tiles, 8x8 sums per thread", [=](int) { matmul_backward3(g, stream); }, {0});
+    if (!has_bias) {
+        b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
+        b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
+        b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
+        b.kernel(3, "128x128 tiles, 8x8 sums per thread", [=](int) { matmul_backward3(g, stream); }, {0});
 #if !defined(ENABLE_FP32)
-    Buffer<float> scratch = b.scratch<float>("scratch", num_weights * matmul_backward_num_parts(N, C, OC));
-    b.kernel(
-        4, "mma.sync, ldmatrix transposes", [=](int) { matmul_backward4(g, stream); }, {0}, 80);
-    b.kernel(
-        5, "mma.sync, dweight's K split", [=](int bs) { matmul_backward5(g, scratch, stream, bs); }, {256}, 80);
+        Buffer<float> scratch = b.scratch<float>("scratch", num_weights * matmul_backward_num_parts(N, C, OC));
+        b.kernel(
+            4, "mma.sync, ldmatrix transposes", [=](int) { matmul_backward4(g, stream); }, {0}, 80);
+        b.kernel(
+            5, "mma.sync, dweight's K split", [=](int bs) { matmul_backward5(g, scratch, stream, bs); }, {256}, 80);
 #endif
-    b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { matmul_backward_cublaslt(g, stream); }, {0});
-    b.promoted(6);
+        b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { matmul_backward_cublaslt(g, stream); }, {0});
+        b.promoted(6);
+    } else if (b.dry || matmul_backward7(g, dbias, stream)) {
+        b.kernel(7, "cuBLASLt, and the bias in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); }, {0});
+    }
 }
 
 int main(int argc, char** argv) {
