@@ -54,13 +54,7 @@ static void attention_forward_softmax(floatX* p, float* lse, const float* scores
 // scores (B,NH,T,T) float scratch, p (B,NH,T,T) floatX scratch
 void attention_forward0(floatX* out, float* lse, float* scores, floatX* p, const floatX* qkv, int B, int T, int C,
                         int NH, cublasHandle_t handle, cudaStream_t stream, int block_size) {
-#if defined(ENABLE_FP32)
-    const cudaDataType_t type = CUDA_R_32F;
-#elif defined(ENABLE_FP16)
-    const cudaDataType_t type = CUDA_R_16F;
-#else
-    const cudaDataType_t type = CUDA_R_16BF;
-#endif
+    const cudaDataType_t type = cublaslt_floatX;
     const float one = 1.0f, zero = 0.0f;
     int HS = C / NH;
     long long matrix = (long long)T * T;

@@ -45,13 +45,7 @@ __device__ inline floatX* trimat_row(const Trimat& a, int head, int t) {
 
 // cuBLAS counts in columns: att^T = k q^T
 void trimat_forward0(const Trimat& a, cublasHandle_t cublas, cudaStream_t stream) {
-#if defined(ENABLE_FP32)
-    const cudaDataType_t type = CUDA_R_32F;
-#elif defined(ENABLE_FP16)
-    const cudaDataType_t type = CUDA_R_16F;
-#else
-    const cudaDataType_t type = CUDA_R_16BF;
-#endif
+    const cudaDataType_t type = cublaslt_floatX;
     cublasCheck(cublasSetStream(cublas, stream));
     int C = a.NH * a.HS;
     float beta = 0.0f;
