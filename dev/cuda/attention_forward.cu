@@ -1179,7 +1179,7 @@ void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T
 
 // ---- kernel 10: a producer warpgroup, two consumers: P V of one step overlaps with the softmax of the next ----
 
-template <int groups> struct AttentionForwardSMem10 { // 112 KB, or 136 with three groups: one block an SM
+template <int groups> struct AttentionForwardSMem10 { // 112 KB, or 136 with three groups: one block per SM
     floatX q[2][groups * ATTENTION_FORWARD_BOX];      // of this tile and the next
     floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
     floatX out[groups * ATTENTION_FORWARD_BOX];
