@@ -103,7 +103,7 @@ test_typed_nvcc_lines() {
     rm -rf "$tmp/tree"
     mkdir -p "$tmp/tree/dev/cuda"
     cp -r llmc "$tmp/tree"
-    cp dev/cuda/*.cu dev/cuda/*.h "$tmp/tree/dev/cuda"
+    cp dev/cuda/*.* "$tmp/tree/dev/cuda"
     cd "$tmp/tree/dev/cuda"
     while read -r line; do
         eval "$line" >"$tmp/log" 2>&1 || { cat "$tmp/log" && fail "does not compile and link: $line"; }
@@ -174,4 +174,4 @@ CSV
 
 tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines planted_bugs timing
     update_results)
-run_tests "$@"
+run_tests_once "$@"
