@@ -20,10 +20,29 @@ One handle and one workspace: calls may be on any stream, but no two of them may
 
 #include "cuda_common.cuh"
 
+// The names stand here because cublasLtGetStatusName() would have to be linked, and a program may use -lcublas alone.
 #define cublasCheck(expr) cublas_check((expr), #expr, __FILE__, __LINE__)
 inline void cublas_check(cublasStatus_t status, const char* expr, const char* file, int line) {
+    static const struct {
+        cublasStatus_t status;
+        const char* name;
+    } names[] = {
+        {CUBLAS_STATUS_NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED"},
+        {CUBLAS_STATUS_ALLOC_FAILED, "CUBLAS_STATUS_ALLOC_FAILED"},
+        {CUBLAS_STATUS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE"},
+        {CUBLAS_STATUS_ARCH_MISMATCH, "CUBLAS_STATUS_ARCH_MISMATCH"},
+        {CUBLAS_STATUS_MAPPING_ERROR, "CUBLAS_STATUS_MAPPING_ERROR"},
+        {CUBLAS_STATUS_EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED"},
+        {CUBLAS_STATUS_INTERNAL_ERROR, "CUBLAS_STATUS_INTERNAL_ERROR"},
+        {CUBLAS_STATUS_NOT_SUPPORTED, "CUBLAS_STATUS_NOT_SUPPORTED"},
+        {CUBLAS_STATUS_LICENSE_ERROR, "CUBLAS_STATUS_LICENSE_ERROR"},
+    };
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
-    die("%s:%d: %s: %s", file, line, expr, cublasLtGetStatusName(status));
+    const char* name = "a status without a name";
+    for (const auto& known : names) {
+        if (known.status == status) { name = known.name; }
+    }
+    die("%s:%d: %s: %s (%d)", file, line, expr, name, (int)status);
 }
 
 // The library's name for floatX.

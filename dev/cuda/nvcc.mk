@@ -1,11 +1,13 @@
 # How CUDA programs are compiled: for the Makefiles here and in the top folder.
 #
-# NVCC=nvcc  PRECISION=BF16|FP16|FP32  GPU_COMPUTE_CAPABILITY="80 90"  SPILLS=error|warn
+# NVCC=nvcc  PRECISION=BF16|FP16|FP32  GPU_COMPUTE_CAPABILITY="80 90"  SPILLS=error|warn  DEVICE_ONLY=|yes
 
 NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
 PRECISION ?= BF16
 # "error": a kernel that spills registers does not build; "warn": it is only named
 SPILLS ?= error
+# not empty: the device's half alone, which for a small op takes a quarter of the time; the result does not run
+DEVICE_ONLY ?=
 
 ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
 $(error PRECISION is BF16, FP16 or FP32, not '$(PRECISION)')
@@ -24,5 +26,6 @@ comma := ,
 space := $(subst ,, )
 WARN_SPILLS = -Xptxas -warn-spills$(if $(filter errorBF1690a,$(SPILLS)$(PRECISION)$(subst $(space),_,$(strip $(ARCHS)))),$(comma)-Werror)
 NVCC_FLAGS = -O3 --use_fast_math -std=c++17 -lineinfo $(GENCODE) -DENABLE_$(PRECISION) \
-             -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-format-truncation $(WARN_SPILLS)
+             -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-format-truncation $(WARN_SPILLS) \
+             $(if $(DEVICE_ONLY),-fatbin)
 NVCC_MISSING = echo 'error: no nvcc: install the CUDA toolkit, or set NVCC=/path/to/nvcc' >&2; exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds dev/test/fuzz/fuzz_*.c with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, runs one after another
-# and prints a table. Exit status 1 on a finding; its input stays in build/fuzz/findings.
+# Builds dev/test/fuzz/fuzz_*.c with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, runs as many at a time as
+# there are cores and prints a table. Exit status 1 on a finding; its input stays in build/fuzz/findings.
 #
 #     dev/test/fuzz.sh [TARGET ...]     all, or those named: fuzz_json ...
 #
@@ -46,16 +46,15 @@ elif ! "$cc" "${flags[@]}" -x c - -o build/fuzz/probe <<<"$probe" 2>build/fuzz/p
     exit 0
 fi
 
-findings=0
-table=$(printf '%-24s %12s %8s  %s' target inputs seconds findings)
-row() { table+=$'\n'$(printf '%-24s %12s %8s  %s' "$@"); }
+# What there is to say about a target, in build/fuzz/TARGET.report, and its row of the table, in TARGET.row.
+row() { printf '%-24s %12s %8s  %s\n' "$@"; }
 
 fuzz_one() { # TARGET
     local name=$1 log=build/fuzz/$1.log corpus=build/fuzz/corpus/$1 start=$SECONDS rc inputs found limit=()
     local seeds=dev/test/fuzz/seeds/$name dict=dev/test/fuzz/$name.dict directories=("$corpus")
     if ! "$cc" "${flags[@]}" "dev/test/fuzz/$name.c" -o "build/fuzz/$name" -lm -lpthread >"$log" 2>&1; then
         tail -n 20 "$log"
-        row "$name" 0 0 "does not build"
+        row "$name" 0 0 "does not build" >"build/fuzz/$name.row"
         return 1
     fi
     mkdir -p "$corpus"
@@ -63,31 +62,44 @@ fuzz_one() { # TARGET
     [ -e "$dict" ] && limit+=("-dict=$dict")
     if [ -n "$runs" ]; then limit+=("-runs=$runs"); else limit+=("-max_total_time=$seconds"); fi
     build/fuzz/"$name" "${limits[@]}" "${limit[@]}" -print_final_stats=1 -artifact_prefix="build/fuzz/findings/$name-" \
-        "${directories[@]}" >"$log" 2>&1 </dev/null
+        "${directories[@]}" >"$log" 2>&1 </dev/null &
+    wait $! # in the background, where a trap can end it
     rc=$?
     inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
     if [ $rc -eq 0 ] && [ "${inputs:-0}" -gt 0 ]; then
-        row "$name" "$inputs" $((SECONDS - start)) 0
+        row "$name" "$inputs" $((SECONDS - start)) 0 >"build/fuzz/$name.row"
         return 0
     fi
     # the report without the target's own chatter
     grep -aE 'ERROR:|runtime error:|SUMMARY:|^ +#[0-9]+ |Test unit written' "$log" | head -n 20
     found=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)
     echo "$name: log in $log${found:+; again with: build/fuzz/$name $found}"
-    row "$name" "${inputs:-?}" $((SECONDS - start)) "${found:-status $rc}"
+    row "$name" "${inputs:-?}" $((SECONDS - start)) "${found:-status $rc}" >"build/fuzz/$name.row"
     return 1
 }
 
 amount="$seconds s"
 [ -z "$runs" ] || amount="$runs inputs"
-trap 'exit 130' INT TERM
+trap 'kill $(jobs -pr) 2>/dev/null; wait; exit 130' INT TERM
 for name in "${targets[@]}"; do
-    if [ ! -e "dev/test/fuzz/$name.c" ]; then
-        echo "error: no dev/test/fuzz/$name.c" >&2
-        exit 2
-    fi
-    echo "fuzzing $name for $amount"
-    fuzz_one "$name" || findings=$((findings + 1))
+    [ -e "dev/test/fuzz/$name.c" ] || { echo "error: no dev/test/fuzz/$name.c" >&2; exit 2; }
 done
-echo "$table"
+for name in "${targets[@]}"; do
+    while [ "$(jobs -pr | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    echo "fuzzing $name for $amount"
+    rm -f "build/fuzz/$name.failed"
+    {
+        trap 'kill $! 2>/dev/null; exit 130' TERM
+        fuzz_one "$name" || touch "build/fuzz/$name.failed"
+    } >"build/fuzz/$name.report" &
+done
+wait
+
+findings=0
+for name in "${targets[@]}"; do
+    cat "build/fuzz/$name.report"
+    [ ! -e "build/fuzz/$name.failed" ] || findings=$((findings + 1))
+done
+row target inputs seconds findings
+for name in "${targets[@]}"; do cat "build/fuzz/$name.row"; done
 [ $findings -eq 0 ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs test programs one after another and adds up what they report.
+# Runs test programs and adds up what they report.
 #
 #     dev/test/run.sh [NAME ...]      all of dev/test/test_*.c (built) and dev/test/test_*.sh, or the ones named
 #
@@ -8,18 +8,29 @@
 #
 #     BIN_DIR=build/sanitize     where the binaries lie, default . (beside their sources)
 #     TEST_TIMEOUT=2400          seconds for each program
+#     TEST_JOBS=1                this many side by side; what each prints is then shown when it is done, in the order of names
 #     TEST_WRAPPER='valgrind -q' is put before each binary; shell tests are then left out
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 export BIN_DIR=${BIN_DIR:-.}
 limit=${TEST_TIMEOUT:-2400}
+jobs=${TEST_JOBS:-1}
 wrapper=${TEST_WRAPPER-}
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES # a test that runs make starts afresh
 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
 
 tmp=$(mktemp -d /tmp/llmc_run_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
-trap 'kill -TERM "$(cat "$tmp/pid")"; exit 130' INT TERM HUP
+interrupted() {
+    local pid
+    for pid in "$tmp"/*.pid; do [ ! -e "$pid" ] || kill -TERM "$(cat "$pid")"; done
+    wait
+    exit 130
+}
+trap interrupted INT TERM HUP
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || { echo "error: TEST_JOBS is a whole number above 0, not '$jobs'" >&2; exit 2; }
+# threads that wait for others of their program would spin on cores that other programs could use
+[ "$jobs" -eq 1 ] || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY-passive}
 
 names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
@@ -41,28 +52,39 @@ failure() { # NAME REASON: one that the program itself did not report
     echo "$1: $2" >>"$tmp/failures"
 }
 
-run_one() { # NAME
-    local name=$1 rc line ours theirs
-    local path=$BIN_DIR/dev/test/$name
-    [[ $name == *.sh ]] && path=dev/test/$name
-    echo "== $name"
+path_of() { if [[ $1 == *.sh ]]; then echo "dev/test/$1"; else echo "$BIN_DIR/dev/test/$1"; fi; }
+
+# Program I: prints what it prints; its status goes to $tmp/I.status, the seconds that it took to $tmp/I.seconds.
+execute() { # I NAME
+    local start=$SECONDS command path
+    path=$(path_of "$2")
+    command=("$path")
+    [[ $2 == *.sh ]] || read -r -a command <<<"$wrapper $path"
+    if [ -x "$path" ]; then
+        # timeout ends the whole process group that it makes; a trap here ends timeout
+        (echo "$BASHPID" >"$tmp/$1.pid" && exec timeout -k 10 "$limit" "${command[@]}" </dev/null 2>&1)
+        echo $? >"$tmp/$1.status"
+        rm "$tmp/$1.pid" # the number may become another process's
+    fi
+    echo $((SECONDS - start)) >"$tmp/$1.seconds"
+}
+
+account() { # I NAME: what it reported
+    local name=$2 log=$tmp/$1.log rc line ours theirs path
+    path=$(path_of "$name")
     if [ ! -x "$path" ]; then
         failure "$name" "$path is not there or not executable: make tests"
         return
     fi
-    local command=("$path")
-    [[ $name == *.sh ]] || read -r -a command <<<"$wrapper $path"
-    # timeout ends the whole process group that it makes; in the background, so that a trap can end timeout
-    (echo "$BASHPID" >"$tmp/pid" && exec timeout -k 10 "$limit" "${command[@]}" </dev/null 2>&1) | tee "$tmp/log" &
-    wait $!
-    rc=$?
-    line=$(tail -n 1 "$tmp/log" | tr -d '\0')
-    grep -aE '^FAIL ' "$tmp/log" | sed "s/^FAIL /$name: /" >>"$tmp/failures"
-    grep -aE '^skip ' "$tmp/log" | sed "s/^skip /$name: /" >>"$tmp/skips"
-    if [ $rc -eq 124 ] || [ $rc -eq 137 ]; then
+    rc=$(<"$tmp/$1.status")
+    [ "$(<"$tmp/$1.seconds")" -lt 10 ] || echo "$(<"$tmp/$1.seconds") s $name" >>"$tmp/slow"
+    line=$(tail -n 1 "$log" | tr -d '\0')
+    grep -aE '^FAIL ' "$log" | sed "s/^FAIL /$name: /" >>"$tmp/failures"
+    grep -aE '^skip ' "$log" | sed "s/^skip /$name: /" >>"$tmp/skips"
+    if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
         failure "$name" "killed, or not done after $limit s (TEST_TIMEOUT)"
         return
-    elif [ $rc -gt 128 ]; then
+    elif [ "$rc" -gt 128 ]; then
         failure "$name" "ended by signal $((rc - 128)) ($(kill -l $((rc - 128))))"
         return
     elif ! [[ $line =~ $closing ]]; then
@@ -74,15 +96,44 @@ run_one() { # NAME
     failed=$((failed + ours[2]))
     skipped=$((skipped + ours[4]))
     theirs=$((ours[2] > 0))
-    [ $rc -eq $theirs ] || failure "$name" "says '$line' but ends with status $rc"
+    [ "$rc" -eq $theirs ] || failure "$name" "says '$line' but ends with status $rc"
     [ $((ours[0] + ours[2] + ours[4])) -gt 0 ] || failure "$name" "runs no test"
 }
 
 [ ${#names[@]} -gt 0 ] || failure run.sh "no dev/test/test_* here"
-for name in ${names[@]+"${names[@]}"}; do run_one "$name"; done
+if [ "$jobs" -eq 1 ]; then
+    for i in ${names[@]+"${!names[@]}"}; do
+        echo "== ${names[i]}"
+        execute "$i" "${names[i]}" | tee "$tmp/$i.log" & # in the background, where a trap can end it
+        wait $!
+        account "$i" "${names[i]}"
+    done
+else
+    # test_resume.sh uses one core for minutes: were it the last one, the others would idle
+    order=() rest=() running=0 next=0
+    for i in ${names[@]+"${!names[@]}"}; do
+        if [ "${names[i]}" = test_resume.sh ]; then order+=("$i"); else rest+=("$i"); fi
+    done
+    order+=(${rest[@]+"${rest[@]}"})
+    while [ $next -lt ${#names[@]} ]; do
+        while [ $running -lt "$jobs" ] && [ ${#order[@]} -gt 0 ]; do
+            execute "${order[0]}" "${names[order[0]]}" >"$tmp/${order[0]}.log" &
+            order=("${order[@]:1}") running=$((running + 1))
+        done
+        wait -n
+        running=$((running - 1))
+        while [ -e "$tmp/$next.seconds" ]; do
+            echo "== ${names[next]}"
+            cat "$tmp/$next.log"
+            account $next "${names[next]}"
+            next=$((next + 1))
+        done
+    done
+fi
 
 echo
 if [ -s "$tmp/failures" ]; then printf 'failed:\n%s\n' "$(sed 's/^/  /' "$tmp/failures")"; fi
+if [ -s "$tmp/slow" ]; then printf 'slowest:\n%s\n' "$(sort -rn "$tmp/slow" | sed 's/^/  /')"; fi
 if [ -s "$tmp/skips" ]; then printf 'skipped:\n%s\n' "$(sed 's/^/  /' "$tmp/skips")"; fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

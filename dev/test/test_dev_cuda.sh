@@ -90,6 +90,27 @@ test_vendor_races() {
     ! races 3 0 0 || fail "a log without reports passes"
 }
 
+# the nvcc line of README.md and of benchmark_on_modal.py compiles, links and runs as it stands there
+test_typed_nvcc_lines() {
+    command -v nvcc >/dev/null || skip "needs nvcc"
+    local file line lines=()
+    for file in README.md benchmark_on_modal.py; do
+        line=$(sed -n 's/.*--compile-command "\(nvcc [^"]*\)".*/\1/p' "dev/cuda/$file")
+        [ -n "$line" ] || fail "$file has no nvcc line"
+        lines+=("$line")
+    done
+    want "the nvcc line of benchmark_on_modal.py" "${lines[1]}" "${lines[0]}"
+    rm -rf "$tmp/tree"
+    mkdir -p "$tmp/tree/dev/cuda"
+    cp -r llmc "$tmp/tree"
+    cp dev/cuda/*.* "$tmp/tree/dev/cuda"
+    cd "$tmp/tree/dev/cuda"
+    while read -r line; do
+        eval "$line" >"$tmp/log" 2>&1 || { cat "$tmp/log" && fail "does not compile and link: $line"; }
+        CUDA_VISIBLE_DEVICES='' run 0 "./$(sed -n 's/.* -o \([^ ]*\).*/\1/p' <<<"$line")" --list
+    done <<<"${lines[0]}"
+}
+
 test_planted_bugs() {
     has_gpu || skip "needs a GPU"
     build planted_bugs
@@ -151,5 +172,6 @@ CSV
     contains "make bench writes them" "$tmp/err"
 }
 
-tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments planted_bugs timing update_results)
-run_tests "$@"
+tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines planted_bugs timing
+    update_results)
+run_tests_once "$@"

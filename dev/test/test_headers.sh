@@ -39,4 +39,4 @@ test_refuses_a_bad_header() {
     return 0
 }
 tests+=(refuses_a_bad_header)
-run_tests "$@"
+run_tests_once "$@"

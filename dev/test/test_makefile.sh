@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Makefile and dev/test/run.sh, in a small tree of their own: what is rebuilt when, and how reports are added up.
 . "$(dirname "$0")/test.sh"
-unset BIN_DIR CFLAGS MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT LLMC_TEST_FULL
+unset BIN_DIR CFLAGS MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT TEST_JOBS LLMC_TEST_FULL
 export CC # as `make test` was called
 top=$PWD
 
@@ -140,6 +140,33 @@ test_reports_are_added_up() {
     contains "  test_killed.sh: dev/test/test_killed.sh is not there or not executable" "$tmp/out"
 }
 
+# the same lines in the same order, but for the order in which they run
+test_side_by_side() {
+    new_tree
+    test_program a 'sleep(1); puts("ok a\n1 passed, 0 failed, 0 skipped"); return 0;'
+    test_program b 'puts("skip b: no\n0 passed, 0 failed, 1 skipped"); return 0;'
+    test_program c 'puts("half a line"); fflush(stdout); raise(SIGSEGV); return 0;'
+    make tests >/dev/null
+    TEST_JOBS=3 dev/test/run.sh test_a test_b test_absent test_c >"$tmp/three" && fail "succeeds with failures"
+    dev/test/run.sh test_a test_b test_absent test_c >"$tmp/one" && fail "succeeds with failures"
+    diff "$tmp/one" "$tmp/three"
+    want "the last line" "$(tail -n 1 "$tmp/three")" "1 passed, 2 failed, 1 skipped"
+    rc=0
+    TEST_JOBS=0 dev/test/run.sh 2>"$tmp/err" || rc=$?
+    want "status" $rc 2
+    # ended by a signal, it takes all of them along
+    test_program hangs 'FILE* f = fopen("pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) { sleep(1); }'
+    make tests >/dev/null
+    TEST_JOBS=2 dev/test/run.sh test_hangs test_a >/dev/null &
+    local i
+    for ((i = 0; i < 500 && $(cat pid 2>/dev/null | wc -c) == 0; i++)); do sleep 0.01; done
+    kill -TERM $!
+    rc=0
+    wait $! || rc=$?
+    want "status after a signal" $rc 130
+    ! kill -0 "$(cat pid)" 2>/dev/null || fail "a test outlives run.sh"
+}
+
 test_no_tests_is_a_failure() {
     new_tree
     rc=0
@@ -205,5 +232,5 @@ test_sanitize_finds_a_bug() {
 }
 
 tests=(help builds_and_rebuilds another_compiler_rebuilds without_openmp missing_compiler_is_named reports_are_added_up
-    no_tests_is_a_failure signals_are_not_ignored interrupt_and_children sanitize_finds_a_bug)
-run_tests "$@"
+    side_by_side no_tests_is_a_failure signals_are_not_ignored interrupt_and_children sanitize_finds_a_bug)
+run_tests_once "$@"

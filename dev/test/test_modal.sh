@@ -220,4 +220,4 @@ main()'
 
 tests=(gpu_strings unknown_gpus commands_run_in_dev_cuda failures no_shell in_the_container client_objects client_files
     client_command_line)
-run_tests "$@"
+run_tests_once "$@"

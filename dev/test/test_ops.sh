@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
-# Every op of dev/cuda, by `make test` there: with a GPU its --check in every precision, without one that it compiles.
+# Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` there. Without one: that it compiles, by
+# the same with LLMC_TEST_FULL=1, which means every precision and architecture. Otherwise each op takes its turn:
+#
+#     op        1    2    3    4    5    6    7    8    9    10   11   12   13 ...
+#     precision BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16
+#     for       75   80   90a  100  75   80   90a  100  75   80   90a  100  75
+#
+# and one with wgmma is compiled for 90a in BF16 as well, where a spill or a serialised wgmma is an error. Host code takes
+# most of the time, so it is compiled and linked only where a library is linked; dev/test/test_dev_cuda.sh builds others.
 #
 #     dev/test/test_ops.sh [--list | OP ...]
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
-unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS DEVICE_ONLY
 export PATH=$PATH:/usr/local/cuda/bin
 nvcc=${NVCC:-nvcc}
 
@@ -20,24 +28,106 @@ fi
 for name in "$@"; do
     [[ " ${ops[*]} " == *" $name "* ]] || { echo "$0: no op '$name'; see --list" >&2; exit 2; }
 done
-[ $# -eq 0 ] || ops=("$@")
+chosen=("${ops[@]}")
+[ $# -eq 0 ] || chosen=("$@")
 
 reason=
 [ "${BIN_DIR:-.}" = . ] || reason="does not depend on BIN_DIR=$BIN_DIR: make test runs it"
 command -v "${nvcc%% *}" >/dev/null || reason="needs nvcc"
 if [ -n "$reason" ]; then
-    printf "skip %s: $reason\n" "${ops[@]}"
-    echo "0 passed, 0 failed, ${#ops[@]} skipped"
+    printf "skip %s: $reason\n" "${chosen[@]}"
+    echo "0 passed, 0 failed, ${#chosen[@]} skipped"
     exit 0
 fi
+tmp=$(mktemp -d /tmp/llmc_test_XXXXXX) || exit 1
+trap 'rm -rf "$tmp"' EXIT
 
-# -k: an op that does not compile leaves the others their chance
-log=$(mktemp /tmp/llmc_test_XXXXXX) || exit 1
-trap 'rm -f "$log"' EXIT
-make -k -j"$(nproc)" --no-print-directory -C dev/cuda test OPS="${ops[*]}" NVCC="$nvcc" 2>&1 |
-    tee "$log" | grep -aE --line-buffered '^(ok|skip|FAIL) |error|Performance Loss' | grep -av --line-buffered -e ' -gencode ' -e '^make'
-# make has a word of its own after the closing line
-closing=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
-[ -n "$closing" ] || { tail -n 20 "$log"; exit 1; }
-echo "$closing"
-[[ $closing == *" 0 failed, "* ]]
+# ---- every op in every precision ----
+
+if [ -n "${LLMC_TEST_FULL-}" ] || nvidia-smi -L >/dev/null 2>&1; then
+    # -k: an op that does not compile leaves the others their chance
+    make -k -j"$(nproc)" --no-print-directory -C dev/cuda test OPS="${chosen[*]}" NVCC="$nvcc" 2>&1 |
+        tee "$tmp/log" | grep -aE --line-buffered '^(ok|skip|FAIL) |error|Performance Loss' | grep -av --line-buffered -e ' -gencode ' -e '^make'
+    # make has a word of its own after the closing line
+    closing=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$tmp/log" | tail -n 1)
+    [ -n "$closing" ] || { tail -n 20 "$tmp/log"; exit 1; }
+    echo "$closing"
+    [[ $closing == *" 0 failed, "* ]]
+    exit
+fi
+
+# ---- each op in its turn ----
+
+precisions=(BF16 FP16 FP32)
+archs=() # 3 and 4 have no common divisor: every pair has its turn
+offered=$($nvcc --list-gpu-arch)
+for a in 75 80 90 100; do
+    if grep -qx "compute_$a" <<<"$offered"; then archs+=("$a"); fi
+done
+[ ${#archs[@]} -gt 0 ] || { echo "$nvcc --list-gpu-arch lists none of 75, 80, 90, 100" >&2; exit 1; }
+
+# uses PATTERN OP: in its source, but for comments
+uses() { grep -qE "$1" <<<"$(sed 's|//.*||' "dev/cuda/$2.cu")"; }
+
+# A build is "OP PRECISION ARCH DEVICE_ONLY"; those with wgmma take longest and come first.
+turns=() first=()
+for i in "${!ops[@]}"; do
+    op=${ops[i]} precision=${precisions[i % 3]} arch=${archs[i % ${#archs[@]}]} device_only=yes
+    [[ " ${chosen[*]} " == *" $op "* ]] || continue
+    ! uses 'cublas|nccl' "$op" || device_only=
+    if uses 'wgmma|gemm\.cuh' "$op" && [[ " ${archs[*]} " == *" 90 "* ]]; then
+        first+=("$op BF16 90 $device_only")
+        [ "$precision $arch" != "BF16 90" ] || continue
+        device_only=yes
+    fi
+    turns+=("$op $precision $arch $device_only")
+done
+builds=("${first[@]}" "${turns[@]}")
+
+# Below build/test_ops, where it is kept: only what changed is built again.
+build() { # I OP PRECISION ARCH DEVICE_ONLY
+    local dir=build/test_ops/$2_$3_$4${5:+_device} rc=0
+    mkdir -p "$dir"
+    make -C dev/cuda BIN_DIR="../../$dir" OPS="$2" PRECISION="$3" GPU_COMPUTE_CAPABILITY="$4" DEVICE_ONLY="${5-}" \
+        NVCC="$nvcc" all >"$tmp/$1.log" 2>&1 || rc=$?
+    echo $rc >"$tmp/$1.result"
+}
+
+passed=0 failed=0 skipped=0
+report() { # I OP PRECISION ARCH DEVICE_ONLY
+    local what="$2 $3" arch=$4 half=
+    [ "$arch" != 90 ] || arch=90a
+    [ -z "${5-}" ] || half=", its device code"
+    if [ "$(<"$tmp/$1.result")" = 0 ]; then
+        passed=$((passed + 1))
+        echo "ok $what: compiles for $arch$half"
+    elif grep -aq '^error: .* needs NCCL' "$tmp/$1.log"; then
+        skipped=$((skipped + 1))
+        echo "skip $what: needs NCCL"
+    else
+        failed=$((failed + 1))
+        grep -aE 'error|Performance Loss|spill' "$tmp/$1.log" | grep -av -e ' -gencode ' -e '^make' | head -n 20
+        echo "FAIL $what: does not compile for $arch$half"
+    fi
+}
+
+started=0 reported=0
+while [ $reported -lt ${#builds[@]} ]; do
+    while [ $started -lt ${#builds[@]} ] && [ "$(jobs -pr | wc -l)" -lt "$(nproc)" ]; do
+        # shellcheck disable=SC2086
+        build $started ${builds[started]} &
+        started=$((started + 1))
+    done
+    wait -n
+    while [ -e "$tmp/$reported.result" ]; do
+        # shellcheck disable=SC2086
+        report $reported ${builds[reported]}
+        reported=$((reported + 1))
+    done
+done
+for op in "${chosen[@]}"; do
+    skipped=$((skipped + 1))
+    echo "skip $op: no GPU to check it on; other precisions and architectures: make test-full"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]

@@ -193,4 +193,4 @@ test_arguments() {
 }
 
 tests=(bars bars_uncut roofline same_bytes broken_csv arguments)
-run_tests "$@"
+run_tests_once "$@"
