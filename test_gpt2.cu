@@ -24,7 +24,7 @@ static const double UNIT = 0x1p-9, FORWARD = 8 * UNIT, BACKWARD = 12 * UNIT, LOS
 #endif
 static const bool IS_FP32 = sizeof(floatX) == sizeof(float);
 // fp16 gradients of a mean over thousands of tokens are below its smallest numbers; what comes out is divided again
-static const double LOSS_SCALE = strcmp(PRECISION_NAME, "fp16") == 0 ? 1024.0 : 1.0;
+static const double LOSS_SCALE = IS_FP16 ? 1024.0 : 1.0;
 
 static bool have_gpu() {
     int n = 0;

@@ -243,7 +243,7 @@ void attention_projection_launch(const AttentionProjection& f, Kernel kernel, in
     require(num_clusters > 0);
     int num_items = f.B * (f.B * num_tiles <= num_clusters ? num_tiles : ceil_div(num_tiles, 2)); // or pairs
     config.gridDim = dim3((unsigned)(min(num_clusters, num_items) * num_ranks));
-    cudaCheck(cudaLaunchKernelEx(&config, kernel, f, maps, num_ranks, 1.44269504f / sqrtf(64.0f)));
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, f, maps, num_ranks, LOG2E / sqrtf(64.0f)));
 }
 
 // ---- kernel 4: a cluster for 128 tokens: each block some heads, then as many columns of the projection ----
@@ -445,7 +445,7 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
         l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
         inverse[half_row] = 1.0f / l;
         int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * LN2; }
     }
     if (lane == 0) { tma_store_wait<0>(); } // the last tile's rows of normed have left
     __syncwarp();

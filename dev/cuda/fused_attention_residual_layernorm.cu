@@ -148,7 +148,7 @@ __device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoment
         l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
         inverse[half_row] = 1.0f / l;
         int row = t + lane / 4 + 8 * half_row;
-        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+        if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * LN2; }
     }
     uint32_t pairs[16]; // all are read first: one that follows a store would wait for it
 #pragma unroll
@@ -377,7 +377,7 @@ void fused_attention_residual_layernorm_forward4(floatX* residual, floatX* norme
     int bytes = sizeof(FusedAttentionSMem4) + (NH - 1) * ATTENTION_FORWARD_BOX * sizeof(floatX) + 1024;
     cudaCheck(cudaFuncSetAttribute(fused_attention_sm90_kernel4, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     fused_attention_sm90_kernel4<<<B * ceil_div(T, 64), 128, bytes, stream>>>(
-        normed, mean, rstd, lse, weight, bias, qkv_map, inp_map, residual_map, T, NH, 1.44269504f / sqrtf(64.0f));
+        normed, mean, rstd, lse, weight, bias, qkv_map, inp_map, residual_map, T, NH, LOG2E / sqrtf(64.0f));
     cudaCheck(cudaGetLastError());
 }
 
@@ -731,7 +731,7 @@ void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* norme
     config.attrs = &cluster, config.numAttrs = 1;
     FusedAttentionSizes sizes = {T, NH, cluster_size};
     cudaCheck(cudaLaunchKernelEx(&config, kernel, normed, mean, rstd, lse, weight, bias, qkv_map, inp_map, residual_map,
-                                 sizes, 1.44269504f / sqrtf(64.0f)));
+                                 sizes, LOG2E / sqrtf(64.0f)));
     cudaCheck(cudaGetLastError());
 }
 
@@ -961,7 +961,7 @@ __device__ inline void fused_attention_inverse(float (&inverse)[2], const Attent
         l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
         inverse[half_row] = 1.0f / l;
         int row = head.tile * 128 + warp * 16 + lane / 4 + 8 * half_row;
-        if (stores && row < sizes.T) { lse[start + row] = (x.m[half_row] + log2f(l)) * 0.69314718f; }
+        if (stores && row < sizes.T) { lse[start + row] = (x.m[half_row] + log2f(l)) * LN2; }
     }
 }
 
@@ -1193,7 +1193,7 @@ template <int stages> void fused_attention_launch6(floatX* residual, floatX* nor
     config.attrs = &cluster, config.numAttrs = 1;
     FusedAttentionSizes sizes = {T, NH, cluster_size};
     cudaCheck(cudaLaunchKernelEx(&config, kernel, residual, normed, mean, rstd, lse, inp, weight, bias, qkv_map, sizes,
-                                 num_pairs, 1.44269504f / sqrtf(64.0f)));
+                                 num_pairs, LOG2E / sqrtf(64.0f)));
     cudaCheck(cudaGetLastError());
 }
 

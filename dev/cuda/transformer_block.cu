@@ -360,7 +360,7 @@ template <int halves> __device__ inline void transformer_block_load_attention(Tr
 template <int halves> __device__ inline void transformer_block_attention(TransformerBlockSMem<halves>& smem,
                                                                          const TransformerBlock& f, int warp, int& i) {
     const int ring = TransformerBlockSMem<halves>::ring;
-    const float scale_log2 = 1.44269504f * 0.125f; // log2(e) / sqrt(64)
+    const float scale_log2 = LOG2E * 0.125f; // 1 / sqrt(64)
     int lane = threadIdx.x % 32, n = 0;
     attention_forward_each_tile<true>(f.B * f.NH, ceil_div(f.T, 128), 1, [&](int head, int tile) {
         const floatX* q = smem.queries[warp / 4];
