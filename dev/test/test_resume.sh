@@ -93,10 +93,10 @@ same_all() {
     want "the log without times" "$(losses "$1")" "$(losses "$tmp/reference")"
 }
 
-resume() { # OUT [FLAGS]: goes on to step 8
+resume() { # OUT [FLAGS]: goes on to step 8; what it prints is in OUT.resumed
     local out=$1
     shift
-    run "$out" 8 -y 1 "$@" >"$tmp/resume.out" 2>&1 || fail "resuming fails: $(tail -n 1 "$tmp/resume.out")"
+    run "$out" 8 -y 1 "$@" >"$out.resumed" 2>&1 || fail "resuming fails: $(tail -n 1 "$out.resumed")"
     [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$out")"
 }
 
@@ -130,7 +130,7 @@ test_killed_after_each_step() {
             fail "step $k: not killed"
         want "newest checkpoint" "$(newest "$out")" $k
         resume "$out"
-        contains "resumed at step $k " "$tmp/resume.out"
+        contains "resumed at step $k " "$out.resumed"
         same_all "$out"
     done
 }
@@ -219,44 +219,53 @@ test_kill_at_random_moments() {
 }
 
 # each write, sync, open, rename, mkdir, close of a run that resumes, steps and saves fails in its turn, then all from
-# there on
+# there on; both at the same time, for there are hundreds of runs
 test_failing_writes() {
     reference
-    local at total mode code last base=$tmp/base out=$tmp/failing
+    local total mode base=$tmp/base pids=()
     mkdir "$base"
     cp -r "$tmp/reference/step_00000007" "$base"
     cp "$tmp/reference/log.jsonl" "$tmp/reference/main.log" "$base"
-    cp -r "$base" "$out"
-    traced "$out" 8 -y 1 >/dev/null 2>&1
-    same "$out" 8
+    cp -r "$base" "$tmp/failing"
+    traced "$tmp/failing" 8 -y 1 >/dev/null 2>&1
+    same "$tmp/failing" 8
     total=$(wc -l <"$tmp/trace")
     [ "$total" -gt 40 ] || fail "only $total operations are seen"
     for mode in once from; do
-        for ((at = 1; at <= total; at++)); do
-            rm -rf "$out"
-            cp -r "$base" "$out"
-            code=0
-            (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim \
-                run "$out" 8 -y 1 >"$tmp/failing.out" 2>"$tmp/failing.err") || code=$?
-            case $code in
-            0) # only what is no checkpoint may fail without ending the run: a log, the closing of a directory
-                same "$out" 8
-                ;;
-            1)
-                contains "No space left on device" "$tmp/failing.err"
-                want "lines of error" "$(grep -c '^error: ' "$tmp/failing.err")" 1
-                ;;
-            *) fail "operation $at ($mode): exit code $code" ;;
-            esac
-            cmp "$out/step_00000007/model.safetensors" "$base/step_00000007/model.safetensors"
-            [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "operation $at ($mode) leaves $(ls -A "$out")"
-            [ $code -eq 1 ] || continue
-            last=$(newest "$out")
-            resume "$out"
-            contains "resumed at step $last " "$tmp/resume.out"
-            grep -q "passed over" "$tmp/resume.out" && fail "operation $at ($mode): a checkpoint that is not whole"
+        fail_each $mode "$total" >"$tmp/failing_$mode.out" 2>&1 &
+        pids+=($!)
+    done
+    for mode in once from; do
+        wait "${pids[0]}" || { kill "${pids[@]}" 2>/dev/null; cat "$tmp/failing_$mode.out"; exit 1; }
+        pids=("${pids[@]:1}")
+    done
+}
+fail_each() { # MODE TOTAL
+    local at code last mode=$1 base=$tmp/base out=$tmp/failing_$1
+    for ((at = 1; at <= $2; at++)); do
+        rm -rf "$out"
+        cp -r "$base" "$out"
+        code=0
+        (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim run "$out" 8 -y 1 >"$out.stdout" 2>"$out.stderr") ||
+            code=$?
+        case $code in
+        0) # only what is no checkpoint may fail without ending the run: a log, the closing of a directory
             same "$out" 8
-        done
+            ;;
+        1)
+            contains "No space left on device" "$out.stderr"
+            want "lines of error" "$(grep -c '^error: ' "$out.stderr")" 1
+            ;;
+        *) fail "operation $at ($mode): exit code $code" ;;
+        esac
+        cmp "$out/step_00000007/model.safetensors" "$base/step_00000007/model.safetensors"
+        [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "operation $at ($mode) leaves $(ls -A "$out")"
+        [ $code -eq 1 ] || continue
+        last=$(newest "$out")
+        resume "$out"
+        contains "resumed at step $last " "$out.resumed"
+        grep -q "passed over" "$out.resumed" && fail "operation $at ($mode): a checkpoint that is not whole"
+        same "$out" 8
     done
 }
 
@@ -295,11 +304,11 @@ test_damaged_checkpoint() {
     rm "$out/step_00000007/config.json"
     truncate -s -1 "$out/step_00000006/model.safetensors"
     resume "$out"
-    contains "passed over checkpoint step_00000008: " "$tmp/resume.out"
-    contains "optimizer.safetensors: is damaged" "$tmp/resume.out"
-    contains "step_00000007/config.json: No such file" "$tmp/resume.out"
-    contains "step_00000006/model.safetensors: has " "$tmp/resume.out"
-    contains "resumed at step 5 " "$tmp/resume.out"
+    contains "passed over checkpoint step_00000008: " "$out.resumed"
+    contains "optimizer.safetensors: is damaged" "$out.resumed"
+    contains "step_00000007/config.json: No such file" "$out.resumed"
+    contains "step_00000006/model.safetensors: has " "$out.resumed"
+    contains "resumed at step 5 " "$out.resumed"
     same_all "$out"
     rm "$out"/step_*/state.json
     run "$out" 8 -y 1 >"$tmp/none.out" 2>"$tmp/none.err" && fail "goes on without any good checkpoint"
