@@ -50,7 +50,7 @@ help:
 	@echo 'make test_gpt2cu     its tests, for a GPU: ./test_gpt2cu'
 	@echo 'make all         the programs: $(PROGRAMS), and train_gpt2cu where there is an nvcc'
 	@echo 'make test        every test that this machine can run; ends with "N passed, N failed, N skipped"'
-	@echo 'make test-full   the same with the tests that take minutes'
+	@echo 'make test-full   the same with what takes minutes: CUDA in every precision for every architecture, 124M on the CPU'
 	@echo 'make check       whether the kernels in train_gpt2.cu are still those of dev/cuda; make promote copies them'
 	@echo 'make sanitize    the tests built with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'

@@ -240,4 +240,4 @@ test_table_agrees_with_files() {
 start_server
 tests=(good wrong_size_sum_and_404 not_the_file connection_lost goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped
     server_without_ranges busy_server no_server no_curl usage table table_agrees_with_files)
-run_tests "$@"
+run_tests_once "$@"
