@@ -23,10 +23,13 @@ for a in "${archs[@]:1}"; do grep -qx "compute_$a" <<<"${offered-}" && others+=(
 # What is compiled where time is short: each precision and each architecture once, spills of registers as errors among them.
 # test_gpt2.cu includes train_gpt2.cu. With `device` the host's half, which does not depend on the architecture, is left out.
 few=("train_gpt2cu BF16 90" "test_gpt2cu FP32 80" "test_gpt2cu FP16 75 device" "train_gpt2cu BF16 100 device")
-if have_gpu || [ -n "${LLMC_TEST_FULL-}" ]; then few=(); fi
+quick=yes
+if [ -n "${LLMC_TEST_FULL-}" ]; then quick=; fi
+if have_gpu; then quick='' few=(); fi
 
 # ---- builds: PROGRAM PRECISION ARCH ... [device] is one nvcc, with a folder of its own ----
 
+each_once() { printf '%s\n' "$@" | awk 'NF && !seen[$0]++'; } # the lines, in their order
 folder() { local IFS=_; echo "$builds/$*"; }
 
 # In the folder: `log` is what make said, `result` its exit code.
@@ -42,20 +45,20 @@ build() { # PROGRAM PRECISION ARCH ... [device]
 
 # All that the tests below ask for, as many at a time as there are cores, those that take longest first.
 build_all() {
-    local each running=0 list=("${few[@]}")
-    if [ ${#few[@]} -eq 0 ]; then
+    local each running=0 list=()
+    if [ -z "$quick" ]; then
         [ ${#others[@]} -eq 0 ] || list+=("train_gpt2cu BF16 ${others[*]}")
         list+=("train_gpt2cu BF16 90" "test_gpt2cu BF16 $arch" "test_gpt2cu FP16 $arch" "test_gpt2cu FP32 $arch"
             "train_gpt2cu FP16 $arch" "train_gpt2cu FP32 $arch")
         if have_gpu && [ "$arch" != 90 ]; then list+=("train_gpt2cu BF16 $arch"); fi
     fi
     rm -f $builds/*/result
-    for each in "${list[@]}"; do
+    while read -r each; do
         [ $running -lt "$(nproc)" ] || { wait -n; running=$((running - 1)); }
         # shellcheck disable=SC2086
         build $each &
         running=$((running + 1))
-    done
+    done < <(each_once "${list[@]}" "${few[@]}")
     wait
 }
 
@@ -73,9 +76,10 @@ built() { # PROGRAM PRECISION ARCH ... [device]
 compiles() { # PROGRAM PRECISION ARCH [device]
     have_nvcc || skip "needs nvcc"
     grep -qx "compute_$3" <<<"$offered" || skip "this nvcc cannot compile for $3"
-    if [ ${#few[@]} -gt 0 ]; then
-        printf '%s\n' "${few[@]}" | grep -x "$*" >/dev/null || skip "make test-full compiles it"
+    if printf '%s\n' "${few[@]}" | grep -x "$*" >/dev/null; then
         built "$@"
+    elif [ -n "$quick" ]; then
+        skip "make test-full compiles it"
     elif [[ "$1 $2" != "train_gpt2cu BF16" || $3 = 90 ]]; then
         built "$@"
     else # the others are one nvcc; if it fails, which one is it?
@@ -92,7 +96,7 @@ while read -r each; do
     name=${name// /_}
     eval "test_$name() { compiles $each; }"
     compile_tests+=("$name")
-done < <(printf '%s\n' "${few[@]}" "${all[@]}" | awk 'NF && !seen[$0]++')
+done < <(each_once "${few[@]}" "${all[@]}")
 
 # ---- without a GPU ----
 
