@@ -9,27 +9,28 @@ CPU and explains the arithmetic; read it first.
     5. runs          train, sample, profile; main
     6. kernels       how the operations of section 1 are computed: copies of the best kernels of dev/cuda
 
-Sections 1 to 5 are the program; section 6 is machinery. What both programs share lies in llmc/: the flags (args), data,
-reports, checkpoint files and what is due between two steps in training.h and the headers that it includes, the table of
-parameters in gpt2.h.
+Sections 1 to 5 are the program; section 6 is machinery. Code shared by both programs is in llmc/. gpt2.h has the table of
+parameters. training.h and the headers it includes have the flags (args), the data loaders, the reports, the checkpoint
+files, and the schedule that says what is due between two steps (validation, a sample, a checkpoint).
 
-One stream, in order. The host queues a step and prints the report of the one before while the GPU works. In training it
-waits for the GPU in four places: for a batch buffer that is still being copied (load_batch), for the report of the step
-before (report_step), in every step with -sl or -sg, because the host must then see loss and norm before it allows the
-update (judge_before_update), and around evaluation, samples and checkpoints. Everything else that a step decides by its
-own results is decided on the GPU: clipping, fp16's loss scale, and whether the update happens at all, which it does not
-when the loss or the gradient is NaN or infinite (adamw_prepare).
+One stream, in order. The host queues a step, and prints the report of the previous step while the GPU works. In training
+the host waits for the GPU in four places: for a batch buffer that is still being copied (load_batch); for the report of
+the previous step (report_step); in every step with -sl or -sg, because the host must then see loss and norm before it
+allows the update (judge_before_update); and around evaluation, samples and checkpoints. All other decisions that depend
+on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated at all.
+They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
 
-A micro-step (forward and backward of one micro-batch) runs kernel by kernel the first time; then it is captured as a CUDA
-graph, one for the first micro-step of a step and one for the others, and launched as that. So is a step of generation,
-from the third token on.
+A micro-step (forward and backward of one micro-batch) is launched kernel by kernel the first time. The second time it is
+captured as a CUDA graph, and from then on it is one graph launch. There are two graphs: one for the first micro-step of a
+step, which overwrites the gradients, and one for the others, which add to them. Generation does the same per token.
 
-Matmuls are our own kernels or cuBLASLt's. Ours are gemm, on Hopper, in forward passes where it is faster, and decode_matvec,
-for a few texts in generation. Of cuBLASLt's algorithms the fastest is found by timing when training first meets a shape
-(--no-tune: the library's first proposal). The choices are saved beside the newest checkpoint; a resumed run repeats them.
+Matmuls are our own kernels or cuBLASLt's. We have two: gemm, on Hopper, for the forward matmuls where it is faster, and
+decode_matvec, for generation with few texts. When training first meets a shape, cuBLASLt's algorithms are timed and the
+fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and a
+resumed run uses the same ones.
 
-With the same choices on the same kind of GPU a run gives the same bits again: our kernels take every sum in an order
-that follows from the shapes and the GPU, and no floating-point sum uses atomics.
+With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
+depends only on the shapes and the GPU, and no floating-point sum uses atomics.
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
 channels. Every tensor is row-major. floatX is the type of weights and activations (bf16, or -DENABLE_FP16,
@@ -37,16 +38,16 @@ channels. Every tensor is row-major. floatX is the type of weights and activatio
 is called d + name.
 
 Words:
-    ladder            a file of dev/cuda: the same operation as a series of numbered kernels, from naive to fast
-    promoted          the ladder's best kernel, copied here by scripts/promote.sh between marks; it keeps its number
+    ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
+    promoted          copied here from a ladder by scripts/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
-    x128              16 bytes of floatX, what a thread loads at once
-    launch_early      programmatic dependent launch: the kernel's blocks start while those of the kernel before end
-    sm90              needs wgmma and TMA, which only code compiled for sm_90a has (H100, H200)
-    lse               log of the sum of exponentials of a query's scaled scores: softmax's denominator
-    mean, rstd        of a layernorm's row; rstd is 1 / sqrt(variance + 1e-5)
-    master weights    the fp32 copy of 16-bit weights that AdamW updates
-    recompute         -r: activations that are computed again in the backward pass instead of being kept
+    x128              a vector of 16 bytes of floatX: one load or store of a thread
+    launch_early      programmatic dependent launch: a kernel's blocks start while the previous kernel is finishing
+    sm90              needs wgmma and TMA, which exist only in code compiled for sm_90a (H100, H200)
+    lse               log of the sum of the exponentials of a query's scaled scores: the log of softmax's denominator
+    mean, rstd        statistics of one row in a layernorm; rstd = 1 / sqrt(variance + 1e-5)
+    master weights    the fp32 copy of the 16-bit weights; AdamW updates this copy
+    recompute         -r: some activations are not kept, but computed again in the backward pass
 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
@@ -70,14 +71,16 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 // ================================================================================================
 // 1. operations
 // ================================================================================================
-// Outputs come first, then scratch, inputs, sizes and the stream. Activations and their gradients are written; gradients of
-// parameters are added to (matmul_backward_weight can do either). An operation launches its kernels and returns; a shape
-// that it cannot do ends the program. The scratch functions give its size in floats, unless they say ints.
+// Arguments: outputs, scratch, inputs, sizes, stream. Activations and their gradients are overwritten; gradients of
+// parameters are added to (matmul_backward_weight can do either). An operation launches its kernels and returns; on a shape
+// that it does not support it ends the program with a message. An *_scratch function returns the size of the scratch
+// buffer, in floats unless it says ints.
 
 // out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream);
-// dwte (Vp,C), dwpe (maxT,C) += dout (B,T,C), row by row of the tokens inp (B,T) and of their positions; scratch in ints
+// Adds each row of dout (B,T,C) to its token's row of dwte (Vp,C) and its position's row of dwpe (maxT,C) | inp (B,T). The
+// scratch size is in ints.
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream);
 size_t encoder_backward_scratch(int B, int T, int V);
@@ -86,21 +89,21 @@ size_t encoder_backward_scratch(int B, int T, int V);
 // arXiv:1607.06450.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream);
-// The end of each branch: residual (N,C) = inp1 + inp2, and the layernorm of it: normed (N,C), mean, rstd (N)
+// At the end of attention and of the MLP: residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm.
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream);
-// dinp (N,C) = dresidual (N,C; NULL: 0; may be dinp) + the gradient of inp; dweight, dbias (C) += | dout (N,C)
+// dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp itself; dweight, dbias (C) += | dout (N,C)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream);
 size_t layernorm_backward_scratch(int C);
 
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC), of which bias and residual may be NULL. With
-// pre_gelu (N,OC) the sum goes there and its gelu to out; that wants a bias and no residual.
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. If pre_gelu (N,OC) is
+// not NULL, it receives the sum and out receives gelu(sum); this form needs a bias and takes no residual.
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL
+// dinp (N,C) = dout (N,OC) weight (OC,C), multiplied by gelu'(pre_gelu (N,C)) if pre_gelu is not NULL
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream);
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
@@ -110,9 +113,9 @@ void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream);
 size_t matmul_backward_bias_scratch(int N, int OC);
 
-// Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head, without the (T,T) matrix in memory: out (B,T,C),
-// lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel depends on the head size, the
-// precision and the device (H100 means code for sm_90a, A100 any other of compute capability 8.0 or more):
+// Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head; the (T,T) matrix is never in memory. out (B,T,C),
+// lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel number depends on the head size,
+// the precision and the device. "H100" is code for sm_90a; "A100" any other compute capability from 8.0 on:
 //     forward kernel / backward kernel      bf16, fp16:  H100      A100     older     fp32
 //     HS = 64                                            16 / 11   8 / 7    3 / 5     3 / 5
 //     HS = 32, 96, 128                                   8 / 7     8 / 7    3 / 5     3 / 5
@@ -123,15 +126,15 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
                         const float* lse, int B, int T, int C, int NH, cudaStream_t stream);
 size_t attention_backward_scratch(int B, int T, int C, int NH);
 
-// out (n) = gelu(inp (n)), tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); in place is allowed. Hendrycks and
-// Gimpel 2016, arXiv:1606.08415. The matmuls include it; this one is for -r and for generation with many texts.
+// out (n) = gelu(inp (n)), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). out may be inp. Hendrycks and Gimpel
+// 2016, arXiv:1606.08415. matmul_forward fuses it; this kernel is for -r and for generation with many texts.
 void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream);
 
-// Softmax and cross-entropy over the vocabulary: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]), of V columns. With
-// dloss (1, in device memory) the logits become their gradients, (softmax - onehot(target)) * dloss.
+// Softmax and cross-entropy over the first V of Vp columns: losses (N) = -log(softmax(logits (N,Vp))[targets (N)]). If dloss
+// (1, device memory) is not NULL, the logits are overwritten by their gradients, (softmax - onehot(target)) * dloss.
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream);
-// mean (1) += scale * the sum of losses (N)
+// mean (1) += scale * sum of losses (N)
 void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_t stream);
 
 // norm (1) = the Euclidean norm of grads (n)
@@ -160,39 +163,41 @@ struct StepState {
 };
 // ==== end promoted: adamw_state ====
 
-// Decides whether the update happens: state->applied becomes 1 unless loss or norm is not finite, or the host says skip.
-// Sets norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 also sets the next step's loss scale:
-// half after an overflow, double after 2000 finite steps, within 1 to 65536.
+// Decides whether the weights are updated: state->applied becomes 1 unless loss or norm is not finite or skip is true. Sets
+// norm, num_updates, grad_scale and the bias corrections for adamw. In fp16 it also sets the next step's loss scale: half
+// after an overflow, double after 2000 finite steps, always within 1 to 65536.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream);
-// AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0: params
-// are rounded to nearest; else stochastically, with new random bits in every update.
+// AdamW on n parameters, if state->applied: params (n) floatX, master (n) float or NULL, m, v (n) | grads (n). seed 0:
+// params are rounded to nearest; else stochastically, with new random bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream);
 // params (n) = master (n), rounded as adamw rounded them in update number `update`
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update, cudaStream_t stream);
 
-// Generation works on the newest token of each of B texts. x (B,C) = wte[tokens (B)] + wpe[positions (B)]
+// The decode_* operations are for generation: each works on the newest token of each of B texts.
+// x (B,C) = wte[tokens (B)] + wpe[positions (B)]
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, cudaStream_t stream);
-// out (B,OC) = [gelu] ([layernorm] (x (B,K)) weight (OC,K)^T + bias) + residual, for a few rows at the speed of memory; what
-// is NULL is left out. It starts early and reads weights while the kernel before it runs, which must not write them.
+// out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
+// NULL argument and its operation are left out. It reads weights before the previous kernel has ended (launch_early), so
+// that kernel must not write them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
                    cudaStream_t stream);
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
                  int B, int C, int Vp, cudaStream_t stream);
-// out (B,C) = attention of the query in qkv (B,3,C) to the positions[b] tokens before it and to itself; its key and value
-// become row positions[b] of keys, values (B,capacity,C)
+// out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
+// qkv become row positions[b] of keys, values (B,capacity,C).
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream);
 size_t decode_attention_scratch(int B, int C, int NH, int capacity);
-// Keys and values of a prompt, qkv (B,T,3,C), become rows 0 to T-1 of keys, values (B,capacity,C)
+// After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream);
-// tokens (B), drawn from logits (B,Vp) of V columns, and positions (B) += 1. temperature 0: the largest logit. Else a draw
-// by rng_state (B) from the top_k largest (0: all), cut to the smallest set with probability top_p. A token of -1: no logit
-// is finite. scratch is zeroed once, before the first call.
+// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1. temperature 0: the largest logit.
+// Otherwise draws with rng_state (B) from the top_k largest logits (0: all), reduced to the smallest set with probability
+// top_p. tokens[b] = -1 means that no logit was finite. The caller zeroes scratch once, before the first call.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream);
 size_t decode_sample_scratch(int B);
@@ -228,20 +233,20 @@ template <class T> static T** parameter_array(Parameters<T>* p) {
     return (T**)p;
 }
 
-// The order in memory, of weights, gradients and moments alike: embeddings, layer 0, layer 1, ..., the last layernorm. A
-// layer is one contiguous piece; in it matrices come before vectors, so that what decays is contiguous, too.
+// Weights, gradients and moments have the same order in memory: embeddings, layer 0, layer 1, ..., the last layernorm. A
+// layer is contiguous. Within it the matrices, which have weight decay, come before the vectors, which have none.
 static int param_rank(int p) {
     const ParamInfo* info = &gpt2_params[p];
     return info->per_layer ? (info->decay ? 1 : 2) : (info->decay ? 0 : 3);
 }
 
-static size_t layer_size(const GPT2Config* config) { // values in the tensors of a layer
+static size_t layer_size(const GPT2Config* config) { // number of parameters in one layer
     size_t size = 0;
     for (int p = 0; p < NUM_PARAMS; p++) { size += gpt2_params[p].per_layer ? param_layer_size(config, p) : 0; }
     return size;
 }
 
-// The place of tensor p of layer l (0 where there is but one) in that order.
+// Offset of tensor p of layer l in that order, in values; l is 0 for tensors that are not per layer.
 static size_t param_place(const GPT2Config* config, int p, int l) {
     bool per_layer = gpt2_params[p].per_layer;
     size_t place = per_layer ? l * layer_size(config) : 0;
@@ -256,15 +261,15 @@ template <class T> static void point_parameters(Parameters<T>* p, T* memory, con
     for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_place(config, i, 0); }
 }
 
-// The same tensors as layer l sees them: those that each layer has point to its own.
+// View of layer l: the pointers of per-layer tensors are moved to this layer's tensor.
 template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
     size_t offset = l * layer_size(config);
     for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += gpt2_params[i].per_layer ? offset : 0; }
     return p;
 }
 
-// A piece of all parameters with one weight decay: number 0 is wte and wpe, 1 + 2l and 2 + 2l the matrices and the vectors
-// of layer l, 2L + 1 the last layernorm.
+// A contiguous range of the parameters with the same weight decay. Piece 0 is wte and wpe, pieces 1 + 2l and 2 + 2l are the
+// matrices and the vectors of layer l, and piece 2L + 1 is the last layernorm.
 struct Piece {
     size_t place, n;
     bool decay;
@@ -282,11 +287,11 @@ static Piece parameter_piece(const GPT2Config* config, int i) {
     return piece;
 }
 
-// What the forward pass leaves for the backward pass, for B x T tokens. In training, tensors with an L are kept for every
-// layer. [1]: with -r 1 or 2 there is one for all layers, and the backward pass computes it again. [2]: the same with -r 2.
-// Without a backward pass there is one for all layers of each.
+// The activations of B x T tokens, which the forward pass keeps for the backward pass. In training, a tensor with an L
+// exists per layer, except: [1] with -r 1 or 2, [2] with -r 2, all layers share one, and the backward pass computes it again.
+// Without a backward pass all layers share one of every tensor.
 struct Activations {
-    int B, T;          // what it is allocated for
+    int B, T;          // allocated for this many tokens
     floatX* encoded;   // (B, T, C)
     floatX* ln1;       // (L, B, T, C) [2]
     float* ln1_mean;   // (L, B, T)
@@ -301,28 +306,28 @@ struct Activations {
     floatX* fch;       // (L, B, T, 4*C)
     floatX* fch_gelu;  // (L, B, T, 4*C) [1]
     floatX* residual3; // (L, B, T, C): the residual stream after the MLP
-    floatX* projected; // (B, T, C): a branch's result, before it is added to the residual stream
+    floatX* projected; // (B, T, C): output of attention or of the MLP, before it is added to the residual stream
     floatX* lnf;       // (B, T, C)
     float* lnf_mean;   // (B, T)
     float* lnf_rstd;   // (B, T)
     float* losses;     // (B, T)
-    floatX* logits;    // (rows, Vp); the classifier turns them into their gradients
+    floatX* logits;    // (rows, Vp); the classifier overwrites them with their gradients
     int* inputs;       // (B, T)
     int* targets;      // (B, T)
-    // of the backward pass
-    floatX* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
+    // for the backward pass
+    floatX* dresidual; // (B, T, C): gradient of the residual stream; every layer updates it, from the last to the first
     floatX* dbtc;      // (B, T, C), in the memory of projected
-    floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are used up by then
-    floatX* dfch;      // (B, T, 4*C), likewise
-    float* scratch;    // what kernels need for themselves
-    // 1: each layer has its own tensor; 0: all layers share one. keep_gelu is for [1], keep_norm for [2], keep for the others
+    floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
+    floatX* dfch;      // (B, T, 4*C), in the memory of logits, too
+    float* scratch;    // for one operation at a time
+    // 1: every layer has its own tensor; 0: all layers share one. keep_gelu is for tensors marked [1], keep_norm for those
+    // marked [2], keep for the others.
     size_t keep, keep_gelu, keep_norm;
-    // set by layer_activations
-    const floatX*
-        residual; // (B, T, C): the residual stream that enters the layer: encoded, or residual3 of the one before
+    // set by layer_activations: (B, T, C), the residual stream that enters the layer: encoded, or the previous residual3
+    const floatX* residual;
 };
 
-// Activations as layer l sees them: every tensor with an L points to this layer's. B and T as in the pass at hand.
+// View of layer l in a pass over B x T tokens: every pointer to a tensor with an L is moved to this layer's tensor.
 static Activations layer_activations(Activations a, const GPT2Config* config, int B, int T, int l) {
     size_t BT = (size_t)B * T, BTC = BT * config->channels, own = a.keep * l, gelu = a.keep_gelu * l,
            norm = a.keep_norm * l;
@@ -336,9 +341,9 @@ static Activations layer_activations(Activations a, const GPT2Config* config, in
     return a;
 }
 
-// The keys and values of all positions so far, for generation.
+// For generation: the keys and values of all earlier positions.
 struct KeyValueCache {
-    int B, capacity; // sequences, positions
+    int B, capacity; // texts, and the most positions per text
     floatX* keys;    // (L, B, capacity, C)
     floatX* values;  // (L, B, capacity, C)
 };
@@ -350,9 +355,9 @@ static KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, 
 }
 
 struct GPT2Options {
-    int recompute; // level, as -r
+    int recompute; // level of -r: 0, 1 or 2
     bool master_weights, stochastic_rounding;
-    uint64_t seed; // of stochastic rounding
+    uint64_t seed; // for stochastic rounding
 };
 
 struct GPT2 {
@@ -368,20 +373,20 @@ struct GPT2 {
     Parameters<float> grads;
     StepState* state; // in device memory
     Activations acts;
-    void* arenas[2];  // what cudaFree gets: weights and optimizer; activations
-    size_t num_bytes; // in both
+    void* arenas[2];  // the two allocations: weights and optimizer state; activations
+    size_t num_bytes; // of both arenas
 };
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// A layernorm with what goes in and what comes out.
+// The outputs and the parameters of one layernorm.
 struct Norm {
     floatX* out;                 // (B, T, C)
     float *mean, *rstd;          // (B, T)
     const floatX *weight, *bias; // (C)
 };
 
-// The first layernorm of layer l, or the one after the last layer for l = L.
+// The first layernorm of layer l; for l = L, the one after the last layer.
 static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B, int T, int l) {
     const GPT2Config* config = &model->config;
     if (l == config->num_layers) {
@@ -392,9 +397,9 @@ static Norm norm_before_layer(const GPT2* model, const Activations* acts, int B,
     return {a.ln1, a.ln1_mean, a.ln1_rstd, w.ln1w, w.ln1b};
 }
 
-// All layers, up to the last layernorm, for acts->inputs (B,T). What each layer computes stays in acts; keys and values go
-// to the cache when that is not NULL. A layer adds to the residual stream twice: fused_residual_layernorm writes residual2
-// (after attention) and residual3 (after the MLP), and with each the layernorm that comes next.
+// Runs acts->inputs (B,T) through all layers and the last layernorm. All activations stay in acts; if cache is not NULL, keys
+// and values are copied to it. A layer adds to the residual stream twice, after attention (residual2) and after the MLP
+// (residual3); fused_residual_layernorm writes the sum together with the layernorm that follows it.
 static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueCache* cache) {
     require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
     const GPT2Config* config = &model->config;
@@ -408,7 +413,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
         Range range("layer %d", l);
         Parameters<floatX> w = layer_parameters(model->params, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
-        // attention: a.ln1 is there already
+        // attention; a.ln1 was written together with the previous residual sum
         matmul_forward(a.qkv, NULL, a.ln1, w.qkvw, w.qkvb, NULL, BT, C, 3 * C, stream);
         if (cache) {
             KeyValueCache c = layer_cache(*cache, config, l);
@@ -427,8 +432,9 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
     }
 }
 
-// After gpt2_forward: logits of all B x T tokens, their losses by acts->targets, and state->loss += scale * their sum.
-// In training the logits become gradients, times state->dloss, for gpt2_backward.
+// Call after gpt2_forward. Computes the logits of all B x T tokens and their losses against acts->targets, then
+// state->loss += scale * sum of the losses. In training, the logits are overwritten by their gradients, multiplied by
+// state->dloss, for gpt2_backward.
 static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     const float* dloss = training ? &model->state->dloss : NULL;
@@ -439,8 +445,8 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool trainin
 
 // ---- backward -------------------------------------------------------------------------------------
 
-// dinp (N,C) | dweight (OC,C), written or added to (accumulate) | dbias (OC) += or NULL | dout (N,OC) | inp (N,C) |
-// weight (OC,C). With pre_gelu (N,C), inp is gelu(pre_gelu) and dinp the gradient of pre_gelu.
+// dinp (N,C) | dweight (OC,C), written, or added to if accumulate | dbias (OC) += , or NULL | dout (N,OC) | inp (N,C) |
+// weight (OC,C). If pre_gelu (N,C) is not NULL, inp is gelu(pre_gelu), and dinp is the gradient of pre_gelu.
 static void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                             const floatX* inp, const floatX* weight, const floatX* pre_gelu, int N, int C, int OC,
                             bool accumulate, cudaStream_t stream) {
@@ -449,9 +455,9 @@ static void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* s
     matmul_backward_input(dinp, dout, weight, pre_gelu, N, C, OC, stream);
 }
 
-// Before the first micro-batch of a step: zeroes the gradients of vectors and of wpe, which kernels only add to. Matrices
-// need no zeroing: the first micro-batch overwrites their gradients. For wte the head's matmul overwrites, and
-// encoder_backward then adds.
+// Call before the first micro-batch of a step. Zeroes the gradients of the vectors and of wpe, because their kernels only
+// add. Gradients of matrices need no zeroing: the first micro-batch overwrites them. So does the head's matmul with wte's
+// gradient, to which encoder_backward then adds.
 static void zero_gradients(GPT2* model) {
     const GPT2Config* config = &model->config;
     size_t wpe_bytes = (size_t)config->max_seq_len * config->channels * sizeof(float);
@@ -464,8 +470,8 @@ static void zero_gradients(GPT2* model) {
     }
 }
 
-// Gradients of all parameters, after gpt2_loss in training: written for the first micro-batch of a step, added to for the
-// others.
+// Call after gpt2_loss with training = true. Computes the gradients of all parameters; `first`, for the first micro-batch
+// of a step, overwrites them, otherwise they are added to.
 static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     const GPT2Config* config = &model->config;
     const Parameters<floatX>* p = &model->params;
@@ -512,21 +518,21 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
 
 // ---- update ---------------------------------------------------------------------------------------
 
-// The norm of all gradients, as they are, loss scale included.
+// The norm of all gradients, which in fp16 still contain the loss scale.
 static void gpt2_gradient_norm(GPT2* model) {
     global_norm(&model->state->scaled_norm, model->acts.scratch, model->grads_memory, num_parameters(&model->config),
                 model->stream);
 }
 
-// Seed of stochastic rounding for a piece of the parameters; 0: round to nearest.
+// Seed of stochastic rounding for a piece of the parameters; 0 means round to nearest.
 static uint32_t rounding_seed(const GPT2* model, int piece) {
     if (!model->options.stochastic_rounding || !model->master_memory) { return 0; }
     uint32_t seed = (uint32_t)splitmix64(model->options.seed) | 1;
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
-// One step of AdamW on all parameters, after gpt2_gradient_norm; none if loss or norm is not finite, or with skip. Source:
-// Loshchilov and Hutter 2019, arXiv:1711.05101.
+// One step of AdamW on all parameters. Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if
+// skip is true. Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip) {
     adamw_prepare(model->state, *optimizer, skip, model->stream);
     for (int i = 0; i < num_pieces(&model->config); i++) {
@@ -540,7 +546,7 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip) {
     }
 }
 
-// ---- memory: planned first, so that the need is known before anything is allocated ---------------
+// ---- memory: a plan adds up what is needed before anything is allocated ---------------------------
 
 enum PlanGroup { PLAN_WEIGHTS, PLAN_GRADIENTS, PLAN_ADAMW, PLAN_ACTIVATIONS, NUM_PLAN_GROUPS };
 enum { MAX_PLAN_ENTRIES = 64, PLAN_ALIGNMENT = 256 };
@@ -548,8 +554,8 @@ enum { MAX_PLAN_ENTRIES = 64, PLAN_ALIGNMENT = 256 };
 struct Plan {
     int num_entries;
     struct {
-        void** pointer; // is set by plan_allocate
-        size_t offset;  // bytes from the beginning of the arena
+        void** pointer; // plan_allocate sets *pointer
+        size_t offset;  // in bytes, from the beginning of the arena
     } entries[MAX_PLAN_ENTRIES];
     size_t bytes[NUM_PLAN_GROUPS];
     size_t total; // bytes
@@ -565,7 +571,7 @@ template <class T> static void plan_add(Plan* plan, PlanGroup group, T** pointer
     plan->total += bytes;
 }
 
-// One allocation for all of it, zeroed. Returns it, for cudaFree.
+// Makes one zeroed allocation for all entries and sets their pointers. Returns the allocation, for cudaFree.
 static void* plan_allocate(const Plan* plan) {
     char* arena = nullptr;
     if (plan->total > 0) {
@@ -576,7 +582,7 @@ static void* plan_allocate(const Plan* plan) {
     return arena;
 }
 
-// Weights, and what training keeps for each of them.
+// Weights; for training also gradients, AdamW's moments and master weights.
 static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, bool training, bool master) {
     size_t n = num_parameters(config);
     plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
@@ -589,17 +595,17 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, b
     if (master && sizeof(floatX) < sizeof(float)) { plan_add(plan, PLAN_ADAMW, &model->master_memory, n); }
 }
 
-// Bytes of scratch that the kernels of a backward pass want: of the one that wants most.
+// Bytes of scratch for a backward pass: the largest need of any of its operations.
 static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads;
-    size_t bias = 0; // the launcher's share of rows is not monotone in the columns
+    size_t bias = 0; // a smaller OC can need more scratch, because the launcher then splits the rows among more blocks
     for (int OC : {C, 3 * C, 4 * C}) { bias = std::max(bias, matmul_backward_bias_scratch(B * T, OC)); }
     size_t floats =
         std::max({layernorm_backward_scratch(C), bias, attention_backward_scratch(B, T, C, NH), global_norm_scratch()});
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
 
-// logit_rows: of how many tokens at once logits are wanted, B*T in training.
+// logit_rows: the number of tokens whose logits are computed at once; B*T in training.
 static void plan_activations(Plan* plan, Activations* a, const GPT2Config* config, int B, int T, int logit_rows,
                              bool training, int recompute) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
@@ -629,7 +635,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->losses, BT);
     plan_add(plan, group, &a->inputs, BT);
     plan_add(plan, group, &a->targets, BT);
-    // the gradients of a layer's activations take the place of the logits
+    // dfch and dqkv share the memory of the logits
     size_t backward = training ? BT * (4 * C + 3 * C) : 0;
     plan_add(plan, group, &a->logits, std::max((size_t)logit_rows * Vp, backward));
     if (!training) { return; }
@@ -637,7 +643,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->scratch, backward_scratch_bytes(config, B, T) / sizeof(float));
 }
 
-// The two parts of a training run's memory; nothing is allocated yet.
+// Plans both arenas of a training run; nothing is allocated yet.
 static void plan_training(Plan* parameters, Plan* activations, GPT2* model, const GPT2Config* config, int B, int T,
                           const GPT2Options* options) {
     memset(parameters, 0, sizeof(*parameters));
@@ -646,7 +652,7 @@ static void plan_training(Plan* parameters, Plan* activations, GPT2* model, cons
     plan_activations(activations, &model->acts, config, B, T, B * T, true, options->recompute);
 }
 
-// Allocates both, and sets every pointer of the model.
+// Allocates both arenas, and sets every pointer of the model.
 static void allocate_training(GPT2* model, const Plan* parameters, const Plan* activations) {
     const GPT2Config* config = &model->config;
     Activations* a = &model->acts;
@@ -660,7 +666,7 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
 }
 
-// Bytes that are needed besides the plan: the library's workspace, and what the driver takes for kernels, graphs and itself.
+// Bytes needed outside the plan: cuBLASLt's workspace, and 512 MB for the driver's own use (code, graphs, context).
 static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)512 << 20); }
 
 // Bytes that a training run needs.
@@ -673,7 +679,7 @@ static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2O
 
 // ---- loading and saving ---------------------------------------------------------------------------
 
-// Refuses, by name, what the kernels cannot do.
+// Ends the program if the kernels do not support this model, with a message that names the reason.
 static void check_config(const GPT2Config* config) {
     int C = config->channels, HS = C / config->num_heads;
     if (C % 8 != 0) { die("%d channels: train_gpt2cu wants a multiple of 8", C); }
@@ -683,13 +689,13 @@ static void check_config(const GPT2Config* config) {
     }
 }
 
-// A model of this shape without memory.
+// Sets up a model of this shape; its memory is not allocated yet.
 static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options) {
     memset(model, 0, sizeof(*model));
     check_config(config);
     model->config = *config;
     model->options = *options;
-    cudaCheck(cudaStreamCreate(&model->stream)); // in order with plain cudaMemcpy and cudaMemset, too
+    cudaCheck(cudaStreamCreate(&model->stream)); // a blocking stream: ordered with plain cudaMemcpy and cudaMemset
 }
 
 static void gpt2_free(GPT2* model) {
@@ -698,8 +704,8 @@ static void gpt2_free(GPT2* model) {
     memset(model, 0, sizeof(*model));
 }
 
-// Calls copy(place, offset, n) for each tensor of each layer: n values that begin at `place` in the model's arrays, which
-// are layer by layer, and at `offset` in a checkpoint's, which are tensor by tensor.
+// Calls copy(place, offset, n) for each tensor of each layer. Its n values begin at `place` in the model's arrays, which are
+// ordered by layer, and at `offset` in the arrays of a checkpoint, which are ordered by tensor.
 template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy copy) {
     for (int p = 0; p < NUM_PARAMS; p++) {
         size_t n = param_layer_size(config, p);
@@ -709,7 +715,7 @@ template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy
     }
 }
 
-// An array of num_params floats from a checkpoint's order on the host to the model's on the device, and back.
+// Copy num_params floats between the host, in a checkpoint's order, and the device, in the model's order.
 static void upload_floats(const GPT2* model, float* device, const float* host) {
     for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
         cudaCheck(cudaMemcpy(device + place, host + offset, n * sizeof(float), cudaMemcpyHostToDevice));
@@ -722,7 +728,8 @@ static void download_floats(const GPT2* model, float* host, const float* device)
     });
 }
 
-// The weights from host memory (num_params), rounded as update number `num_updates` of a run had rounded them.
+// Copies weights (num_params) from the host. In a resumed run, 16-bit weights are rounded from the master weights exactly
+// as update number `num_updates` had rounded them.
 static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
     const GPT2Config* config = &model->config;
     if (model->master_memory) {
@@ -742,12 +749,12 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
             cudaCheck(cudaMemcpy(staging, weights + offset, n * sizeof(float), cudaMemcpyHostToDevice));
             adamw_round_weights(model->params_memory + place, staging, n, 0, 0, model->stream);
         });
-        cudaCheck(cudaFree(staging)); // waits for the last copy
+        cudaCheck(cudaFree(staging)); // cudaFree waits until the last kernel has read it
     }
     cudaCheck(cudaStreamSynchronize(model->stream));
 }
 
-// The weights to host memory (num_params): the master weights where there are any.
+// Copies the weights (num_params) to the host: the master weights if there are any.
 static void gpt2_download(const GPT2* model, float* weights) {
     if (model->master_memory || sizeof(floatX) == sizeof(float)) {
         download_floats(model, weights, model->master_memory ? model->master_memory : (float*)model->params_memory);
@@ -766,17 +773,17 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum { MAX_MATVEC_TEXTS = 8 }; // up to so many texts decode_matvec beats the library's products, measured on an H200
+enum { MAX_MATVEC_TEXTS = 8 }; // decode_matvec is faster than cuBLASLt up to this many texts, measured on an H200
 
-// Continues up to 64 texts side by side. Per token the host launches one graph; it reads the token while the next one is
-// computed.
+// Continues up to 64 texts side by side. The host launches one graph per token, and reads that token while the GPU computes
+// the next one.
 struct Generator {
-    int B;         // texts
-    int length;    // positions filled in the longest of them
-    int num_steps; // since the prefill
-    int capacity;  // positions there are
+    int B;         // number of texts
+    int length;    // positions used in the longest text
+    int num_steps; // tokens per text since the prefill
+    int capacity;  // positions that the cache has room for
     KeyValueCache cache;
-    Activations acts; // of the prefill
+    Activations acts; // for the prefill
     floatX* x;        // (B, C): the residual stream
     floatX* qkv;      // (B, 3*C)
     floatX* atty;     // (B, C)
@@ -787,11 +794,11 @@ struct Generator {
     float* logits;    // (B, Vp)
     float* attention_scratch;
     float* sample_scratch;
-    int* tokens;      // (B): the newest of each text
-    int* positions;   // (B): the position of that one
-    uint64_t* rng;    // (B)
-    void* arena;      // all of the above
-    int* host_tokens; // (2, B) pinned: of this step and of the one before, alternating
+    int* tokens;      // (B): the newest token of each text
+    int* positions;   // (B): the position of the newest token
+    uint64_t* rng;    // (B): random state of each text
+    void* arena;      // the allocation behind all of the above
+    int* host_tokens; // (2, B) pinned; even steps are read into row 0, odd steps into row 1
     cudaEvent_t read[2];
     cudaGraphExec_t graph;
 };
@@ -839,7 +846,7 @@ static void generator_free(Generator* g) {
     memset(g, 0, sizeof(*g));
 }
 
-// From the residual stream of each text's last token to its next token.
+// Computes the logits from the residual stream of each text's newest token, and samples the next token.
 static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler) {
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
@@ -848,8 +855,8 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
                   sampler->top_p, g->B, V, Vp, model->stream);
 }
 
-// All prompts in one pass: fills the cache and draws the first token of each. prompts (B,T), of lengths (B), padded at the
-// end with any token, because causal attention does not see it.
+// Runs all prompts in one pass: fills the cache and samples the first new token of each. prompts (B,T) have lengths (B); the
+// padding at the end can be any token, because causal attention never looks at later positions.
 static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler, const int* prompts, const int* lengths,
                               int T) {
     size_t C = model->config.channels;
@@ -864,7 +871,7 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     cudaCheck(cudaMemcpyAsync(g->rng, rng.data(), g->B * sizeof(uint64_t), cudaMemcpyHostToDevice, stream));
     cudaCheck(cudaMemcpyAsync(g->positions, last.data(), g->B * sizeof(int), cudaMemcpyHostToDevice, stream));
     bool tuned = cublaslt().tuned;
-    cublaslt_tune(false); // shapes that are met once are not worth timing
+    cublaslt_tune(false); // the prompt's shapes occur once, which does not pay for timing cuBLASLt's algorithms
     gpt2_forward(model, &g->acts, g->B, T, &g->cache);
     cublaslt_tune(tuned);
     for (int b = 0; b < g->B; b++) {
@@ -875,8 +882,8 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     g->length = T;
 }
 
-// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual for the newest token of each text: one kernel that reads
-// weights at the speed of memory for a few texts, tensor-core products for more. norm_weight, norm_bias, residual may be
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text: one decode_matvec for few
+// texts, separate kernels with a tensor-core matmul for more. norm_weight and norm_bias (no layernorm) and residual may be
 // NULL; residual may be out.
 static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
@@ -893,7 +900,7 @@ static void generator_matmul(Generator* g, floatX* out, const floatX* x, const f
     if (gelu) { gelu_forward(out, out, (size_t)g->B * OC, stream); }
 }
 
-// The newest token of each text through the model, to the next one.
+// Runs the newest token of each text through the model and samples the next one.
 static void generator_launch_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     const GPT2Config* config = &model->config;
     int NH = config->num_heads, C = config->channels, B = g->B;
@@ -912,8 +919,8 @@ static void generator_launch_step(Generator* g, const GPT2* model, const Sampler
     generator_sample(g, model, sampler);
 }
 
-// One token of each text. The first step is launched kernel by kernel, because cuBLASLt may time its algorithms in it,
-// which cannot be captured. The second step is captured as a graph; it and all later steps are launches of that graph.
+// Generates one token per text. The first step is launched kernel by kernel, because cuBLASLt may time its algorithms in
+// it, which cannot be captured. The second step is captured as a graph; it and all later steps are launches of that graph.
 static void generator_step(Generator* g, const GPT2* model, const Sampler* sampler) {
     require(g->length < g->capacity);
     g->length++;
@@ -932,7 +939,7 @@ static void generator_step(Generator* g, const GPT2* model, const Sampler* sampl
     cudaCheck(cudaGraphLaunch(g->graph, model->stream));
 }
 
-// Begins to read the tokens of a step; the pointer may be read after the event read[slot].
+// Queues the copy of a step's tokens to the host. Wait for the event read[slot] before reading the returned array.
 static int* generator_read(Generator* g, const GPT2* model, int slot) {
     int* tokens = g->host_tokens + slot * g->B;
     cudaCheck(cudaMemcpyAsync(tokens, g->tokens, g->B * sizeof(int), cudaMemcpyDeviceToHost, model->stream));
@@ -940,10 +947,10 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
     return tokens;
 }
 
-// Continues B prompts (B,T), of lengths (B), each by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to
-// the last position of the model. New tokens go to new_tokens (B, num_tokens) and their numbers to counts (B); the first
-// text goes to `out` as it comes when that is not NULL. The sampler's state moves on. *prefill_ms, if not NULL: the time to
-// the first token. False when the logits are not numbers.
+// Continues prompts (B,T) of lengths (B). A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
+// none), or at the model's last position. New tokens go to new_tokens (B, num_tokens), their counts to counts (B). If `out`
+// is not NULL, the first text is printed to it while it is generated. The sampler's random state advances. *prefill_ms, if
+// not NULL, receives the time to the first token. Returns false if the logits are not numbers.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
                      double* prefill_ms = NULL) {
@@ -984,28 +991,28 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
 // 4. training
 // ================================================================================================
 
-// A step on its way: what the host will read of it when the GPU is done.
+// A step in flight, and its results, which the host reads when the GPU has finished it.
 struct PendingStep {
     StepReport report; // filled in as its values become known
-    StepState* state;  // pinned: a copy of the device's
+    StepState* state;  // pinned copy of the device's state
     cudaEvent_t begin, end;
-    bool judged; // the host took the z-scores before the update (-sl, -sg)
+    bool judged; // the host computed the z-scores before the update (-sl, -sg)
 };
 
 struct Trainer {
     GPT2 model;
     Training job;    // data, checkpoints, logs, the shape of a batch: llmc/training.h
-    int* batches[2]; // pinned (2, B, T): inputs and targets of two micro-batches, alternating
+    int* batches[2]; // two pinned buffers (2, B, T) of inputs and targets, used alternately
     cudaEvent_t copied[2];
     int64_t num_batches; // micro-batches copied so far
     PendingStep steps[2];
-    PendingStep* pending; // launched, not yet reported; or NULL
+    PendingStep* pending; // the step that is launched and not yet reported, or NULL
     struct {
         cudaGraphExec_t exec;
-        int num_runs; // before it is captured: cuBLASLt's algorithms are timed in the first one
-    } graphs[2];      // of a micro-step that adds to gradients, and of one that writes them
+        int num_runs; // the first run is not captured: it times cuBLASLt's algorithms
+    } graphs[2];      // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
     EvalLoader hellaswag;
-    double machine_flops; // 100% of MFU: from the table of llmc/mfu.h, or measured
+    double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
 };
 
 // ---- a step ---------------------------------------------------------------------------------------
@@ -1015,7 +1022,7 @@ static void load_batch(Trainer* t, DataLoader* loader) {
     Error err;
     int slot = (int)(t->num_batches++ % 2);
     size_t BT = (size_t)t->job.batch.B * t->job.batch.T;
-    cudaCheck(cudaEventSynchronize(t->copied[slot])); // its buffer was last used two micro-batches ago
+    cudaCheck(cudaEventSynchronize(t->copied[slot])); // until the copy of two micro-batches ago has read this buffer
     if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, &err)) { die("%s", err.text); }
     cudaStream_t stream = t->model.stream;
     Activations* acts = &t->model.acts;
@@ -1030,7 +1037,7 @@ static void launch_micro_step(GPT2* model, const Batch* batch, bool first) {
     gpt2_backward(model, batch->B, batch->T, first);
 }
 
-// Forward and backward of one micro-batch, as a graph from the second time on.
+// Forward and backward of one micro-batch; from the second time on as a CUDA graph.
 static void micro_step(Trainer* t, bool first) {
     Range range("micro_step");
     GPT2* model = &t->model;
@@ -1055,7 +1062,8 @@ static void read_state(Trainer* t, PendingStep* s) {
     cudaCheck(cudaMemcpyAsync(s->state, t->model.state, sizeof(StepState), cudaMemcpyDeviceToHost, t->model.stream));
 }
 
-// With -sl or -sg the host must see loss and norm before the update: it waits for them. Returns whether the step is sound.
+// With -sl or -sg the host must see loss and norm before the update, so it waits for them. Returns false if the step is an
+// outlier or not finite and must be skipped.
 static bool judge_before_update(Trainer* t, PendingStep* s) {
     read_state(t, s);
     cudaCheck(cudaStreamSynchronize(t->model.stream));
@@ -1065,7 +1073,7 @@ static bool judge_before_update(Trainer* t, PendingStep* s) {
     return training_judge(&t->job, &s->report);
 }
 
-// Queues one step. Its report is due when the GPU has done it.
+// Queues one step, which becomes t->pending until report_step.
 static void launch_step(Trainer* t) {
     RunState* run = &t->job.run;
     Range range("step %lld", (long long)run->step + 1);
@@ -1093,8 +1101,8 @@ static void launch_step(Trainer* t) {
     t->pending = s;
 }
 
-// fp16: takes over the loss scale that the device chose for the next step. When it was lowered, the count of bad steps in a
-// row begins again: the scale may have been all that was wrong.
+// fp16: takes over the loss scale that the GPU chose for the next step. If the GPU lowered it, the count of consecutive
+// steps that were not finite starts again at 0, because too high a loss scale may have been the only cause.
 static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     RunState* run = &t->job.run;
     if (s->state->loss_scale < run->loss_scale) {
@@ -1106,15 +1114,15 @@ static void follow_loss_scale(Trainer* t, const PendingStep* s) {
     run->loss_scale_good_steps = s->state->good_steps;
 }
 
-// Waits for a step and says how it went. Returns whether too many in a row were not finite.
+// Waits for a step and prints its report. Returns true if too many consecutive steps were not finite.
 static bool report_step(Trainer* t, PendingStep* s) {
     StepReport* r = &s->report;
     float ms;
     cudaCheck(cudaEventSynchronize(s->end));
     cudaCheck(cudaEventElapsedTime(&ms, s->begin, s->end));
     r->loss = s->state->loss, r->norm = s->state->norm, r->ms = ms;
-    if (!s->judged) { training_judge(&t->job, r); } // for the z-scores
-    training_count(&t->job, r, s->state->applied);  // says why a step was skipped: llmc/training.h
+    if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
+    training_count(&t->job, r, s->state->applied);  // counts a skipped step and prints the reason
     follow_loss_scale(t, s);
     char extra[64];
     snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB", training_flops(&t->job, r->ms) * 1e-12,
@@ -1131,8 +1139,8 @@ static bool report_step(Trainer* t, PendingStep* s) {
 
 // ---- checkpoints ----------------------------------------------------------------------------------
 
-// The file beside a run's checkpoints with the choices of matmul algorithms, into path (4096). A checkpoint's own name,
-// step_%08d, is made by training_save (llmc/training.h).
+// Writes the name of the file with the choices of matmul algorithms to path (4096). It is in the run's output directory,
+// beside the checkpoints, which training_save (llmc/training.h) calls step_%08d.
 static void choices_path(char* path) { snprintf(path, 4096, "%s/matmul_choices.txt", args->output); }
 
 static void save_checkpoint(Trainer* t) {
@@ -1150,7 +1158,7 @@ static void save_checkpoint(Trainer* t) {
     for (float* array : arrays) { free(array); }
 }
 
-// Ends a run whose steps were not finite too often in a row.
+// Ends a run after too many consecutive steps that were not finite.
 __attribute__((noreturn)) static void give_up(Trainer* t) {
     size_t n = num_parameters(&t->model.config);
     float* weights = (float*)malloc_check(n * sizeof(float));
@@ -1161,14 +1169,14 @@ __attribute__((noreturn)) static void give_up(Trainer* t) {
     training_give_up(good);
 }
 
-// Reports the step that is pending, if there is one.
+// Reports the pending step, if there is one.
 static void finish_report(Trainer* t) {
     PendingStep* s = t->pending;
     t->pending = nullptr;
     if (s && report_step(t, s)) { give_up(t); }
 }
 
-// One step, and the report of the one before: the GPU has work while the host prints.
+// Launches one step, then reports the previous one: the GPU has work while the host prints.
 static void train_step(Trainer* t) {
     PendingStep* earlier = t->pending;
     launch_step(t);
@@ -1198,13 +1206,13 @@ static double evaluate(Trainer* t) {
     return loss;
 }
 
-// The share of HellaSwag's questions whose right ending has the lowest mean loss.
+// Returns HellaSwag accuracy: the fraction of questions whose correct ending has the lowest mean loss per token.
 static double evaluate_hellaswag(Trainer* t) {
     Range range("hellaswag");
     GPT2* model = &t->model;
     Activations* acts = &model->acts;
     Error err;
-    int B = t->hellaswag.B, T = t->hellaswag.T; // no more tokens than in a micro-batch
+    int B = t->hellaswag.B, T = t->hellaswag.T; // B * T is at most that of a micro-batch, so it fits the activations
     size_t BT = (size_t)B * T;
     float* losses = (float*)malloc_check(BT * sizeof(float));
     double start = time_ms();
@@ -1244,7 +1252,7 @@ static void sample_in_training(Trainer* t) {
 
 // ---- opening and closing a run --------------------------------------------------------------------
 
-// The device's name into name (256), its free memory in bytes.
+// Writes the device's name to name (256) and returns its free memory in bytes.
 static size_t device_memory(char* name) {
     cudaDeviceProp properties;
     size_t free_bytes, all_bytes;
@@ -1256,7 +1264,7 @@ static size_t device_memory(char* name) {
     return free_bytes;
 }
 
-// Says which flags would make the run fit, and ends the program.
+// Ends the program with a message that says which flags would make the run fit.
 __attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, const GPT2Options* options,
                                                     const Batch* batch, const char* device, size_t have) {
     char advice[512] = "";
@@ -1280,7 +1288,7 @@ __attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, co
     die("the run needs %.1f GB and %s has %.1f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
 }
 
-// Plans a training run's memory, says what is needed, and allocates it.
+// Plans a training run's memory, prints how much it needs, and allocates it.
 static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch) {
     char device[256];
     Plan parameters, activations;
@@ -1313,7 +1321,8 @@ static void find_machine_flops(Trainer* t) {
            t->machine_flops * 1e-12);
 }
 
-// Weights and moments to the GPU: of the checkpoint, or new ones. From here on something is written in -o.
+// Copies weights and moments to the GPU, from the checkpoint or newly initialised. training_begin, called here, is the first
+// to write to the output directory.
 static void load_training_state(Trainer* t, ModelSource* source) {
     GPT2* model = &t->model;
     RunState* run = &t->job.run;
@@ -1324,7 +1333,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     if (!resumed) { model_source_read(source, arrays[0]); }
     run->loss_scale = 65536.0;
     training_begin(&t->job, &source->config, arrays[0], arrays[1], arrays[2]);
-    if (!IS_FP16) { run->loss_scale = 1.0; } // also where the checkpoint is of another precision
+    if (!IS_FP16) { run->loss_scale = 1.0; } // even if the checkpoint was written by an fp16 run
     StepState state = {};
     state.loss_scale = (float)run->loss_scale;
     state.dloss = (float)(run->loss_scale / (double)t->job.batch.total);
@@ -1340,7 +1349,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     for (float* array : arrays) { free(array); }
 }
 
-// Everything that a run needs, checked in an order that finds mistakes before anything is written.
+// Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
 static void trainer_open(Trainer* t) {
     Error err;
     ModelSource source;
@@ -1417,15 +1426,15 @@ static int train() {
 
 // ---- profile --------------------------------------------------------------------------------------
 
-// All calls of one operation in a step.
+// Sums over all calls of one operation in a step.
 struct ProfileRow {
     std::string name;
     int calls;
     double ms, bytes, flops;
-    double roof_ms; // the least time that bytes and FLOPs take on this machine
+    double roof_ms; // lower bound on this machine: the larger of bytes / bandwidth and FLOPs / rate
 };
 
-// The listed operations, summed by name, those that took longest first. bandwidth in bytes/s, rate in FLOP/s.
+// Sums the recorded operations by name, the longest first. bandwidth is in bytes/s, rate in FLOP/s.
 static std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
     std::vector<ProfileRow> rows;
     for (const ProfileEntry& e : profile().entries) {
@@ -1442,12 +1451,13 @@ static std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
     return rows;
 }
 
-// --profile: one training step with events around each operation; a table sorted by time. Returns the exit code.
+// --profile: times every operation of one training step with events, and prints a table sorted by time. Returns the exit
+// code.
 static int profile_run() {
     static Trainer trainer;
     Trainer* t = &trainer;
     trainer_open(t);
-    for (int i = 0; i < 3; i++) { train_step(t); } // cuBLASLt's algorithms are timed in the first one
+    for (int i = 0; i < 3; i++) { train_step(t); } // warm-up; the first step times cuBLASLt's algorithms
     finish_report(t);
     double bandwidth = measure_copy_bandwidth(t->model.stream), rate = 1e12 * cublaslt_matrix_rate();
     profile().listing = profile().timing = true;
@@ -1472,7 +1482,7 @@ static int profile_run() {
 
 // ---- sample ---------------------------------------------------------------------------------------
 
-// The lines of a file, without their ends; at most 64, which are continued side by side.
+// Reads the lines of a file, at most 64, without their newlines. Each line is a prompt.
 static void read_lines(const char* path, std::vector<std::string>* lines) {
     Error err;
     MappedFile file;
@@ -1490,15 +1500,15 @@ static void read_lines(const char* path, std::vector<std::string>* lines) {
     }
 }
 
-// The texts to continue and their tokens.
+// The texts to continue, and their tokens.
 struct Prompts {
     std::vector<std::string> texts; // (B)
-    int T;                          // tokens of the longest
+    int T;                          // number of tokens in the longest text
     std::vector<int> lengths;       // (B)
     std::vector<int> tokens;        // (B, T), padded with 0
 };
 
-// --prompt as often as --num-samples says, or the lines of --prompts.
+// Takes --prompt, repeated --num-samples times, or the lines of --prompts, and tokenizes them.
 static void read_prompts(Prompts* p, const Tokenizer* tokenizer, bool has_tokenizer, const GPT2Config* config) {
     if (args->prompt) {
         p->texts.assign(args->num_samples, args->prompt);
@@ -1519,7 +1529,7 @@ static void read_prompts(Prompts* p, const Tokenizer* tokenizer, bool has_tokeni
     }
 }
 
-// A model for sampling alone: weights on the GPU, no gradients.
+// Opens a model for sampling only: weights on the GPU, no gradients.
 static void open_sampling_model(GPT2* model, ModelSource* source) {
     const GPT2Config* config = &source->config;
     GPT2Options options = {};
@@ -1539,7 +1549,7 @@ static void open_sampling_model(GPT2* model, ModelSource* source) {
     free(weights);
 }
 
-// Prints texts 1 and later; the first one was printed as it came. tokens (B, num_tokens), counts (B).
+// Prints texts 1 and up; text 0 was printed while it was generated. tokens (B, num_tokens), counts (B).
 static void print_other_texts(const Prompts* p, const Tokenizer* tokenizer, const int* tokens, const int* counts) {
     for (size_t b = 1; b < p->texts.size(); b++) {
         TextOutput out = text_begin(tokenizer, stdout);
@@ -1550,7 +1560,7 @@ static void print_other_texts(const Prompts* p, const Tokenizer* tokenizer, cons
     }
 }
 
-// What generation took, on stderr. ms: after the first tokens.
+// Prints the times of generation to stderr. ms is the time from the first token to the last.
 static void print_sampling_times(const Prompts* p, const int* counts, int max_seq_len, double load_ms,
                                  double prefill_ms, double ms) {
     int made = 0, steps = 0, longest = 0, B = (int)p->texts.size();
@@ -1606,7 +1616,7 @@ static int sample() {
 
 // ---- main -----------------------------------------------------------------------------------------
 
-// Says what is missing, where a CUDA error would only have a number.
+// Opens the GPU and cuBLASLt. Ends the program with a message that names the remedy if there is no usable GPU.
 static void open_device() {
     int num_devices = 0;
     cudaError_t e = cudaGetDeviceCount(&num_devices);
@@ -1620,7 +1630,8 @@ static void open_device() {
     int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
     int minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
     cudaFuncAttributes attributes;
-    e = cudaFuncGetAttributes(&attributes, (const void*)ptx_sm90a_kernel<0>); // any kernel of this program
+    e = cudaFuncGetAttributes(&attributes,
+                              (const void*)ptx_sm90a_kernel<0>); // any kernel serves to see whether code loads
     if (e != cudaSuccess) {
         die("this program was not built for this GPU (compute capability %d.%d): make clean, then make train_gpt2cu "
             "GPU_COMPUTE_CAPABILITY=%d%d",
@@ -1636,8 +1647,8 @@ static void open_device() {
 
 #ifndef TESTING
 int main(int argc, char** argv) {
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // each line at once, also into a file or a pipe
-    if (argc == 1) {                       // the demo, as `make demo` runs it
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
+    if (argc == 1) {                       // run the demo, as `make demo` does
         execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
         die("cannot run scripts/demo.sh: %s", strerror(errno));
     }
@@ -1657,7 +1668,7 @@ int main(int argc, char** argv) {
 // ================================================================================================
 // 6. kernels
 // ================================================================================================
-// What stands between marks is copied from dev/cuda by scripts/promote.sh; change it there.
+// The code between each pair of marks is a copy from dev/cuda, made by scripts/promote.sh. Change it there.
 
 // ==== promoted: encoder_forward ====
 constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
