@@ -9,11 +9,11 @@ train_gpt2.cu is the same program for the GPU.
     5. command line      main
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
-channels. Every tensor is row-major; a gradient is called d + name. In a backward function gradients of activations are
-written, gradients of parameters are added to, unless it says otherwise.
+channels. Every tensor is row-major; the gradient of x is called dx. Unless its comment says otherwise, a backward function
+overwrites the gradients of activations and adds to the gradients of parameters.
 
-Matmul and attention stand here twice: as plain loops, which say what is computed (--naive runs them), and as the fast
-path on llmc/matmul.h. Every op is threaded with OpenMP in a way that gives the same bits for any number of threads.
+Matmul and attention have two versions: plain loops, which show what is computed (--naive runs them), and a fast one that
+calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the same bits for any number of threads.
 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
@@ -25,7 +25,7 @@ follows karpathy/llm.c.
 #include "llmc/utils.h"
 #include <math.h>
 
-// Inner loops are compiled once for each generation of vector units; the loader picks at start.
+// Functions marked VECTOR are compiled for AVX-512, for AVX2 and for plain x86-64; the loader picks one at start.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
 #define VECTOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -50,7 +50,7 @@ static void encoder_forward(float* out, const int* inp, const float* wte, const 
 
 // dwte (Vp,C), dwpe (maxT,C) += | dout (B,T,C) | inp (B,T)
 static void encoder_backward(float* dwte, float* dwpe, const float* dout, const int* inp, int B, int T, int C) {
-    // the same token can stand anywhere, so threads share out channels, not tokens
+    // a token can occur at several positions, so each thread takes some channels of all tokens: no two add to one value
     const int width = 64;
 #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += width) {
@@ -67,7 +67,7 @@ static void encoder_backward(float* dwte, float* dwpe, const float* dout, const 
     }
 }
 
-// ---- layernorm: out = (inp - mean) * rstd * weight + bias, over the channels of a row -----------
+// ---- layernorm: out = (inp - mean) * rstd * weight + bias, with mean and rstd of each row -------
 // Source: Ba et al. 2016, arXiv:1607.06450
 
 VECTOR static void layernorm_row(float* out, float* mean, float* rstd, const float* inp, const float* weight,
@@ -149,7 +149,7 @@ static void matmul_forward_naive(float* out, size_t ldo, const float* inp, const
     }
 }
 
-// out (N,OC) with ldo floats from row to row | inp (N,C) | weight (OC,C) | bias (OC) or NULL
+// out (N,OC), whose rows are ldo floats apart | inp (N,C) | weight (OC,C) | bias (OC) or NULL
 static void matmul_forward(float* out, size_t ldo, const float* inp, const float* weight, const float* bias, int N,
                            int C, int OC) {
     if (args->naive) {
@@ -185,8 +185,8 @@ VECTOR static void add_columns(float* dbias, const float* dout, size_t ldo, int 
     }
 }
 
-// dinp (N,C) | dweight (OC,C), added to when `accumulate`, else written | dbias (OC) += or NULL
-// dout (N,OC) with ldo floats from row to row | inp (N,C) | weight (OC,C)
+// dinp (N,C) | dweight (OC,C): added to if `accumulate`, else overwritten | dbias (OC): added to, or NULL
+// dout (N,OC), whose rows are ldo floats apart | inp (N,C) | weight (OC,C)
 static void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, size_t ldo, const float* inp,
                             const float* weight, int N, int C, int OC, bool accumulate) {
     if (args->naive) {
@@ -201,13 +201,13 @@ static void matmul_backward(float* dinp, float* dweight, float* dbias, const flo
     }
 }
 
-// ---- exp, vectorisable ---------------------------------------------------------------------------
+// ---- exp, in a form that compilers vectorise -----------------------------------------------------
 
-// e^x within 2 ulp; below -87 it gives 0, above 88 a large finite number. Not a number stays so.
-// x = n ln2 + r, |r| <= ln2 / 2; e^r by its Taylor series to r^7; ln2 in two parts (Cody and Waite 1980).
+// e^x within 2 ulp; 0 for x < -87, a large finite number for x > 88, NaN for NaN. With x = n ln2 + r, |r| <= ln2 / 2, the
+// result is 2^n e^r. e^r is its Taylor series up to r^7. ln2 is split into two constants (Cody and Waite 1980).
 __attribute__((always_inline)) static inline float fast_exp(float x) {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float shifted = clamped * 1.44269504f + 12582912.0f; // 1.5 * 2^23: rounds to an integer in the low bits
+    float shifted = clamped * 1.44269504f + 12582912.0f; // adding 1.5 * 2^23 rounds to an integer n, in the low bits
     float n = shifted - 12582912.0f;
     float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.0f / 5040.0f;
@@ -220,7 +220,7 @@ __attribute__((always_inline)) static inline float fast_exp(float x) {
     p = p * r + 1.0f;
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof(bits));
-    bits = (bits << 23) + 0x3F800000u; // the low bits of `shifted` are n: 2^n
+    bits = (bits << 23) + 0x3F800000u; // n in the exponent of a float: the bits of 2^n
     float power;
     memcpy(&power, &bits, sizeof(power));
     float result = p * power;
@@ -230,7 +230,7 @@ __attribute__((always_inline)) static inline float fast_exp(float x) {
 
 // ---- attention: causal, softmax(Q K^T / sqrt(HS)) V for each head ------------------------------------
 
-// the plain loops, one query at a time
+// plain loops, one query at a time
 static void attention_forward_naive(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
     int HS = C / NH;
     float scale = 1.0f / sqrtf(HS);
@@ -279,7 +279,8 @@ static void attention_backward_naive(float* dqkv, const float* dout, const float
                 const float *q = base + (size_t)t * 3 * C, *o = out + ((size_t)b * T + t) * C + (size_t)h * HS;
                 const float* d = dout + ((size_t)b * T + t) * C + (size_t)h * HS;
                 float* dq = dbase + (size_t)t * 3 * C;
-                float delta = 0.0f; // the sum over t2 of p * dp, which softmax's backward needs, is d . o
+                float delta =
+                    0.0f; // softmax's backward needs the sum of p * dp over t2, which equals the dot product d . o
                 for (int i = 0; i < HS; i++) { delta += d[i] * o[i]; }
                 for (int t2 = 0; t2 <= t; t2++) {
                     const float *k = base + (size_t)t2 * 3 * C + C, *v = k + C;
@@ -302,7 +303,7 @@ static void attention_backward_naive(float* dqkv, const float* dout, const float
     }
 }
 
-// att[0..n) becomes softmax(att * scale), the rest of the row up to `width` 0; returns the log of the sum of exponentials
+// Overwrites att[0..n) with softmax(att * scale) and att[n..width) with 0. Returns the log of the sum of exponentials.
 VECTOR static float attention_softmax_row(float* att, float scale, int n, int width) {
     float max = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : max)
@@ -319,7 +320,8 @@ VECTOR static float attention_softmax_row(float* att, float scale, int n, int wi
     return max * scale + logf(sum);
 }
 
-// p (n) from scores to probabilities, dp (n) from their gradients to those of the scores; 0 beyond n
+// Overwrites the scores p (n) with the probabilities, and the gradients of the probabilities, dp (n), with the gradients of
+// the scores. Both are 0 from n to width.
 VECTOR static void attention_softmax_row_backward(float* p, float* dp, float scale, float lse, float delta, int n,
                                                   int width) {
     for (int i = 0; i < n; i++) {
@@ -330,9 +332,9 @@ VECTOR static void attention_softmax_row_backward(float* p, float* dp, float sca
     for (int i = n; i < width; i++) { p[i] = dp[i] = 0.0f; }
 }
 
-enum { ATTENTION_ROWS = 64 }; // queries whose scores a thread holds at a time, (64, T) floats
+enum { ATTENTION_ROWS = 64 }; // queries per tile; a thread holds the scores of one tile, (64, T) floats
 
-// out (B,T,C), lse (B,NH,T): log of the sum of exp of the scaled scores | qkv (B,T,3,NH,HS)
+// out (B,T,C), lse (B,NH,T): log of the sum of the exponentials of the scaled scores | qkv (B,T,3,NH,HS)
 static void attention_forward(float* out, float* lse, const float* qkv, int B, int T, int C, int NH) {
     if (args->naive) {
         attention_forward_naive(out, lse, qkv, B, T, C, NH);
@@ -382,7 +384,7 @@ static void attention_backward(float* dqkv, const float* dout, const float* qkv,
             float* dq = dqkv + (size_t)b * T * ld + (size_t)h * HS;
             const float *k = q + C, *v = k + C;
             float *dk = dq + C, *dv = dk + C;
-            // the last tile sees every key, so it writes dk and dv, and the others add to them
+            // the last tile of queries attends to every key: it comes first and overwrites dk and dv, the others add to them
             for (int tile = num_tiles - 1; tile >= 0; tile--) {
                 int t0 = tile * ATTENTION_ROWS, rows = T - t0 < ATTENTION_ROWS ? T - t0 : ATTENTION_ROWS,
                     width = t0 + rows;
@@ -408,9 +410,9 @@ static void attention_backward(float* dqkv, const float* dout, const float* qkv,
 }
 
 // ---- gelu, tanh form: x * sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3) -------------------------------
-// Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; 0.5 (1 + tanh u) is sigmoid(2 u)
+// Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; 0.5 (1 + tanh u) = sigmoid(2 u)
 
-enum { CHUNK = 4096 }; // elements that a thread takes at a time in elementwise loops
+enum { CHUNK = 4096 }; // elements per iteration of a threaded elementwise loop
 
 VECTOR static void gelu_chunk(float* out, const float* inp, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -433,7 +435,7 @@ static void gelu_forward(float* out, const float* inp, size_t n) {
     for (long i = 0; i < (long)n; i += CHUNK) { gelu_chunk(out + i, inp + i, n - i < CHUNK ? n - i : CHUNK); }
 }
 
-// inout (n): gradient of the output, becomes that of the input | inp (n)
+// inout (n): in, the gradient of GELU's output; out, the gradient of its input | inp (n)
 static void gelu_backward(float* inout, const float* inp, size_t n) {
 #pragma omp parallel for
     for (long i = 0; i < (long)n; i += CHUNK) {
@@ -443,7 +445,7 @@ static void gelu_backward(float* inout, const float* inp, size_t n) {
 
 // ---- residual: out = a + b ------------------------------------------------------------------------------
 
-// out (n) | a (n) | b (n). Its backward is nothing: the gradient of the sum is the gradient of both.
+// out (n) | a (n) | b (n). There is no backward function: the gradient of the sum is the gradient of a and of b.
 static void residual_forward(float* out, const float* a, const float* b, size_t n) {
 #pragma omp parallel for
     for (long i = 0; i < (long)n; i++) { out[i] = a[i] + b[i]; }
@@ -451,7 +453,7 @@ static void residual_forward(float* out, const float* a, const float* b, size_t 
 
 // ---- classifier: softmax and cross-entropy over the vocabulary ------------------------------------------
 
-// loss of one row; with dloss != 0 the logits become their gradients, (softmax - onehot(target)) * dloss
+// Returns the loss of one row. If dloss != 0, overwrites the logits with their gradients, (softmax - onehot(target)) * dloss.
 VECTOR static float classifier_row(float* logits, int target, float dloss, int V) {
     float max = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : max)
@@ -467,7 +469,7 @@ VECTOR static float classifier_row(float* logits, int target, float dloss, int V
     return loss;
 }
 
-// losses (N) | logits (N,V) with Vp floats from row to row, in place | targets (N)
+// losses (N) | logits (N,V), whose rows are Vp floats apart, overwritten as in classifier_row | targets (N)
 static void classifier(float* losses, float* logits, const int* targets, float dloss, int N, int V, int Vp) {
 #pragma omp parallel for
     for (long n = 0; n < N; n++) { losses[n] = classifier_row(logits + (size_t)n * Vp, targets[n], dloss, V); }
@@ -477,7 +479,7 @@ static void classifier(float* losses, float* logits, const int* targets, float d
 // 2. the model
 // ================================================================================================
 
-// The tensors of gpt2_params (llmc/gpt2.h) by name, in its order; also used for their gradients.
+// The tensors of the table gpt2_params (llmc/gpt2.h), in its order; a second one points to their gradients.
 typedef struct {
     float* wte;      // (Vp, C)
     float* wpe;      // (maxT, C)
@@ -497,9 +499,9 @@ typedef struct {
     float* lnfb;     // (C)
 } Parameters;
 
-// What the forward pass leaves for the backward pass, for B x T tokens.
+// The activations of B x T tokens, which the forward pass keeps for the backward pass.
 typedef struct {
-    int B, T;         // what it is allocated for
+    int B, T;         // allocated for this many tokens
     float* encoded;   // (B, T, C)
     float* ln1;       // (L, B, T, C)
     float* ln1_mean;  // (L, B, T)
@@ -507,24 +509,24 @@ typedef struct {
     float* qkv;       // (L, B, T, 3*C)
     float* atty;      // (L, B, T, C)
     float* lse;       // (L, B, NH, T)
-    float* residual2; // (L, B, T, C): after attention
+    float* residual2; // (L, B, T, C): the residual stream after attention
     float* ln2;       // (L, B, T, C)
     float* ln2_mean;  // (L, B, T)
     float* ln2_rstd;  // (L, B, T)
     float* fch;       // (L, B, T, 4*C)
     float* fch_gelu;  // (L, B, T, 4*C)
-    float* residual3; // (L, B, T, C): after the MLP
+    float* residual3; // (L, B, T, C): the residual stream after the MLP
     float* lnf;       // (B, T, C)
     float* lnf_mean;  // (B, T)
     float* lnf_rstd;  // (B, T)
     float* losses;    // (B, T)
-    float* logits;    // (B, T, Vp); the classifier turns them into their gradients
+    float* logits;    // (B, T, Vp); the classifier overwrites them with their gradients
     float* scratch;   // (B, T, C)
 } Activations;
 
-// Scratch of the backward pass, used again by every layer.
+// Gradients of activations; every layer's backward pass reuses them.
 typedef struct {
-    float* dresidual; // (B, T, C): gradient of the residual stream, from the last layer to the first
+    float* dresidual; // (B, T, C): gradient of the residual stream; every layer updates it, from the last to the first
     float* dbtc;      // (B, T, C)
     float* dqkv;      // (B, T, 3*C)
     float* dfch;      // (B, T, 4*C)
@@ -533,15 +535,15 @@ typedef struct {
 typedef struct {
     GPT2Config config;
     float* params_memory; // (num_params), all tensors one after the other
-    float* grads_memory;  // (num_params), NULL until training needs it
-    float* m_memory;      // (num_params), AdamW's first moment, NULL until training needs it
-    float* v_memory;      // (num_params), AdamW's second moment
+    float* grads_memory;  // (num_params), NULL unless training
+    float* m_memory;      // (num_params), AdamW's first moment, NULL unless training
+    float* v_memory;      // (num_params), AdamW's second moment, NULL unless training
     Parameters params, grads;
     Activations acts;
     Gradients dacts;
 } GPT2;
 
-// Zeroed memory on huge pages where the system has them: fewer page faults and TLB misses. Never freed piecemeal.
+// Returns n zeroed floats, for free(). On huge pages where the system has them: fewer page faults and TLB misses.
 static float* allocate_floats(size_t n) {
     const size_t huge = 2 << 20;
     size_t bytes = (n * sizeof(float) + huge - 1) / huge * huge;
@@ -553,15 +555,15 @@ static float* allocate_floats(size_t n) {
     return p;
 }
 
-enum { MAX_TENSORS = 32 }; // of a list
+enum { MAX_TENSORS = 32 }; // in one list
 
-// A tensor of a struct: its pointer there, and its size.
+// A tensor that is a member of a struct.
 typedef struct {
-    float** pointer;
-    size_t size; // floats
+    float** pointer; // to that member
+    size_t size;     // in floats
 } Tensor;
 
-// All tensors of a struct: what is allocated, counted and freed. It ends at the first one without a pointer.
+// All tensors of a struct, to allocate, count and free them. The list ends at the first entry whose pointer is NULL.
 typedef struct {
     Tensor tensors[MAX_TENSORS];
 } TensorList;
@@ -583,7 +585,7 @@ static void free_tensors(TensorList list) {
 }
 
 static void point_parameters(Parameters* p, float* memory, const GPT2Config* config) {
-    float** tensors = (float**)p; // a struct of NUM_PARAMS pointers in the order of the table
+    float** tensors = (float**)p; // Parameters has NUM_PARAMS pointers, in the order of the table
     for (int i = 0; i < NUM_PARAMS; i++) { tensors[i] = memory + param_offset(config, i); }
 }
 
@@ -602,7 +604,7 @@ static void gpt2_allocate_training(GPT2* model) {
     point_parameters(&model->grads, model->grads_memory, &model->config);
 }
 
-// For B x T tokens, and the logits of all of them or of the last position only.
+// The activations of B x T tokens, with logits for every token (all_logits) or for one token per sequence.
 static TensorList activation_list(Activations* a, const GPT2Config* config, int B, int T, bool all_logits) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
     size_t num_logits = all_logits ? BT : (size_t)B, Vp = config->padded_vocab_size;
@@ -653,7 +655,7 @@ static void activations_free(Activations* acts, const GPT2Config* config) {
     memset(acts, 0, sizeof(*acts));
 }
 
-// Makes room for a forward and backward pass of B x T tokens.
+// Allocates the activations and gradients of a forward and backward pass over B x T tokens.
 static void gpt2_allocate_batch(GPT2* model, int B, int T) {
     activations_allocate(&model->acts, &model->config, B, T, true);
     allocate_tensors(gradient_list(&model->dacts, &model->config, B, T));
@@ -669,7 +671,7 @@ static void gpt2_free(GPT2* model) {
     memset(model, 0, sizeof(*model));
 }
 
-// All layers, up to the last layernorm. inputs (B,T). What each layer computes is kept in acts.
+// Runs inputs (B,T) through all layers and the last layernorm. All activations are kept in acts.
 static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs, int B, int T) {
     require(B <= acts->B && T <= acts->T && T <= model->config.max_seq_len);
     const Parameters* p = &model->params;
@@ -706,14 +708,14 @@ static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs
     layernorm_forward(acts->lnf, acts->lnf_mean, acts->lnf_rstd, residual, p->lnfw, p->lnfb, BT, C);
 }
 
-// logits (N,Vp) of N rows of the last layernorm; the head's weight is wte. Columns V..Vp are not written.
+// logits (N,Vp) = lnf (N,C) wte^T: the head shares its weight with the token embedding. Columns V..Vp are not written.
 static void gpt2_head(const GPT2* model, float* logits, const float* lnf, int N) {
     matmul_forward(logits, model->config.padded_vocab_size, lnf, model->params.wte, NULL, N, model->config.channels,
                    model->config.vocab_size);
 }
 
-// Mean loss over B x T tokens, after gpt2_forward. With dloss != 0 (what the loss of one token counts in the gradient,
-// 1 / number of tokens in a step) the logits become their gradients, for gpt2_backward.
+// Call after gpt2_forward. Returns the mean loss over B x T tokens. If dloss != 0, the logits are overwritten by their
+// gradients, for gpt2_backward; dloss is the weight of one token's loss in the step's loss, 1 / tokens in a step.
 static double gpt2_loss(GPT2* model, const int* targets, float dloss, int B, int T) {
     Activations* acts = &model->acts;
     gpt2_head(model, acts->logits, acts->lnf, B * T);
@@ -724,14 +726,17 @@ static double gpt2_loss(GPT2* model, const int* targets, float dloss, int B, int
     return sum / ((double)B * T);
 }
 
-// Gradients of all parameters, after gpt2_loss: written for the first micro-batch of a step, added to for the others.
+// Call after gpt2_loss with dloss != 0. Computes the gradients of all parameters; `first`, for the first micro-batch of a
+// step, overwrites them, otherwise they are added to.
 static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool first) {
     const Parameters *p = &model->params, *g = &model->grads;
     Activations* acts = &model->acts;
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
-    bool add = !first; // matrices of weights are large: their first gradient is written instead of zeroed and added to
+    // the first micro-batch overwrites the gradients of matrices, which saves zeroing them; vectors and wpe are zeroed here,
+    // because their gradients are only ever added to
+    bool add = !first;
     for (int i = 0; first && i < NUM_PARAMS; i++) {
         float* tensor = ((float* const*)g)[i];
         if (gpt2_params[i].rows == DIM_1 || tensor == g->wpe) {
@@ -777,7 +782,7 @@ VECTOR static double sum_of_squares_chunk(const float* x, size_t n) {
     return sum;
 }
 
-// The Euclidean norm of x (n). Chunks are summed in order, so the bits do not depend on the threads.
+// The Euclidean norm of x (n). The sums of the chunks are added in order, so the bits do not depend on the number of threads.
 static double euclidean_norm(const float* x, size_t n) {
     size_t num_chunks = (n + CHUNK - 1) / CHUNK;
     double* sums = (double*)malloc_check(num_chunks * sizeof(double));
@@ -792,15 +797,15 @@ static double euclidean_norm(const float* x, size_t n) {
     return sqrt(sum);
 }
 
-// of all gradients
+// The norm of all gradients.
 static double gpt2_gradient_norm(const GPT2* model) {
     return euclidean_norm(model->grads_memory, num_parameters(&model->config));
 }
 
 typedef struct {
     float learning_rate, beta1, beta2, eps, weight_decay;
-    float bias1, bias2;   // 1 - beta^t of step t = 1, 2, ...
-    float gradient_scale; // clipping: the gradient counts times this
+    float bias1, bias2;   // 1 - beta1^t and 1 - beta2^t in update t = 1, 2, ...
+    float gradient_scale; // every gradient is multiplied by this; less than 1 when gradients are clipped
 } AdamW;
 
 VECTOR static void adamw_chunk(float* param, float* m, float* v, const float* grad, const AdamW* o, float decay,
@@ -833,9 +838,9 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer) {
 // 3. generation
 // ================================================================================================
 
-// What generation keeps of the tokens so far, and room for one token's activations.
+// The key/value cache of one text, and the activations of one token.
 typedef struct {
-    int length, capacity; // positions filled, positions there are
+    int length, capacity; // positions in use; positions that the cache has room for
     float* keys;          // (L, capacity, C)
     float* values;        // (L, capacity, C)
     float* x;             // (C): the residual stream
@@ -881,7 +886,7 @@ VECTOR static float dot_row(const float* a, const float* b, int n) {
     return sum;
 }
 
-// out (C) = attention of one query against the cached keys and values; att (NH, capacity) is scratch
+// out (C) = attention of one query q (C) over `length` cached keys and values (capacity, C); att (NH, capacity) is scratch
 static void attention_one(float* out, float* att, const float* q, const float* keys, const float* values, int length,
                           int capacity, int C, int NH) {
     int HS = C / NH;
@@ -901,7 +906,7 @@ static void attention_one(float* out, float* att, const float* q, const float* k
     }
 }
 
-// One token through the model; its logits are in g->logits.
+// Runs one token through the model. The logits of the next token are then in g->logits.
 static void generator_step(Generator* g, const GPT2* model, int token) {
     const Parameters* p = &model->params;
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, t = g->length;
@@ -929,7 +934,7 @@ static void generator_step(Generator* g, const GPT2* model, int token) {
     g->length++;
 }
 
-// A whole prompt in one pass: fills the cache and leaves the logits of its last token. tokens (n), n >= 1.
+// Runs a prompt, tokens (n) with n >= 1, in one pass: fills the cache; the logits of the next token are then in g->logits.
 static void generator_prefill(Generator* g, const GPT2* model, const int* tokens, int n) {
     require(g->length == 0 && n >= 1 && n <= g->capacity);
     Activations acts;
@@ -948,9 +953,9 @@ static void generator_prefill(Generator* g, const GPT2* model, const int* tokens
     activations_free(&acts, &model->config);
 }
 
-// Continues prompt (n tokens, n >= 1) by up to num_tokens, or to the end-of-text token `stop` (-1: none), or to the last
-// position of the model. Every new token goes to new_tokens (num_tokens) when that is not NULL, and to `out` when that is
-// not NULL. Returns how many there are; -1 when the logits are not numbers.
+// Continues prompt (n), n >= 1. The text ends after num_tokens new tokens, before the end-of-text token `stop` (-1: none), or
+// at the model's last position. New tokens go to new_tokens (num_tokens) and, as text, to `out`; either may be NULL. Returns
+// the number of new tokens, or -1 if the logits are not numbers.
 static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop,
                     int* new_tokens, TextOutput* out) {
     int maxT = model->config.max_seq_len, V = model->config.vocab_size, made = 0;
@@ -985,19 +990,19 @@ typedef struct {
     GPT2 model;
     Training job;          // data, checkpoints, logs: llmc/training.h
     int *inputs, *targets; // (B,T)
-    double machine_flops;  // rate of a large matmul on this machine
+    double machine_flops;  // FLOP/s of a matmul on this machine, measured: 100% MFU
 } Trainer;
 
-// GB that this machine has
+// This machine's memory in GB.
 static double machine_memory_gb(void) { return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 1e-9; }
 
-// Before anything is allocated: a model whose weights alone do not fit would only make the machine swap.
+// Called before anything is allocated. A model whose weights alone do not fit would only make the machine swap.
 static void check_memory(const GPT2Config* config) {
     double weights = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
     if (weights > have) { die("the weights need %.1f GB and the machine has %.1f", weights, have); }
 }
 
-// What a training run needs, said before it is allocated.
+// Prints how much memory a training run needs, before it is allocated, and ends the program if the machine has less.
 static void print_memory_need(const GPT2Config* config, int B, int T) {
     Activations acts;
     Gradients dacts;
@@ -1013,7 +1018,7 @@ static void print_memory_need(const GPT2Config* config, int B, int T) {
     if (need > have) { die("the run needs %.1f GB and the machine has %.1f; take a smaller -b or -t", need, have); }
 }
 
-// FLOP/s of a matmul large enough to show what the machine can do; takes some milliseconds.
+// Measures the FLOP/s of a matmul that is large enough to reach the machine's rate. Takes some milliseconds.
 static double measure_matmul_flops(void) {
     const int n = 512;
     float *a = allocate_floats(n * n), *b = allocate_floats(n * n), *c = allocate_floats(n * n);
@@ -1058,7 +1063,7 @@ static void save_checkpoint(Trainer* t) {
     training_save(&t->job, t->model.params_memory, t->model.m_memory, t->model.v_memory);
 }
 
-// Loss and gradients of one step: the mean over all micro-batches.
+// Computes the loss and the gradients of one step, the mean over all its micro-batches. Returns the loss.
 static double accumulate_gradients(Trainer* t) {
     Error err;
     Batch batch = t->job.batch;
@@ -1074,9 +1079,9 @@ static double accumulate_gradients(Trainer* t) {
     return loss;
 }
 
-// Ends a run whose steps were not finite too often in a row.
+// Ends a run after too many consecutive steps that were not finite.
 __attribute__((noreturn)) static void give_up(Trainer* t) {
-    // these are the weights of the last sound step
+    // steps that were not finite did not change the weights, so they are good unless they overflowed themselves
     bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(&t->model.config)));
     if (good && args->output) { save_checkpoint(t); }
     training_give_up(good);
@@ -1105,7 +1110,7 @@ static void train_step(Trainer* t) {
     if (t->job.nonfinite_in_a_row >= args->max_nonfinite) { give_up(t); }
 }
 
-// Everything that a run needs, checked in an order that finds mistakes before anything is written.
+// Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
 static void trainer_open(Trainer* t) {
     ModelSource source;
     char resolved[4200];
@@ -1140,7 +1145,8 @@ static int train(void) {
             logger_val(&t->job.logger, t->job.run.step, loss);
         }
         if (due.sample) { sample_in_training(t); }
-        if (due.validate || due.sample) { due = training_due(&t->job, first); } // a signal may have come meanwhile
+        // a signal may have arrived during validation or sampling
+        if (due.validate || due.sample) { due = training_due(&t->job, first); }
         if (due.save) { save_checkpoint(t); }
         if (due.stop) { break; }
         train_step(t);
@@ -1194,19 +1200,19 @@ static int sample(void) {
 // ================================================================================================
 
 #ifndef TESTING
-// Threads that wait for one another spin for milliseconds by libgomp's default, and on a machine with other work they hold
-// the very core that is waited for: a step then takes ten times as long. libgomp reads the setting before main begins, so
-// the program starts itself once more with a shorter one.
+// By libgomp's default a thread that waits for others spins for milliseconds. On a machine with other work it then occupies
+// the core that the awaited thread needs, and a step takes ten times as long. libgomp reads its settings before main begins,
+// so the program starts itself again with a shorter spin.
 static void spin_briefly(char** argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) { return; }
-    setenv("GOMP_SPINCOUNT", "10000", 1); // some ten microseconds, then sleep
-    execv("/proc/self/exe", argv);        // where that is not possible: as it is
+    setenv("GOMP_SPINCOUNT", "10000", 1); // spin for some ten microseconds, then sleep
+    execv("/proc/self/exe", argv);        // returns only if it fails; the program then goes on with the default
 }
 
 int main(int argc, char** argv) {
     spin_briefly(argv);
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // each line at once, also into a file or a pipe
-    if (argc == 1) {                       // the demo, as `make demo` runs it
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
+    if (argc == 1) {                       // run the demo, as `make demo` does
         execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
         die("cannot run scripts/demo.sh: %s", strerror(errno));
     }
