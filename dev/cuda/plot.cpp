@@ -2,11 +2,14 @@
 Draws what `make bench` measured: for each OP.csv of a folder a bar chart OP.svg beside it, a bar for each kernel at its
 best block size, and roofline.svg, in which the best kernel of each op that counts FLOPs is a dot.
 
-    make plots                    every folder of results/ that holds a CSV
-    ./plot results/h200           one or more folders
+    make plots                              every folder of results/ that holds a CSV
+    ./plot results/h200                     one or more folders
+    ./plot --speed FILE.csv                 programs side by side: FILE.svg, bars of tokens per second
+    ./plot --loss RUN_DIRECTORY FILE.svg    the losses in the main.log of a training run (-o of train_gpt2)
 
-The same CSVs give the same bytes. A folder without a CSV, or a CSV that is not what bench.h writes, is an error of one
-line: exit 1; a wrong command line: exit 2. Source of the roofline: Williams et al. 2009, doi:10.1145/1498765.1498785.
+The same input gives the same bytes. A folder without a CSV, or a file that cannot be read as what it should be, is an
+error of one line: exit 1; a wrong command line: exit 2. Source of the roofline: Williams et al. 2009,
+doi:10.1145/1498765.1498785.
 */
 #include <errno.h>
 #include <math.h>
@@ -66,7 +69,7 @@ static std::string read_file(const std::string& path) {
     return content;
 }
 
-// Lines of fields. Quotes as in RFC 4180, but a field ends with its line.
+// Splits a CSV file into lines of fields. Quotes are as in RFC 4180, but a quoted field cannot contain a newline.
 static std::vector<std::vector<std::string>> parse_csv(const std::string& path, const std::string& content) {
     std::vector<std::vector<std::string>> lines;
     std::vector<std::string> fields(1);
@@ -471,6 +474,152 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
     return dots.size();
 }
 
+// ---- programs side by side ------------------------------------------------------------------------------
+
+// One bar: the time of a program's training step of `tokens` tokens.
+struct Speed {
+    std::string group, program; // bars of the same group (a model, say) are compared with each other
+    double ms, tokens;
+    bool ours;
+    double tokens_per_second() const { return tokens / ms * 1e3; }
+};
+
+static std::string thousands(double x) { // 1234567 -> 1,234,567
+    std::string s = text("%.0f", x);
+    for (int i = (int)s.size() - 3; i > 0; i -= 3) { s.insert((size_t)i, ","); }
+    return s;
+}
+
+// Draws FILE.csv as FILE.svg. Columns: group, program, ours (1 or 0), median_ms and tokens, both of a step; about, optional,
+// is the subtitle. A bar's length is its rate relative to the fastest of its group. The figure beside it is tokens per
+// second, and by how much the program marked `ours` is faster.
+static void draw_speed(const std::string& path) {
+    const double left = 20, bars = 250, longest = 470, bar_height = 18, step = 26;
+    std::filesystem::path file = path;
+    if (file.extension() != ".csv") { die("%s: not a .csv", path.c_str()); }
+    auto lines = parse_csv(path, read_file(path));
+    if (lines.size() < 2) { die("%s: no line of a program", path.c_str()); }
+    std::vector<Speed> speeds;
+    std::string about;
+    for (size_t i = 1; i < lines.size(); i++) {
+        if (lines[i].size() != lines[0].size()) {
+            die("%s:%zu: %zu fields, the header has %zu", path.c_str(), i + 1, lines[i].size(), lines[0].size());
+        }
+        Fields f = {path, i + 1, lines[0], lines[i]};
+        Speed s = {f.word("group"), f.word("program"), f.number("median_ms"), f.number("tokens"),
+                   f.integer("ours") != 0};
+        if (s.ms == 0 || s.tokens == 0) { die("%s:%zu: median_ms or tokens is 0", path.c_str(), i + 1); }
+        speeds.push_back(s);
+        if (about.empty() && f.find("about")) { about = f.word("about"); }
+    }
+    Svg svg = {960, 0, ""};
+    svg.label(left, 30, 18, INK, "training speed, tokens per second (longer is faster)", "start", Svg::BOLD);
+    svg.label(left, 50, 12, FAINT, about);
+    double y = 62;
+    for (size_t i = 0; i < speeds.size(); i++) {
+        const Speed& s = speeds[i];
+        double best = 0, ours = 0;
+        for (const Speed& other : speeds) {
+            if (other.group != s.group) { continue; }
+            best = std::max(best, other.tokens_per_second());
+            if (other.ours) { ours = other.tokens_per_second(); }
+        }
+        if (i == 0 || s.group != speeds[i - 1].group) {
+            y += 24;
+            svg.label(left, y, 13, INK, s.group, "start", Svg::BOLD);
+            y += 10;
+        }
+        double width = longest * s.tokens_per_second() / best;
+        svg.label(bars - 8, y + 14, 13, INK, s.program, "end");
+        svg.rect(bars, y, width, bar_height, s.ours ? PROMOTED : RUNG, text(" id=\"bar%zu\"", i));
+        std::string figure = thousands(s.tokens_per_second());
+        if (!s.ours && ours > 0) { figure += text("  (ours is %.2f times as fast)", ours / s.tokens_per_second()); }
+        svg.label(bars + width + 8, y + 14, 12, INK, figure);
+        y += step;
+    }
+    svg.height = y + 12;
+    svg.write(file.replace_extension(".svg").string());
+}
+
+// ---- the loss of a run ----------------------------------------------------------------------------------
+
+struct LossPoint {
+    double step, loss;
+};
+
+// Appends a line of main.log to the curve of its kind: "s:STEP trl:LOSS ..." (training) or "s:STEP tel:LOSS" (validation).
+// Other lines, and losses that are not finite, are passed over.
+static void read_loss(const char* line, std::vector<LossPoint>* train, std::vector<LossPoint>* validation) {
+    char kind;
+    int end = 0;
+    LossPoint p;
+    if (sscanf(line, "s:%lf t%cl:%lf%n", &p.step, &kind, &p.loss, &end) != 3 || !std::isfinite(p.loss)) { return; }
+    if (!(p.step >= 0 && p.step < 1e15) || (line[end] && line[end] != ' ' && line[end] != '\r')) { return; }
+    if (kind == 'r') { train->push_back(p); }
+    if (kind == 'e') { validation->push_back(p); }
+}
+
+static void draw_curve(Svg& svg, const std::vector<LossPoint>& points, double x_scale, double y_scale, double left,
+                       double bottom, double lowest, const char* color, double stroke, const char* id) {
+    if (points.empty()) { return; }
+    std::string path;
+    for (const LossPoint& p : points) {
+        path += text("%s%.2f %.2f", path.empty() ? "M" : "L", left + p.step * x_scale,
+                     bottom - (p.loss - lowest) * y_scale);
+    }
+    svg.body += text("<path id=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%.1f\" d=\"", id, color, stroke);
+    svg.body += path + "\"/>\n";
+}
+
+// Draws the training and validation losses in RUN/main.log.
+static void draw_loss(const std::string& run, const std::string& svg_path) {
+    const double left = 64, right = 880, top = 76, bottom = 330;
+    std::string log = run + "/main.log", content = read_file(log);
+    std::vector<LossPoint> train, validation;
+    for (size_t at = 0; at < content.size();) {
+        size_t end = std::min(content.find('\n', at), content.size());
+        read_loss(content.substr(at, end - at).c_str(), &train, &validation);
+        at = end + 1;
+    }
+    std::vector<LossPoint> all = train;
+    all.insert(all.end(), validation.begin(), validation.end());
+    if (all.empty()) { die("%s: no loss in it: train_gpt2 -o writes lines such as s:1 trl:10.9", log.c_str()); }
+    double last = 1, low = all[0].loss, high = low;
+    for (const LossPoint& p : all) {
+        last = std::max(last, p.step), low = std::min(low, p.loss), high = std::max(high, p.loss);
+    }
+    double y_step = step_near(std::max(high - low, 1e-3) / 5, true), x_step = step_near(last / 8, true);
+    low = floor(low / y_step) * y_step, high = ceil(high / y_step) * y_step;
+    if (high <= low) { high = low + y_step; }
+    double x_scale = (right - left) / last, y_scale = (bottom - top) / (high - low);
+    Svg svg = {960, 376, ""};
+    svg.label(20, 30, 18, INK, "loss by step", "start", Svg::BOLD);
+    for (int i = 0; low + i * y_step <= high + y_step / 2; i++) {
+        double y = bottom - i * y_step * y_scale;
+        svg.line(left, y, right, y, LINE);
+        svg.label(left - 8, y + 4, 11, FAINT, text("%g", low + i * y_step), "end");
+    }
+    for (int i = 0; i * x_step <= last; i++) {
+        svg.label(left + i * x_step * x_scale, bottom + 18, 11, FAINT, text("%g", i * x_step), "middle");
+    }
+    svg.label((left + right) / 2, bottom + 36, 12, INK, "step", "middle");
+    draw_curve(svg, train, x_scale, y_scale, left, bottom, low, RUNG, 1, "train");
+    draw_curve(svg, validation, x_scale, y_scale, left, bottom, low, PROMOTED, 1.5, "validation");
+    for (const LossPoint& p : validation) { // rare enough to be seen one by one
+        svg.body += text("<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", left + p.step * x_scale,
+                         bottom - (p.loss - low) * y_scale, PROMOTED);
+    }
+    if (!train.empty()) {
+        svg.rect(20, 42, 10, 10, RUNG);
+        svg.label(36, 51, 12, FAINT, text("training, last %.4f", train.back().loss));
+    }
+    if (!validation.empty()) {
+        svg.rect(196, 42, 10, 10, PROMOTED);
+        svg.label(212, 51, 12, FAINT, text("validation, last %.4f", validation.back().loss));
+    }
+    svg.write(svg_path);
+}
+
 // ---- main -----------------------------------------------------------------------------------------------
 
 static void draw_folder(const std::string& folder) {
@@ -494,8 +643,15 @@ static void draw_folder(const std::string& folder) {
 }
 
 int main(int argc, char** argv) {
-    if (argc < 2 || argv[1][0] == '-') {
-        fprintf(stderr, "usage: %s FOLDER ...      draws FOLDER/*.csv, which make bench writes\n", argv[0]);
+    std::string first = argc < 2 ? "" : argv[1];
+    if (first == "--speed" && argc == 3) { return draw_speed(argv[2]), EXIT_SUCCESS; }
+    if (first == "--loss" && argc == 4) { return draw_loss(argv[2], argv[3]), EXIT_SUCCESS; }
+    if (first.empty() || first[0] == '-') {
+        fprintf(stderr,
+                "usage: %s FOLDER ...              draws FOLDER/*.csv, which make bench writes\n"
+                "       %s --speed FILE.csv        draws tokens per second: FILE.svg\n"
+                "       %s --loss RUN FILE.svg     draws the losses in RUN/main.log\n",
+                argv[0], argv[0], argv[0]);
         return 2;
     }
     for (int i = 1; i < argc; i++) {

@@ -192,5 +192,79 @@ test_arguments() {
     contains "$tmp/t4/op.svg: " "$tmp/err"
 }
 
-tests=(bars bars_uncut roofline same_bytes broken_csv arguments)
+test_speed() {
+    build
+    local csv=$tmp/t4/speed.csv svg=$tmp/t4/speed.svg
+    printf '%s\n' group,program,ours,median_ms,tokens,about \
+        'small,other & co,0,4.0,8000,one card' 'small,this,1,2.0,8000,' 'large,this,1,10.0,3000,' 'large,fast,0,5.0,3000,' >"$csv"
+    run 0 --speed "$csv"
+    well_formed "$svg"
+    # small: 2 and 4 million tokens a second; large: 0.3 and 0.6. The fastest of each group has the longest bar.
+    near "half" "2 * $(attribute width bar0 "$svg") - $(attribute width bar1 "$svg")"
+    near "half" "2 * $(attribute width bar2 "$svg") - $(attribute width bar3 "$svg")"
+    near "the longest" "$(attribute width bar1 "$svg") - $(attribute width bar3 "$svg")"
+    contains ">other &amp; co<" "$svg"
+    contains ">4,000,000<" "$svg"
+    contains ">2,000,000  (ours is 2.00 times as fast)<" "$svg"
+    contains ">600,000  (ours is 0.50 times as fast)<" "$svg" # a figure that is worse is drawn like any other
+    contains ">300,000<" "$svg"
+    contains ">one card<" "$svg"
+    want "colours" "$(attribute fill bar1 "$svg") $(attribute fill bar0 "$svg")" \
+        "$(attribute fill bar2 "$svg") $(attribute fill bar3 "$svg")"
+    [ "$(attribute fill bar0 "$svg")" != "$(attribute fill bar1 "$svg")" ] || fail "ours looks like the others"
+    local broken
+    for broken in 's/4\.0/0/ 2: median_ms or tokens is 0' 's/8000/many/ 2: tokens is .many., not a number' \
+        's/,ours,/,our,/ no column .ours.' 's/one.card/one,card/ 2: 7 fields' '2,$d no line of a program'; do
+        sed "${broken%% *}" "$csv" >"$tmp/t4/broken.csv"
+        run 1 --speed "$tmp/t4/broken.csv"
+        want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+        grep -q -- "${broken#* }" "$tmp/err" || { cat "$tmp/err" && fail "not said: ${broken#* }"; }
+        [ ! -e "$tmp/t4/broken.svg" ] || fail "a chart beside an error"
+    done
+    run 1 --speed "$svg" # not a CSV: it would be overwritten
+    run 1 --speed "$tmp/t4/none.csv"
+    run 2 --speed
+    run 2 --speed "$csv" "$csv"
+}
+
+test_loss() {
+    build
+    local svg=$tmp/t4/loss.svg
+    printf '%s\n' 's:0 tel:5.0000' 's:1 trl:4.0000 lr:0.1 norm:1.00' 's:2 trl:nan lr:0.1 norm:nan' 'hello' \
+        's:3 trl:3.0000 lr:0.1 norm:1.00' 's:4 trl:2.0000 lr:0.1 norm:1.00' 's:4 tel:2.5000' 's:4 eval:0.2500' >"$tmp/t4/main.log"
+    run 0 --loss "$tmp/t4" "$svg"
+    well_formed "$svg"
+    contains ">training, last 2.0000<" "$svg"
+    contains ">validation, last 2.5000<" "$svg"
+    local train validation
+    read -r -a train <<<"$(sed -n '/id="train"/s/.* d="M\([^"]*\)".*/\1/p' "$svg" | tr L ' ')"
+    read -r -a validation <<<"$(sed -n '/id="validation"/s/.* d="M\([^"]*\)".*/\1/p' "$svg" | tr L ' ')"
+    want "points in training" ${#train[@]} 6 # steps 1, 3, 4: x and y of each
+    want "points in validation" ${#validation[@]} 4
+    near "two steps as long as twice one" "(${train[2]} - ${train[0]}) - 2 * (${train[4]} - ${train[2]})"
+    near "the same loss, the same height" "(${train[1]} + ${train[5]}) / 2 - ${train[3]}"
+    near "2.5 lies between 2 and 3" "(${train[3]} + ${train[5]}) / 2 - ${validation[3]}"
+    near "step 4" "${train[4]} - ${validation[2]}"
+    awk "BEGIN { exit !(${train[1]} < ${train[3]}) }" || fail "a greater loss is not drawn higher"
+    cp "$svg" "$tmp/first.svg"
+    run 0 --loss "$tmp/t4" "$svg"
+    cmp "$svg" "$tmp/first.svg" || fail "another picture of the same log"
+    echo nothing >"$tmp/t4/main.log"
+    run 1 --loss "$tmp/t4" "$svg"
+    want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+    contains "$tmp/t4/main.log: no loss in it" "$tmp/err"
+    run 1 --loss "$tmp/no/run" "$svg"
+    contains "$tmp/no/run/main.log: No such file" "$tmp/err"
+    run 2 --loss "$tmp/t4"
+}
+
+# the picture in the README is the one that its figures give
+test_readme_picture() {
+    build
+    cp dev/measured/training.csv "$tmp/t4/"
+    run 0 --speed "$tmp/t4/training.csv"
+    cmp "$tmp/t4/training.svg" dev/measured/training.svg || fail "draw it again: make plots in dev/cuda"
+}
+
+tests=(bars bars_uncut roofline same_bytes broken_csv arguments speed loss readme_picture)
 run_tests_once "$@"
