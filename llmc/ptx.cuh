@@ -179,7 +179,7 @@ inline bool has_sm90a() {
 __device__ inline void mbarrier_init(uint64_t* barrier, int count) {
     PTX_SM90A("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
-// Call it after the inits and before the __syncthreads() that precedes the first use, so that TMA sees them too.
+// Call it after the inits and before the __syncthreads() that precedes the first use, so that TMA sees the inits too.
 __device__ inline void mbarrier_init_fence() { PTX_SM90A("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
 __device__ inline void mbarrier_arrive(uint64_t* barrier) {
     PTX_SM90A("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
