@@ -6,9 +6,9 @@ That swap happens in cublaslt_plan() and nowhere else.
 
 The library proposes several algorithms for a product. By default the first call with a shape times them all, and later
 calls use the fastest. So two runs of a program may choose differently, and then differ in the last bits; within a run
-equal calls give equal bits. There are two ways to get equal bits in every run on the same kind of GPU: cublaslt_save()
-writes the choices to a file and cublaslt_load() repeats them in a later run, or cublaslt_tune(false) takes the library's
-first proposal. Algorithms that split K and sum the parts in 16 bits are not accepted.
+equal calls give equal bits. There are two ways to get equal bits in every run on the same kind of GPU. cublaslt_save()
+writes the choices to a file and cublaslt_load() repeats them in a later run; cublaslt_tune(false) takes the first
+proposal of the library. Algorithms that split K and sum the parts in 16 bits are not accepted.
 
 There is one handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
 */
@@ -81,8 +81,7 @@ struct MatmulCall {
 
 // ---- the library's state --------------------------------------------------------
 
-// Identifies a product and what its choice of an algorithm depends on. Only ints, so that keys can be compared by
-// memcmp.
+// Identifies a product and what its choice of an algorithm depends on. Only ints, so that memcmp compares keys.
 struct CublasLtKey {
     int M, N, K, a_transposed, b_transposed, out_is_float, epilogue, has_add, has_bias, alignment, tf32, tuned;
 };
@@ -271,7 +270,7 @@ inline bool cublaslt_is_captured(cudaStream_t stream) {
 
 // Sets plan.algo to one of the library's proposals: the fastest, or the first one if they cannot be timed.
 inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
-    // now the library looks only at the alignment of these two pointers, so they get the least one that the key allows
+    // at this point the library reads only the alignment of these two pointers: pass the least one that the key allows
     const void* least_aligned = (const void*)(uintptr_t)plan.key.alignment;
     if (cublaslt_vector(c)) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, least_aligned); }
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, least_aligned); }

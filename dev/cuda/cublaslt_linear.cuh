@@ -19,7 +19,7 @@ struct LinearCall {
     const float* out_scale = NULL;                       // multiplies results on storing, if out_type is e4m3
     int M = 0, N = 0, K = 0;
     const floatX* bias = NULL; // (N), or NULL
-    const floatX* add = NULL;  // (M,N), or NULL to add nothing; must not be out, which must be floatX
+    const floatX* add = NULL;  // (M,N), or NULL to add nothing; must not be out; needs a floatX out
     bool gelu = false;         // tanh form; needs bias
 };
 
@@ -78,8 +78,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX); }
     if (c.inp_type == CUDA_R_8F_E4M3) {
-        // fast accumulation keeps only some 14 bits of a sum between the tensor cores' steps, enough for e4m3's own 4
-        // bits
+        // fast accumulation keeps only some 14 bits of a sum between the tensor cores' steps, e4m3 itself has 4 bits
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     }
     cublaslt_linear_describe(plan, c);

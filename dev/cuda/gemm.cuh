@@ -5,9 +5,9 @@ gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fus
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
 This is kernel 9 of matmul_forward.cu. The block between the marks is the trainer's kernel: ping-pong, 128x192 tiles,
-clusters of two blocks, and the epilogue GemmBias, a bias with extras. Below the block are the variants that were
-slower or that only fused ops need: cooperative kernels, blocks without a cluster, e4m3 operands and results, a layernorm
-in the epilogue.
+clusters of two blocks, and the epilogue GemmBias, a bias with extras. Below the block are the variants that were slower
+or that only fused ops need: cooperative kernels, blocks without a cluster, e4m3 operands and results, a layernorm in
+the epilogue.
 
 The kernels have two template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
 Epilogue computes the result from each accumulator, in registers. A kernel of another shape can be built from gemm_init,
