@@ -3,7 +3,7 @@
    out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input, or NULL: no GELU | inp (N,C) floatX in |
    weight (OC,C) floatX in | bias (OC) floatX in, or NULL | residual (N,OC) floatX in, or NULL; N = B*T
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both pre_gelu and residual; GELU needs bias.
-   Error against the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of their absolute sum,
+   Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of their absolute sum,
    which is 0.64 * sqrt(C) here. After GELU: 1.5 ulp (fp32: 8) of |out| + 0.1: pre_gelu may be rounded before GELU.
    Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
