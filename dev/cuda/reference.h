@@ -1,6 +1,6 @@
 /*
 The reference of each op: one function that takes and returns floats, computes in double, and runs on all cores. It uses
-std::thread because the plain nvcc line has no -fopenmp. Written to be read, not to be fast.
+std::thread because the plain nvcc line has no -fopenmp. Written to be read.
 */
 #pragma once
 
@@ -341,7 +341,7 @@ inline void encoder_forward_cpu(float* out, const float* inp, const float* wte, 
     });
 }
 
-// dwte (V,C) and dwpe (T,C) are added to. Each call of fn does eight columns, so C % 8 == 0.
+// dwte (V,C) and dwpe (T,C) are added to. Each parallel task does eight columns, so C % 8 == 0.
 inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const float* inp, int B, int T, int C,
                                  int V) {
     parallel_for(C / 8, [=](size_t group) {
@@ -366,7 +366,7 @@ inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, co
 
 // ---- bias gradient: dbias (OC) += column sums of dout (N,OC) ----------------------------------
 
-// Each call of fn does 16 columns, a cache line.
+// Each parallel task does 16 columns, a cache line.
 inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC) {
     parallel_for((OC + 15) / 16, [=](size_t group) {
         int first = (int)group * 16, num = OC - first < 16 ? OC - first : 16;
