@@ -190,7 +190,7 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
               : "memory");
 }
 // Waits until the phase of this parity has completed. The first phase has parity 0, then 1, 0, ... On a fresh barrier a
-// wait for parity 1 returns at once. A parity is one bit: a phase cannot be told from the one two phases before.
+// wait for parity 1 returns at once. A parity is one bit: it cannot tell a phase from the second-next one.
 __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
     uint32_t done = 0;
     while (!done) {
@@ -240,7 +240,7 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
 #else
     const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 #endif
-    cuuint64_t size[rank], stride[rank], bytes = sizeof(floatX); // stride[i] is that of dimension i + 1, in bytes
+    cuuint64_t size[rank], stride[rank], bytes = sizeof(floatX); // stride[i]: bytes, along dimension i + 1
     cuuint32_t box[rank], step[rank];
     for (int i = 0; i < rank; i++) {
         size[i] = (cuuint64_t)sizes[i], box[i] = (cuuint32_t)box_sizes[i], step[i] = 1;
@@ -627,7 +627,7 @@ __device__ inline void tma_load_2d_multicast(void* shared, const void* map, int 
 
 // ---- data from another block of the cluster --------------------------------------------------------------------
 
-// As mbarrier_wait. Afterwards this thread sees what other blocks wrote by store_cluster_async().
+// As mbarrier_wait. Afterwards this thread also sees data that other blocks wrote by store_cluster_async().
 __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
     uint32_t done = 0;
     while (!done) {

@@ -45,9 +45,9 @@ enum {
     GEMM_RESIDUAL = 4, // the matrix `residual` is added to out
 };
 
-// The epilogue y = accumulator + bias. An epilogue says what else it needs from memory by three types: Row is a
-// thread's data for one row, Pair the data of two neighbouring columns as it is in memory (the first column is even),
-// Column the unpacked data of one column.
+// The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
+// Pair the data of two neighbouring columns as loaded from memory (the first column is even), Column the unpacked data
+// of one column.
 template <int extras> struct GemmBias {
     static constexpr int EXTRAS = extras;
     const floatX* bias; // (N), or NULL: 0
@@ -144,9 +144,9 @@ struct GemmTile {
     int row, column;
 };
 
-// The tile scheduler, a fixed list: index is that of a tile, or of a cluster's pair of tiles. The list goes through
-// groups of 16 rows of tiles, in each group column after column. Blocks that run at the same time then share tiles of
-// inp and of the weight in L2, however many columns out has.
+// The tile scheduler, a fixed list: `index` counts tiles, or with clusters pairs of tiles. The list goes through groups
+// of 16 rows of tiles, in each group column after column. Blocks that run at the same time then share tiles of inp and
+// of the weight in L2, however many columns out has.
 template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
     const int group = 16 / G::CLUSTER;
     int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
