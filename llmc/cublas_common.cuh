@@ -1,16 +1,16 @@
 /*
-Matrix products by cuBLASLt, told in row-major terms: out = epilogue(alpha * a b + add).
+Matrix products by cuBLASLt with a row-major interface: out = epilogue(alpha * a b + add).
 
-cuBLASLt thinks in column-major matrices; out (M,N) in rows is out^T (N,M) in columns, so it is asked for b^T a^T. That
-swap happens in cublaslt_plan() and nowhere else.
+cuBLASLt's matrices are column-major. A row-major out (M,N) is a column-major out^T (N,M), so cuBLASLt computes b^T a^T.
+That swap happens in cublaslt_plan() and nowhere else.
 
-The library proposes several algorithms for a product. By default each one is timed at the first call with a shape, and
-the fastest is kept for the calls that follow. Two runs of a program may thus choose differently, and then differ in the
-last bits; within a run equal calls give equal bits. Where that matters, cublaslt_save() writes the choices to a file and
-cublaslt_load() repeats them in a later run, or cublaslt_tune(false) takes the library's first proposal: equal bits in
-every run on the same kind of GPU. Splits of K that sum in 16 bits are not accepted.
+The library proposes several algorithms for a product. By default the first call with a shape times them all, and later
+calls use the fastest. So two runs of a program may choose differently, and then differ in the last bits; within a run
+equal calls give equal bits. There are two ways to get equal bits in every run on the same kind of GPU. cublaslt_save()
+writes the choices to a file and cublaslt_load() repeats them in a later run; cublaslt_tune(false) takes the first
+proposal of the library. Algorithms that split K and sum the parts in 16 bits are not accepted.
 
-One handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
+There is one handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
 */
 #pragma once
 
@@ -20,7 +20,7 @@ One handle and one workspace: calls may be on any stream, but no two of them may
 
 #include "cuda_common.cuh"
 
-// The names stand here because cublasLtGetStatusName() would have to be linked, and a program may use -lcublas alone.
+// The names are listed here because cublasLtGetStatusName() is in libcublasLt, and a program may link -lcublas alone.
 #define cublasCheck(expr) cublas_check((expr), #expr, __FILE__, __LINE__)
 inline void cublas_check(cublasStatus_t status, const char* expr, const char* file, int line) {
     static const struct {
@@ -54,16 +54,16 @@ constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16F;
 constexpr cudaDataType_t cublaslt_floatX = CUDA_R_16BF;
 #endif
 
-// ---- what is asked for ----------------------------------------------------------
+// ---- the interface --------------------------------------------------------------
 
 enum MatmulEpilogue {
     MATMUL_PLAIN,     // out = y, where y = alpha * a b + add + bias
     MATMUL_GELU,      // aux = y, out = gelu(y), tanh form; needs bias
     MATMUL_DGELU,     // out = y * gelu'(aux); no bias
-    MATMUL_BIAS_GRAD, // out = y, and bias_grad = row sums of op(a): the gradient of a bias if out is that of its weight
+    MATMUL_BIAS_GRAD, // out = y, and bias_grad = row sums of op(a): the bias gradient, if out is the weight gradient
 };
 
-// Every pointer is aligned to 16 bytes, every row is a multiple of 16 bytes long.
+// Every pointer is aligned to 16 bytes, and the length of every row is a multiple of 16 bytes.
 struct MatmulCall {
     void* out = NULL;          // (M,N) floatX, or float if out_is_float
     bool out_is_float = false; //
@@ -72,33 +72,33 @@ struct MatmulCall {
     bool a_transposed = false, b_transposed = false;
     int M = 0, N = 0, K = 0;
     float alpha = 1.0f;
-    const void* add = NULL;  // (M,N) of out's type, or NULL: nothing; out itself to accumulate
-    const void* bias = NULL; // (N) of out's type, or NULL: none
+    const void* add = NULL;  // (M,N) of out's type, or NULL to add nothing; pass out to accumulate
+    const void* bias = NULL; // (N) of out's type, or NULL for none
     MatmulEpilogue epilogue = MATMUL_PLAIN;
-    void* aux = NULL;       // (M,N) of out's type: what gelu was applied to; another place than out
+    void* aux = NULL;       // (M,N) of out's type: GELU's input; must not be out
     void* bias_grad = NULL; // (M) of out's type
 };
 
 // ---- the library's state --------------------------------------------------------
 
-// What decides which algorithms are right and fast; ints alone, so that keys compare as memory.
+// Identifies a product and what its choice of an algorithm depends on. Only ints, so that memcmp compares keys.
 struct CublasLtKey {
     int M, N, K, a_transposed, b_transposed, out_is_float, epilogue, has_add, has_bias, alignment, tf32, tuned;
 };
 
-// A product that was met before: descriptions for the library, and the algorithm chosen.
+// A product that this process has called: its descriptions for the library, and the chosen algorithm.
 struct CublasLtPlan {
     CublasLtKey key;
     bool found; // false: the library has no algorithm for it
     cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t a, b, out; // as the library counts them: a is our b
+    cublasLtMatrixLayout_t a, b, out; // in the library's terms: its a is our b
     cublasLtMatmulAlgo_t algo;
 };
 
-// A choice of an earlier run.
+// A choice of an earlier run, read from a file.
 struct CublasLtChoice {
     CublasLtKey key;
-    cublasLtMatmulAlgo_t algo; // plain data, which the library allows to be stored for its own version
+    cublasLtMatmulAlgo_t algo; // plain data that may be stored, for the same version of the library
 };
 static_assert(sizeof(CublasLtChoice) == sizeof(CublasLtKey) + sizeof(cublasLtMatmulAlgo_t), "written as it is");
 
@@ -115,8 +115,8 @@ inline CublasLt& cublaslt() {
     return state;
 }
 
-// Once for a process, on the device that it uses; 32 MB are what the library's best algorithms ask for, splits of K
-// take more. A second call does nothing. workspace_bytes may be 0.
+// Call it once per process, on the device that the process uses; a second call does nothing. The library's best
+// algorithms ask for 32 MB of workspace, and splits of K for more. workspace_bytes may be 0.
 inline void cublaslt_open(size_t workspace_bytes = (size_t)64 << 20) {
     CublasLt& lt = cublaslt();
     if (lt.handle) { return; }
@@ -138,9 +138,10 @@ inline void cublaslt_close() {
     lt = CublasLt();
 }
 
-// FP32 builds: products of operands rounded to 10 bits on the tensor cores, instead of fp32 ones. Off at first.
+// In FP32 builds: on makes products run on the tensor cores as TF32, with operands rounded to 10 bits, instead of in
+// fp32. Off by default.
 inline void cublaslt_set_tf32(bool on) { cublaslt().tf32 = on; }
-// Whether algorithms are chosen by timing them. On at first.
+// Whether algorithms are chosen by timing them. On by default.
 inline void cublaslt_tune(bool on) { cublaslt().tuned = on; }
 
 // ---- a call ---------------------------------------------------------------------
@@ -150,12 +151,12 @@ inline void cublaslt_describe(cublasLtMatmulDesc_t product, cublasLtMatmulDescAt
     cublasCheck(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof(value)));
 }
 
-// The vector that goes with the epilogue: read for a bias, written for its gradient.
+// The vector of the epilogue: the bias, which is read, or the bias gradient, which is written.
 inline const void* cublaslt_vector(const MatmulCall& c) {
     return c.epilogue == MATMUL_BIAS_GRAD ? c.bias_grad : c.bias;
 }
 
-// The largest power of two up to 256 that divides every address; the library's algorithms depend on it.
+// The largest power of two up to 256 that divides every address. The choice of algorithms depends on it.
 inline int cublaslt_alignment(const MatmulCall& c) {
     const void* pointers[] = {c.out, c.a, c.b, c.add, c.aux, cublaslt_vector(c)};
     uintptr_t bits = 256;
@@ -173,8 +174,8 @@ inline cublasStatus_t cublaslt_launch(const CublasLtPlan& plan, const cublasLtMa
                           plan.out, c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
 }
 
-// The index of the fastest of n algorithms, -1 if none of them runs; launch(i) launches one. Three rounds over all of them,
-// the least time of each counts, and a later one must be 1% faster: noise seldom decides.
+// Returns the index of the fastest of n algorithms, or -1 if none of them runs; launch(i) launches algorithm i. Each
+// one is timed in three rounds, and its least time counts. A later one must be 1% faster, so that noise seldom decides.
 template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch launch) {
     cudaEvent_t start, end;
     cudaCheck(cudaEventCreate(&start));
@@ -182,7 +183,7 @@ template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch 
     std::vector<float> least_ms(n, INFINITY);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < n; i++) {
-            // the first launch warms up, and keeps the GPU busy until the second one is queued: its time is the kernel's
+            // the first launch warms up, and keeps the GPU busy until the second is queued: so only the kernel is timed
             if (launch(i) != CUBLAS_STATUS_SUCCESS) { continue; }
             cudaCheck(cudaEventRecord(start, stream));
             cublasStatus_t status = launch(i);
@@ -202,15 +203,15 @@ template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch 
     return best;
 }
 
-// The same of the proposals for a call, on the operands themselves. A result that is added to goes to a copy's place
-// instead, so that it is not added to now.
+// Returns the fastest of the library's proposals for a call, timed on the call's own operands. If the call accumulates
+// into out, the timed launches write to scratch memory instead, so that out keeps its values.
 inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* proposals,
                             int n, cudaStream_t stream) {
     void* stand_in = NULL;
     if (c.add == c.out) {
         size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
         if (cudaMalloc(&stand_in, bytes) != cudaSuccess) {
-            cudaGetLastError(); // no room to try them: not an error
+            cudaGetLastError(); // no memory to time them is not an error: take the first
             return 0;
         }
         cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
@@ -221,7 +222,7 @@ inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublas
     return best;
 }
 
-// Whether an earlier run's choice for this product is known and still fits: then plan.algo is that.
+// True if an earlier run's choice for this product is loaded and is still valid. plan.algo is then this choice.
 inline bool cublaslt_recall(CublasLtPlan& plan) {
     CublasLt& lt = cublaslt();
     for (const CublasLtChoice& choice : lt.loaded) {
@@ -236,8 +237,8 @@ inline bool cublaslt_recall(CublasLtPlan& plan) {
     return false;
 }
 
-// The library's proposals for a product, at most `max` of them, its favourite first. They may count on addresses that are
-// multiples of `alignment`, and on the workspace.
+// The library's proposals for a product, at most `max` of them, its favourite first. The algorithms may assume that
+// addresses are multiples of `alignment`, and may use the whole workspace.
 inline cublasStatus_t cublaslt_propose(cublasLtMatmulHeuristicResult_t* proposals, int max, int* n,
                                        cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                        cublasLtMatrixLayout_t add, cublasLtMatrixLayout_t out, int alignment) {
@@ -260,16 +261,16 @@ inline cublasStatus_t cublaslt_propose(cublasLtMatmulHeuristicResult_t* proposal
     return status;
 }
 
-// Under stream capture nothing can be timed.
+// True during stream capture, when nothing can be timed.
 inline bool cublaslt_is_captured(cudaStream_t stream) {
     cudaStreamCaptureStatus capturing;
     cudaCheck(cudaStreamIsCapturing(stream, &capturing));
     return capturing != cudaStreamCaptureStatusNone;
 }
 
-// Chooses plan.algo among the library's proposals: the fastest, or the first one if they cannot be timed.
+// Sets plan.algo to one of the library's proposals: the fastest, or the first one if they cannot be timed.
 inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
-    // of these two the library looks at the alignment alone, now: the least that the key stands for
+    // at this point the library reads only the alignment of these two pointers: pass the least one that the key allows
     const void* least_aligned = (const void*)(uintptr_t)plan.key.alignment;
     if (cublaslt_vector(c)) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, least_aligned); }
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, least_aligned); }
@@ -285,7 +286,7 @@ inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_
     if (plan.found) { plan.algo = proposals[best].algo; }
 }
 
-// Row-major (rows, columns) is column-major (columns, rows).
+// A row-major matrix (rows, columns) is a column-major matrix (columns, rows).
 inline cublasLtMatrixLayout_t cublaslt_layout(cudaDataType_t type, int rows, int columns) {
     cublasLtMatrixLayout_t layout;
     cublasCheck(cublasLtMatrixLayoutCreate(&layout, type, columns, rows, columns));
@@ -316,7 +317,8 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
     return plan;
 }
 
-// Launches the product; false, and nothing is launched, if the library cannot do it with this epilogue and these types.
+// Launches the product. Returns false, and launches nothing, if the library cannot do it with this epilogue and these
+// types.
 inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
     CublasLt& lt = cublaslt();
     require(lt.handle != NULL); // cublaslt_open()
@@ -347,7 +349,7 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
 
 // ---- choices on disk ----------------------------------------------------------------
 
-// What choices are good for: this library on this kind of GPU. Into text (512).
+// Writes to text (512) what a file of choices is valid for: this version of the library on this kind of GPU.
 inline void cublaslt_choices_header(char* text) {
     cudaDeviceProp properties;
     int device;
@@ -356,8 +358,9 @@ inline void cublaslt_choices_header(char* text) {
     snprintf(text, 512, "cublasLt %zu, %s, %s\n", cublasLtGetVersion(), PRECISION_NAME, properties.name);
 }
 
-// What is worth writing: the loaded choices in their order, each as this process has chosen it if it met that product, then
-// those of the products that only this process met. So saving after loading loses nothing, and repeats nothing.
+// The choices to write: first the loaded ones in their order, each replaced by this process's own choice if it has
+// called that product, then the choices for products that only this process has called. So saving after loading loses
+// nothing, and repeats nothing.
 inline std::vector<CublasLtChoice> cublaslt_choices() {
     CublasLt& lt = cublaslt();
     std::vector<CublasLtChoice> choices;
@@ -378,7 +381,7 @@ inline std::vector<CublasLtChoice> cublaslt_choices() {
     return choices;
 }
 
-// The header, then one line for each choice: the key, then the algorithm, as words.
+// Writes the header, then one line per choice: the key and then the algorithm, as decimal ints.
 inline bool cublaslt_write_choices(const char* path, const char* header, Error* err) {
     char temporary[4096];
     FileWriter w;
@@ -395,7 +398,7 @@ inline bool cublaslt_write_choices(const char* path, const char* header, Error* 
     return rename(temporary, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
 }
 
-// Reads such a file to cublaslt().loaded. One with another header is passed over, with a line that says so.
+// Reads such a file into cublaslt().loaded. A file with another header is skipped, with a message.
 inline bool cublaslt_read_choices(const char* path, const char* header, Error* err) {
     MappedFile file;
     if (!map_file(&file, path, err)) { return false; }
@@ -422,26 +425,26 @@ inline bool cublaslt_read_choices(const char* path, const char* header, Error* e
     return true;
 }
 
-// Writes the choices of this process and of the file it loaded.
+// Writes the choices of this process, and of the file that it loaded.
 inline bool cublaslt_save(const char* path, Error* err) {
     char header[512];
     cublaslt_choices_header(header);
     return cublaslt_write_choices(path, header, err);
 }
 
-// Choices of an earlier run for products that this one has not met yet. A file for another library or GPU is passed over.
-// False if it cannot be read.
+// Loads an earlier run's choices, for products that this process has not called yet. A file for another library or GPU
+// is skipped. Returns false if the file cannot be read.
 inline bool cublaslt_load(const char* path, Error* err) {
     char header[512];
     cublaslt_choices_header(header);
     return cublaslt_read_choices(path, header, err);
 }
 
-// What this GPU reaches, in TFLOP/s: a product of 8192^3 random numbers, 4096^3 on a small one. Zeros would be faster:
-// they cost less power.
+// Measures the rate of matrix products on this GPU in TFLOP/s: 8192^3 with random numbers, or 4096^3 on a small GPU.
+// Zeros would be faster, because they cost less power.
 inline double cublaslt_matrix_rate() {
     const int n = device_attribute(cudaDevAttrMultiProcessorCount) >= 64 ? 8192 : 4096, num_products = 10;
-    const size_t period = 1 << 20; // so many numbers, then again
+    const size_t period = 1 << 20; // the random numbers repeat after this many
     std::vector<floatX> values(period);
     for (size_t i = 0; i < period; i++) {
         values[i] = (floatX)((float)hash_bits((uint32_t)i, 1) * (2.0f / 4294967296.0f) - 1.0f);
@@ -461,7 +464,7 @@ inline double cublaslt_matrix_rate() {
     for (int i = 0; i <= num_products; i++) {
         bool supported = cublaslt_matmul(call, 0);
         require(supported);
-        if (i == 0) { cudaCheck(cudaEventRecord(start, 0)); } // the first one is not timed
+        if (i == 0) { cudaCheck(cudaEventRecord(start, 0)); } // the first product is not timed
     }
     cudaCheck(cudaEventRecord(end, 0));
     cudaCheck(cudaEventSynchronize(end));

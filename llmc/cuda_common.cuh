@@ -1,6 +1,6 @@
 /*
-The vocabulary shared by train_gpt2.cu and dev/cuda: precision, errors, 128-bit vectors, reductions, rounding.
-A kernel uses only names from here and from llmc/ptx.cuh, so that its text is the same in both places.
+Shared by train_gpt2.cu and dev/cuda: precision, error checks, 128-bit vectors, reductions, rounding.
+A kernel uses only names from this file and from llmc/ptx.cuh, so that its text is the same in both places.
 */
 #pragma once
 
@@ -12,7 +12,7 @@ A kernel uses only names from here and from llmc/ptx.cuh, so that its text is th
 #include "utils.h"
 
 // ---- precision ------------------------------------------------------------------
-// floatX is the type of weights and activations; sums, statistics and gradients of parameters are float.
+// floatX is the type of weights and activations. Sums, statistics and gradients of parameters are float.
 
 #if defined(ENABLE_FP32)
 typedef float floatX;
@@ -32,7 +32,8 @@ constexpr bool IS_FP16 = false;
 #endif
 
 // ---- errors ---------------------------------------------------------------------
-// A failed call prints what was called, where, and why, and exits 1. require() of utils.h is for preconditions.
+// If a CUDA call fails, cudaCheck() prints its place, its text and the reason, and exits with status 1. Preconditions
+// are checked by require() of utils.h.
 
 #define cudaCheck(expr) cuda_check((expr), #expr, __FILE__, __LINE__)
 inline void cuda_check(cudaError_t e, const char* expr, const char* file, int line) {
@@ -42,7 +43,7 @@ inline void cuda_check(cudaError_t e, const char* expr, const char* file, int li
 
 // ---- the device -----------------------------------------------------------------
 
-// An attribute of the current device; the driver answers without a synchronisation.
+// An attribute of the current device. The query does not synchronise.
 inline int device_attribute(cudaDeviceAttr attribute) {
     int device, value;
     cudaCheck(cudaGetDevice(&device));
@@ -51,8 +52,9 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// The architecture that a kernel was compiled for, 75, 80, 90 ..., as far as its source could tell by __CUDA_ARCH__. It
-// is below the device's when the binary holds only older code: a kernel that needs more must then not be launched.
+// The architecture that a kernel was compiled for, 75, 80, 90 ..., as its source saw it in __CUDA_ARCH__. It is lower
+// than the device's if the binary only holds older code. A kernel that needs a newer architecture must then not be
+// launched.
 template <class Kernel> int compiled_arch(Kernel* kernel) {
     cudaFuncAttributes attributes;
     cudaCheck(cudaFuncGetAttributes(&attributes, (const void*)kernel));
@@ -60,24 +62,25 @@ template <class Kernel> int compiled_arch(Kernel* kernel) {
 }
 
 // ---- programmatic dependent launch ------------------------------------------------
-// A kernel starts while the one before it in the stream ends. The two device functions do nothing below compute
-// capability 9.0, where there is no such launch.
+// A kernel starts while the previous kernel of the stream is still ending. Below compute capability 9.0 there is no
+// such launch, and the two device functions do nothing.
 
-// The next kernel in the stream may start, if it was launched by launch_early().
+// Allows the next kernel of the stream to start early, if it was launched by launch_early().
 __device__ inline void grid_launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
 }
-// Waits until the kernel before this one has ended; what it wrote may then be read.
+// Waits until the previous kernel of the stream has ended; its results may then be read.
 __device__ inline void grid_wait_dependency() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
 }
 
-// Launches a kernel whose blocks start as those of the kernel before it end. It must call grid_wait_dependency() before
-// it touches what that kernel writes. Where the device or the code is older than 9.0 it is a launch as any other.
+// A programmatic dependent launch: the kernel's blocks start as the blocks of the previous kernel end. The kernel must
+// call grid_wait_dependency() before it touches memory that the previous kernel writes. If the device or the code is
+// older than 9.0, this is an ordinary launch.
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                   const Arguments&... arguments) {
@@ -90,7 +93,7 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = compiled_arch(kernel) >= 90; // code for older devices has no wait
+    config.numAttrs = compiled_arch(kernel) >= 90; // older code would not wait in grid_wait_dependency()
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
@@ -114,7 +117,7 @@ template <class T> struct alignas(16) Vec128 {
 typedef Vec128<floatX> x128; // 8 bf16 or fp16, 4 fp32
 typedef Vec128<float> f128;
 
-// Four elements: 8 bytes in 16 bits, 16 bytes in fp32, in one access.
+// Four elements in one access: 8 bytes of 16-bit elements, 16 bytes of fp32.
 struct alignas(4 * sizeof(floatX)) x4 {
     floatX v[4];
     __host__ __device__ floatX& operator[](int i) { return v[i]; }
@@ -132,8 +135,8 @@ template <class T> __device__ inline int4 vec128_bits(const Vec128<T>& x) {
     return bits;
 }
 
-// p is aligned to 16 bytes. cs: streamed, for what is not read again soon, so that it leaves the cache first (3-7% slower
-// than plain ones on an H200 wherever it was tried); cg: cached in L2 alone.
+// p is aligned to 16 bytes. cs: streaming, for data that is not read again soon and is evicted first from the caches
+// (3-7% slower than plain accesses on an H200 wherever it was tried). cg: cached in L2 only.
 template <class T> __device__ inline Vec128<T> load128(const T* p) {
     return vec128_from_bits<T>(*reinterpret_cast<const int4*>(p));
 }
@@ -155,7 +158,7 @@ template <class T> __device__ inline void store128cg(T* p, const Vec128<T>& x) {
 
 // ---- reductions -------------------------------------------------------------------
 
-// All 32 lanes take part; all of them get the result, with the same bits.
+// All 32 lanes must call these. Every lane gets the result, with the same bits.
 __device__ inline float warp_sum(float x) {
     for (int offset = 16; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
     return x;
@@ -165,22 +168,22 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Over a block of whole warps (blockDim.x % 32 == 0, at most 1024); `shared` (32) is scratch, free again after the call.
-// Every thread gets the result. The order of the sum depends on the shape of the block alone.
+// Reduces over a block of whole warps (blockDim.x % 32 == 0, at most 1024). `shared` (32) is scratch and may be reused
+// after the call. Every thread gets the result. The order of the sum depends on the size of the block alone.
 template <float (*warp_op)(float)> __device__ inline float block_reduce(float x, float* shared, float neutral) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     x = warp_op(x);
     if (lane == 0) { shared[warp] = x; }
     __syncthreads();
     x = warp_op(lane < num_warps ? shared[lane] : neutral);
-    __syncthreads(); // `shared` may be written again
+    __syncthreads(); // from here on `shared` may be overwritten
     return x;
 }
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
 
-// out[y] (C) += the sum of partials[i, y, :] over i; partials (num_partials, gridDim.y, C). A block sums 32 columns: a
-// warp takes every num_warps-th i, then the first warp adds up the sums of all warps, always in the same order.
+// out[y] (C) += the sum of partials[i, y, :] over i; partials (num_partials, gridDim.y, C). Each block sums 32 columns:
+// each warp sums every num_warps-th i, then the first warp adds up the sums of all warps, always in the same order.
 template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
     column_sums_kernel(float* out0, float* out1, const float* partials, int num_partials, int C) {
     constexpr int unroll = 128 / num_warps; // 128 rows in flight per block
@@ -201,8 +204,8 @@ template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
     (blockIdx.y == 0 ? out0 : out1)[c] += sum;
 }
 
-// out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C) hold
-// the terms of both. The kernel starts as the one that writes partials ends.
+// out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C)
+// hold the terms of both outputs. It is launched early, while the kernel that writes partials is still ending.
 template <int num_warps>
 void column_sums(float* out0, float* out1, const float* partials, int num_partials, int C, cudaStream_t stream) {
     launch_early(column_sums_kernel<num_warps>, dim3(ceil_div(C, 32), out1 ? 2 : 1), 32 * num_warps, 0, stream, out0,
@@ -211,8 +214,8 @@ void column_sums(float* out0, float* out1, const float* partials, int num_partia
 
 // ---- rounding -----------------------------------------------------------------------
 
-// 32 random bits of (index, seed): two rounds of a multiply-xorshift mix. Source: Wellons, "Prospecting for hash
-// functions", lowbias32.
+// 32 pseudo-random bits, a hash of (index, seed): two rounds of a multiply-xorshift mix. Source: Wellons, "Prospecting
+// for hash functions", lowbias32.
 __host__ __device__ inline uint32_t hash_bits(uint32_t index, uint32_t seed) {
     uint32_t x = index ^ (seed * 0x9E3779B9u + 0x7F4A7C15u);
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
@@ -220,8 +223,9 @@ __host__ __device__ inline uint32_t hash_bits(uint32_t index, uint32_t seed) {
     return x ^ (x >> 16);
 }
 
-// x to floatX, up or down with the probability of its distance; `random` are 32 uniform bits. Not finite: as it is.
-// Only bf16 has a use for it: its bits are the upper half of a float's.
+// Stochastic rounding of x to bf16: up or down to one of its two neighbours, the nearer one with the larger
+// probability, so that the expected value is x. `random` are 32 uniform bits. Infinities and NaN are only converted.
+// Other types than bf16 round to nearest: the trick needs a type whose bits are the upper half of a float's.
 __device__ inline floatX stochastic_round(float x, uint32_t random) {
 #if defined(ENABLE_BF16)
     if (!isfinite(x)) { return (floatX)x; }

@@ -1,10 +1,11 @@
 /*
-GELU in its tanh form and its slope, once for all kernels: training and generation compute the same function.
+GELU in its tanh form, and its derivative, once for all kernels: training and generation compute the same function.
 
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2u)        u = sqrt(2/pi) (x + 0.044715 x^3)
 
-The sigmoid loses no digits where tanh(u) is near -1. tanhf itself becomes tanh.approx under --use_fast_math, which is off
-by 5e-4: for x < -2 that is more than an ulp of bf16. Both functions are NaN for NaN, and finite for every finite x.
+The code uses the sigmoid, which loses no digits where tanh(u) is near -1. Under --use_fast_math tanhf would become
+tanh.approx, which is off by 5e-4: for x < -2 that is more than an ulp of bf16. Both functions return NaN for NaN, and a
+finite value for every finite x.
 
 Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 */
@@ -12,15 +13,17 @@ Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
 #include "ptx.cuh"
 
-// log2(e) is part of the coefficients. Where x^3 overflows, the sigmoid is 1 or 0.
+// x sigmoid(2u) = x / (1 + exp(-2u)). The factor log2(e), for exp2, is part of a and b. Where x^3 overflows, the
+// sigmoid is 1 or 0.
 __device__ inline float gelu(float x) {
     const float a = -2.3022081984f; // -2 sqrt(2/pi) log2(e)
     const float b = -0.1029432396f; // 0.044715 a
     return x * rcp_approx(1.0f + exp2_approx(x * (a + b * x * x)));
 }
 
-// s + x s (1 - s) 2u' with s = sigmoid(2u). 1 - s is e s with e = exp(-2u), which loses no digits where s is near 1.
-// Beyond +-9 the slope is 1 or 0 up to 1e-26; the bound keeps every factor finite. fmaxf would not keep NaN.
+// The derivative of gelu: s + x s (1 - s) 2u' with s = sigmoid(2u). 1 - s is computed as e s with e = exp(-2u), which
+// loses no digits where s is near 1. Beyond +-9 the slope is 1 or 0 up to 1e-26, so x is clamped to keep every factor
+// finite. The clamp does not use fmaxf, which would not keep NaN.
 __device__ inline float gelu_slope(float x) {
     const float a = 1.5957691216f, b = 0.0713548163f; // 2u = a x + b x^3; b = 0.044715 a
     x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x);

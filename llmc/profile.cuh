@@ -1,13 +1,13 @@
 /*
-What an operation says of itself: a name for NVTX's timeline, and the least bytes and FLOPs that it must move and
-compute. train_gpt2cu --profile times each operation with a pair of events; dev/cuda/bench.h compares the cost with the
-one that the op's file declares.
+Describes each operation for profiling: a name for NVTX's timeline, and the least bytes and FLOPs that it must move and
+compute. train_gpt2cu --profile times each operation with a pair of events. dev/cuda/bench.h checks that this cost is
+equal to the cost that the op's file declares.
 
     void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
         Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
         ...
 
-NVTX's header loads its library with dlopen, and only under a profiler.
+NVTX's header loads its library with dlopen, and only when a profiler is attached.
 */
 #pragma once
 
@@ -20,13 +20,13 @@ NVTX's header loads its library with dlopen, and only under a profiler.
 struct ProfileEntry {
     char name[48];
     double bytes, flops;    // the least that the operation must move and compute
-    cudaEvent_t begin, end; // around it on its stream; NULL without timing
+    cudaEvent_t begin, end; // recorded on its stream before and after it; NULL without timing
 };
 
-// The operations that were called, in order. Of operations that call others only the outermost is listed.
+// The operations called so far, in order. If an operation calls others, only the outermost one is listed.
 struct Profile {
-    bool listing = false, timing = false; // timing: with events, while listing
-    int depth = 0;                        // operations that have begun and not ended
+    bool listing = false, timing = false; // timing: while listing, record events too
+    int depth = 0;                        // operations that have begun and have not ended
     std::vector<ProfileEntry> entries;
 };
 inline Profile& profile() {
@@ -39,8 +39,8 @@ inline nvtxDomainHandle_t nvtx_domain() {
     return domain;
 }
 
-// A range in NVTX's timeline from here to the end of the scope: a step, a micro-step, a layer. The name is a format, as
-// in printf.
+// A range in NVTX's timeline, from here to the end of the scope: a step, a micro-step, a layer. The name is a printf
+// format.
 struct Range {
     char name[48];
     __attribute__((format(printf, 2, 3))) Range(const char* format, ...) {
@@ -64,7 +64,7 @@ struct Range {
     }
 };
 
-// The same for an operation, with its cost; while profile() lists, an entry there.
+// A Range for an operation, with its cost. While profile().listing is set, it also adds an entry to profile().
 struct Op : Range {
     cudaStream_t stream;
     int entry = -1; // in the profile's list; -1: not listed
@@ -94,7 +94,7 @@ struct Op : Range {
     }
 };
 
-// Bytes/s of a large copy on the device, read plus written: the best of 20, because it serves as a roofline.
+// Bytes/s of a large copy on the device, read plus written. It is the best of 20, because it serves as a roofline.
 inline double measure_copy_bandwidth(cudaStream_t stream) {
     const size_t bytes = (size_t)1 << 30;
     char* memory;

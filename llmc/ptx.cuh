@@ -1,8 +1,9 @@
 /*
-PTX instructions that CUDA C++ has no name for, one wrapper each: asynchronous copies to shared memory, matrix loads,
-tensor core products. Source of names, shapes and layouts: the PTX ISA, sections "cp.async", "ldmatrix", "mma".
+One wrapper for each PTX instruction that CUDA C++ has no name for: asynchronous copies to shared memory, matrix loads,
+tensor core products. Names, shapes and layouts are those of the PTX ISA, sections "cp.async", "ldmatrix" and "mma".
 
-They need compute capability 8.0. In code for older devices they compile to a trap: launchers ask compiled_arch().
+The wrappers need compute capability 8.0. Compiled for an older device they are a trap, so a launcher checks
+compiled_arch() before it launches a kernel that uses them.
 */
 #pragma once
 
@@ -17,34 +18,41 @@ They need compute capability 8.0. In code for older devices they compile to a tr
 #define PTX_SM80(...) asm volatile(__VA_ARGS__)
 #endif
 
-// The 32-bit shared-memory address that PTX instructions take.
+// Converts a pointer to the 32-bit shared-memory address that PTX instructions take.
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// ---- cp.async: 16 bytes from global to shared memory, past the registers ------------------
+// ---- cp.async: 16 bytes from global to shared memory, without passing through registers ------------------
 
-// Both addresses aligned to 16 bytes. !valid writes zeros and does not read.
+// Both addresses are aligned to 16 bytes. With valid == false it writes zeros and does not read global memory.
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid = true) {
     PTX_SM80("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global),
              "r"(valid ? 16 : 0)
              : "memory");
 }
-// The same for 4 bytes.
+// As cp_async_16, but copies 4 bytes; both addresses are aligned to 4.
 __device__ inline void cp_async_4(void* shared, const void* global, bool valid = true) {
     PTX_SM80("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(shared)), "l"(global),
              "r"(valid ? 4 : 0)
              : "memory");
 }
 __device__ inline void cp_async_commit() { PTX_SM80("cp.async.commit_group;\n" ::: "memory"); }
-// Waits until at most `pending` of this thread's newest groups are under way. A barrier must follow before other threads
-// read what was copied.
+// Waits until at most `pending` of this thread's committed groups, the newest ones, are still in flight. A barrier must
+// follow before other threads read the copied data.
 template <int pending> __device__ inline void cp_async_wait() {
     PTX_SM80("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
 }
 
 // ---- ldmatrix: four 8x8 matrices of 16-bit elements from shared memory ----------------------
 
-// Lane i gives the address of row i % 8 of matrix i / 8 (16 bytes, aligned). r[j] of lane i holds elements
-// (i / 4, 2 * (i % 4)) and the next one of matrix j; with _trans of the transposed matrix.
+// Lane i passes the address of row i % 8 of matrix i / 8: 16 bytes, aligned to 16. Then r[j] of lane i holds two
+// elements of matrix j, the lower column in the lower half; with _trans every matrix is transposed on the way. The
+// lanes' elements:
+//
+//     column     0 1  |  2 3  |  4 5  |  6 7
+//     row 0   lane  0 |     1 |     2 |     3         lane i: row i / 4, columns 2 * (i % 4) and 2 * (i % 4) + 1
+//     row 1   lane  4 |     5 |     6 |     7
+//     ...
+//     row 7   lane 28 |    29 |    30 |    31
 __device__ inline void ldmatrix_x4(uint32_t r[4], const void* row) {
     PTX_SM80("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
              : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -58,7 +66,7 @@ __device__ inline void ldmatrix_x4_trans(uint32_t r[4], const void* row) {
              : "memory");
 }
 
-// The same by shared-memory address, for loops that reach all their rows from one address by constant offsets.
+// The same two loads by shared-memory address, for loops that reach all rows from one address by constant offsets.
 __device__ inline void ldmatrix_x4(uint32_t r[4], uint32_t address) {
     PTX_SM80("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
              : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -72,12 +80,21 @@ __device__ inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
              : "memory");
 }
 
-// ---- mma: d += a b, 16x8 += 16x16 16x8, fp32 sums ----------------------------------------------
+// ---- mma: d (16x8) += a (16x16) b (16x8), accumulated in fp32 --------------------------------------------
 
-// With g = lane / 4 and t = lane % 4 (two 16-bit elements in each register of a and b, the lower column first):
+// The elements that a lane holds, as (row, column), with g = lane / 4 and t = lane % 4. Each register of a and b holds
+// two 16-bit elements; "2t.." are columns (rows for b) 2t and 2t + 1, the first one in the lower half.
 //   a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)      a is 16x16, row-major
 //   b[0] (2t.., g)  b[1] (2t+8.., g)                                            b is 16x8, k by n
 //   d[0] (g, 2t)  d[1] (g, 2t+1)  d[2] (g+8, 2t)  d[3] (g+8, 2t+1)              d is 16x8
+// The accumulator fragment d, which lane holds which element:
+//     column       0 1    2 3    4 5    6 7
+//     row 0     lane 0      1      2      3       held as d[0] d[1]
+//     ...
+//     row 7     lane 28    29     30     31       held as d[0] d[1]
+//     row 8     lane 0      1      2      3       held as d[2] d[3]
+//     ...
+//     row 15    lane 28    29     30     31       held as d[2] d[3]
 __device__ inline void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __nv_bfloat16) {
     PTX_SM80("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
              "{%0, %1, %2, %3};\n"
@@ -90,8 +107,13 @@ __device__ inline void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0,
              : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// A row of four 16x8 tiles: lane t of a quad holds columns 2t, 2t+1 of every tile, v[tile]; after this it holds all eight
-// columns of tile t, as v[0..3], ready to be stored at once. All 32 lanes take part.
+// Transposes within each quad (lanes 4g .. 4g + 3) one row of four neighbouring 16x8 tiles. Before, lane t of the quad
+// has columns 2t and 2t + 1 of every tile j, as v[j]. Afterwards it has the eight columns of tile t, as v[0..3], in
+// order, so that it can store them in one access. All 32 lanes must call it. Which lane t has which column of the row:
+//
+//     tile          0        1        2        3
+//     before    00112233 00112233 00112233 00112233
+//     after     00000000 11111111 22222222 33333333
 __device__ inline void mma_quad_transpose(float v[4][2]) {
     bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
     for (int e = 0; e < 2; e++) {
@@ -107,7 +129,7 @@ __device__ inline void mma_quad_transpose(float v[4][2]) {
         }
     }
 }
-// Two floats as two neighbouring 16-bit elements, `low` in the lower half: how accumulators become operands.
+// Rounds two floats to nearest and packs them, `low` in the lower half. This turns accumulators into an operand.
 __device__ inline uint32_t pack_16x2(float low, float high, __nv_bfloat16) {
     __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
     uint32_t bits;
@@ -121,7 +143,7 @@ __device__ inline uint32_t pack_16x2(float low, float high, half) {
     return bits;
 }
 
-// 2^x, one instruction, within 2 ulp; -inf gives 0
+// 2^x in one instruction, within 2 ulp; 0 for -inf
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -129,7 +151,7 @@ __device__ inline float exp2_approx(float x) {
 }
 
 // ==== sm_90a: TMA copies, mbarriers, wgmma. Names, shapes and layouts: the PTX ISA, sections "cp.async.bulk.tensor",
-// "mbarrier", "wgmma". In code for anything but sm_90a they compile to a trap. ====================================
+// "mbarrier", "wgmma". Compiled for anything but sm_90a these wrappers are a trap. ====================================
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PTX_SM90A(...) __trap()
@@ -137,8 +159,9 @@ __device__ inline float exp2_approx(float x) {
 #define PTX_SM90A(...) asm volatile(__VA_ARGS__)
 #endif
 
-// Whether they may be launched: the binary's code for this device is sm_90a's. That of a build for 90 without the a is
-// not, though compiled_arch() is the same; so an empty kernel tells them apart by how many threads it may have.
+// has_sm90a(): this device runs the binary's sm_90a code, so kernels with these wrappers may be launched.
+// compiled_arch() cannot tell sm_90a from sm_90, it is 90 for both. So an empty kernel is compiled with a launch bound
+// of 32 threads for sm_90a and of 64 threads for anything else, and the runtime is asked for that bound.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PTX_SM90A_MARK 32
 #else
@@ -151,22 +174,23 @@ inline bool has_sm90a() {
     return attributes.maxThreadsPerBlock == 32;
 }
 
-// ---- mbarrier: a phase ends when `count` arrivals and all announced bytes are in ------------------
+// ---- mbarrier: a phase completes after `count` arrivals and all expected bytes ------------------
 
 __device__ inline void mbarrier_init(uint64_t* barrier, int count) {
     PTX_SM90A("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
-// After the inits, before the __syncthreads() that precedes the first use: TMA sees the barriers too.
+// Call it after the inits and before the __syncthreads() that precedes the first use, so that TMA sees the inits too.
 __device__ inline void mbarrier_init_fence() { PTX_SM90A("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
 __device__ inline void mbarrier_arrive(uint64_t* barrier) {
     PTX_SM90A("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
-// One arrival, and `bytes` more are awaited in this phase.
+// Arrives once, and adds `bytes` to the bytes that must arrive in this phase before it completes.
 __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
     PTX_SM90A("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
               : "memory");
 }
-// Until the phase of this parity has ended: 0 for the first one, then 1, 0 ...; parity 1 passes on a fresh barrier.
+// Waits until the phase of this parity has completed. The first phase has parity 0, then 1, 0, ... On a fresh barrier a
+// wait for parity 1 returns at once. A parity is one bit: it cannot tell a phase from the second-next one.
 __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
     uint32_t done = 0;
     while (!done) {
@@ -180,15 +204,28 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
 
 // ---- how TMA sees a tensor ------------------------------------------------------------------------------
 
-// On the host. A contiguous tensor with these sizes, the innermost dimension first, in boxes swizzled by 128 bytes for
-// wgmma, hence 64 elements of 16 bits wide; outside of the tensor zeros are read and nothing is written. Kernels
-// take the result as const __grid_constant__ CUtensorMap. The tensor and its rows are aligned to 16 bytes.
+// Runs on the host. Describes to TMA a contiguous tensor of these sizes, the innermost dimension first, and the box
+// that one copy moves. Boxes get the 128-byte swizzle that wgmma reads, so they are at most 64 16-bit elements wide. A
+// load fills what is outside the tensor with zeros, a store skips it. Kernels take the result as a parameter `const
+// __grid_constant__ CUtensorMap`. The tensor and each of its rows must be aligned to 16 bytes.
+//
+// The swizzle: a row of a box is 128 bytes, 8 chunks of 16 bytes. Position p of row r holds chunk p ^ (r % 8), so the
+// same chunk of 8 neighbouring rows, which ldmatrix and wgmma read at once, is in 8 different groups of 4 banks. The
+// hardware takes r % 8 from the address, so boxes are aligned to 1024 bytes.
+//
+//     position   0 1 2 3 4 5 6 7
+//     row 0      0 1 2 3 4 5 6 7        the digits are the chunks
+//     row 1      1 0 3 2 5 4 7 6
+//     row 2      2 3 0 1 6 7 4 5
+//     row 3      3 2 1 0 7 6 5 4
+//     ...
+//     row 7      7 6 5 4 3 2 1 0        row 8 is like row 0
 template <int rank>
 CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int (&box_sizes)[rank]) {
     typedef CUresult Encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                             const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    void* encode; // from the driver at run time: the program links no libcuda
+    void* encode; // looked up in the driver at run time, so that the program need not link libcuda
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
     cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found));
@@ -203,7 +240,7 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
 #else
     const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 #endif
-    cuuint64_t size[rank], stride[rank], bytes = sizeof(floatX); // stride: in bytes, of dimension i + 1
+    cuuint64_t size[rank], stride[rank], bytes = sizeof(floatX); // stride[i]: bytes, along dimension i + 1
     cuuint32_t box[rank], step[rank];
     for (int i = 0; i < rank; i++) {
         size[i] = (cuuint64_t)sizes[i], box[i] = (cuuint32_t)box_sizes[i], step[i] = 1;
@@ -217,16 +254,18 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
     return map;
 }
 
-// The heads of (B,T,num_vectors,64), in boxes of one vector of box_tokens tokens. T is a dimension of its own: past the
-// end of a sequence zeros are read and nothing is written, so a box never touches the next sequence.
+// Map of (B,T,num_vectors,64), for example the heads of qkv; a box is one vector of each of box_tokens tokens. T is a
+// dimension of its own: a box that extends past the end of a sequence reads zeros there and writes nothing there, so it
+// never touches the next sequence.
 inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_vectors, int box_tokens) {
     return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, box_tokens, 1});
 }
 
 // ---- TMA: one thread copies a box of a 2-D tensor to shared memory ---------------------------------
 
-// `map` is a CUtensorMap in kernel parameters (__grid_constant__). x counts along rows, y rows; the box's bytes arrive
-// at `barrier`, zeros for what lies outside of the tensor.
+// Starts the copy of the box whose first element is in row y and column x. `map` is a CUtensorMap in the kernel's
+// parameters (__grid_constant__). Elements outside the tensor become zeros. All bytes of the box arrive at `barrier`,
+// these zeros too.
 __device__ inline void tma_load_2d(void* shared, const void* map, int x, int y, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
               "[%4];\n" ::"r"(shared_address(shared)),
@@ -234,7 +273,9 @@ __device__ inline void tma_load_2d(void* shared, const void* map, int x, int y, 
               : "memory");
 }
 
-// ---- registers move from a producer's warps to the consumers' ---------------------------------------
+// ---- setmaxnreg: registers move from the producer's warps to the consumers' -------------------------------
+// All warps of a warpgroup call it. num_registers is the new limit per thread, a multiple of 8;
+// warpgroup_more_registers() waits until enough registers of the block are free.
 
 template <int num_registers> __device__ inline void warpgroup_more_registers() {
     PTX_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(num_registers));
@@ -243,29 +284,40 @@ template <int num_registers> __device__ inline void warpgroup_fewer_registers() 
     PTX_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(num_registers));
 }
 
-// A block's dynamic shared memory as an SMem, at a multiple of the 1024 bytes that TMA's swizzle counts from. The driver
-// aligns it to less, so launchers ask for 1024 bytes more than sizeof(SMem).
+// A block's dynamic shared memory as an SMem, aligned to the 1024 bytes that TMA's swizzle needs. The driver aligns it
+// to less, so launchers request 1024 bytes more than sizeof(SMem).
 template <class SMem> __device__ inline SMem& shared_aligned_1024(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// ---- wgmma: 64xN += 64x16 16xN by the four warps of a warpgroup --------------------------------------
+// ---- wgmma: d (64xN) += a (64x16) b (16xN), by the four warps of a warpgroup ------------------------------
+// The products are asynchronous: wgmma_fence(), then the wgmmas, then wgmma_commit() makes them a group. wgmma_wait()
+// waits until at most `pending` of the warpgroup's newest groups are in flight.
 
 __device__ inline void wgmma_fence() { PTX_SM90A("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { PTX_SM90A("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 template <int pending> __device__ inline void wgmma_wait() {
     PTX_SM90A("wgmma.wait_group.sync.aligned %0;\n" ::"n"(pending) : "memory");
 }
-// A matrix in shared memory: rows of 64 16-bit elements along k, as TMA writes them with CU_TENSOR_MAP_SWIZZLE_128B;
-// groups of 8 rows follow each other. The matrix is aligned to 1024 bytes; 16 columns on are 32 bytes on.
+// Describes an operand in shared memory: rows of 64 16-bit elements along k, as TMA writes them with
+// CU_TENSOR_MAP_SWIZZLE_128B, 1024 bytes per group of 8 rows. The operand is aligned to 1024 bytes. The address is in
+// units of 16 bytes: adding 2 to a descriptor moves 16 columns (32 bytes) along k.
 __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
     uint64_t address = (shared_address(matrix) & 0x3FFFF) >> 4;
     uint64_t group_stride = 1024 >> 4;
-    return address | (uint64_t)1 << 16 | group_stride << 32 | (uint64_t)1 << 62; // 1 << 62: swizzle of 128 bytes
+    return address | (uint64_t)1 << 16 | group_stride << 32 | (uint64_t)1 << 62; // 1 << 62: the 128-byte swizzle
 }
-// d[4j..4j+3] is the 16x8 tile of mma_16x8x16 for rows 16 * (warp % 4) and columns 8j; `b` is (n,k) in shared memory.
-// accumulate 0: d is overwritten.
+// The accumulator (64xN) is a grid of 16x8 tiles, each a fragment d of mma_16x8x16. Warp w (of four) holds one row of
+// tiles, and d[4j .. 4j + 3] are its tile at columns 8j .. 8j + 7:
+//
+//     columns          0-7        8-15      16-23      ...     N-8..N-1
+//     rows  0-15    d[0..3]    d[4..7]   d[8..11]      ...     of warp 0      in each tile lane 4g + t holds
+//     rows 16-31    d[0..3]    d[4..7]   d[8..11]      ...     of warp 1      (g, 2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)
+//     rows 32-47    d[0..3]    d[4..7]   d[8..11]      ...     of warp 2
+//     rows 48-63    d[0..3]    d[4..7]   d[8..11]      ...     of warp 3
+//
+// `b` is stored as (n,k). With accumulate == 0 the old values of d are overwritten.
 #define WGMMA_D8(d, i)                                                                                                 \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
@@ -301,18 +353,18 @@ __device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int a
     WGMMA_64x64x16("f16");
 }
 
-// ---- TMA with four coordinates, both ways -------------------------------------------------------------
+// ---- TMA loads and stores with four coordinates -------------------------------------------------------
 
-// As tma_load_2d: x along the innermost dimension, then y, z, w.
+// As tma_load_2d, with four coordinates: x is the innermost dimension, then y, z, w.
 __device__ inline void tma_load_4d(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
               "[%1, {%2, %3, %4, %5}], [%6];\n" ::"r"(shared_address(shared)),
               "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
               : "memory");
 }
-// A box from shared memory to the tensor; what lies outside of it is left out. Threads that wrote the box call
-// tma_store_fence() and meet at a barrier before one thread stores, commits, and waits before the box is written again
-// or the block ends.
+// Starts the copy of a box from shared memory to the tensor; elements outside the tensor are skipped. Before it, all
+// threads that wrote the box call tma_store_fence() and then meet at a barrier. After it, the thread that called it
+// calls tma_store_commit(), and tma_store_wait() before the box is overwritten or the block ends.
 __device__ inline void tma_store_4d(const void* map, const void* shared, int x, int y, int z, int w) {
     PTX_SM90A("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n" ::"l"(map),
               "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
@@ -320,14 +372,15 @@ __device__ inline void tma_store_4d(const void* map, const void* shared, int x, 
 }
 __device__ inline void tma_store_fence() { PTX_SM90A("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 __device__ inline void tma_store_commit() { PTX_SM90A("cp.async.bulk.commit_group;\n" ::: "memory"); }
-// Until shared memory has been read by all but this thread's `pending` newest groups of stores.
+// Waits until all but the `pending` newest of this thread's groups of stores have been read from shared memory.
 template <int pending> __device__ inline void tma_store_wait() {
     PTX_SM90A("cp.async.bulk.wait_group.read %0;\n" ::"n"(pending) : "memory");
 }
 
-// ---- what is the same for a warp ---------------------------------------------------------------------------
+// ---- warp-uniform values -----------------------------------------------------------------------------------
 
-// x, which is the same in all lanes, in a way that tells the compiler so: what follows from it is in uniform registers.
+// Returns x, which must be the same in all lanes, from a warp reduction: so the compiler sees that it is warp-uniform,
+// and keeps what depends on it in uniform registers.
 __device__ inline int warp_uniform(int x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     return __reduce_max_sync(0xFFFFFFFFu, x);
@@ -336,9 +389,9 @@ __device__ inline int warp_uniform(int x) {
 #endif
 }
 
-// ---- barriers of some of a block's warps: id 1 to 15 (0 is __syncthreads) ---------------------------------
+// ---- named barriers, for some of a block's warps: id 1 to 15 (0 is __syncthreads) -------------------------
 
-// `threads` is how many arrive and sync together; an arrival does not wait.
+// `threads` counts all threads that arrive at or sync on the barrier. sync waits for all of them, arrive does not wait.
 __device__ inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
@@ -346,10 +399,10 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- wgmma with a in registers and b (k,n) in shared memory: 64x64 += 64x16 16x64 ---------------------------
+// ---- wgmma with a in registers and b (k,n) in shared memory: d (64x64) += a (64x16) b (16x64) ---------------
 
-// `a` is that of mma_16x8x16 for rows 16 * (warp % 4); `b` a wgmma_descriptor of 16 rows along k of 64 elements along n,
-// as TMA writes them with CU_TENSOR_MAP_SWIZZLE_128B; 16 rows on are 2048 bytes on, 128 in units of the descriptor.
+// `a` is the fragment a of mma_16x8x16 for rows 16 * (warp % 4). `b` is the wgmma_descriptor of 16 rows (k) of 64
+// elements (n), as TMA writes them with CU_TENSOR_MAP_SWIZZLE_128B. Adding 128 moves 16 rows (2048 bytes) along k.
 #define WGMMA_64x64x16_REGISTERS_TRANSPOSED(type)                                                                      \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
@@ -365,8 +418,9 @@ __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4
 __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
     WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
 }
-// The compiler does not know that wgmma writes and reads registers after its own place in the code: values held here
-// are neither used earlier, before a wait that stands above, nor computed later.
+// The compiler does not know that wgmma reads and writes registers asynchronously, after its own place in the code. A
+// call before wgmma_fence() makes sure that x is computed by then. A call after wgmma_wait() makes sure that x is
+// neither used before the wait nor its registers reused.
 template <int n> __device__ inline void wgmma_hold(float (&x)[n]) {
 #pragma unroll
     for (int i = 0; i < n; i++) { asm volatile("" : "+f"(x[i])::"memory"); }
@@ -376,7 +430,7 @@ template <int n> __device__ inline void wgmma_hold(uint32_t (&x)[n]) {
     for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i])::"memory"); }
 }
 
-// wgmma_64x64x16_transposed with `a` (k,m) in shared memory: rows along k of 64 elements along m, laid out as `b` is.
+// As above, but `a` is (k,m) in shared memory and laid out like `b`: rows (k) of 64 elements (m).
 #define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
@@ -392,7 +446,7 @@ __device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64
     WGMMA_64x64x16_BOTH_TRANSPOSED("f16");
 }
 
-// ---- stmatrix: ldmatrix_x4 the other way, from compute capability 9.0 on ---------------------------------
+// ---- stmatrix: the inverse of ldmatrix_x4, from compute capability 9.0 on ---------------------------------
 
 __device__ inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
     PTX_SM90A("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]),
@@ -400,48 +454,50 @@ __device__ inline void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
               : "memory");
 }
 
-// ---- copies of contiguous bytes by one thread, 16 at a time, all addresses aligned to 16 -------------------
+// ---- bulk copies: one thread copies contiguous bytes, a multiple of 16; all addresses are aligned to 16 ----
 
-// The bytes arrive at `barrier`.
+// Starts the copy; its bytes arrive at `barrier`.
 __device__ inline void bulk_load(void* shared, const void* global, int bytes, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
                   shared_address(shared)),
               "l"(global), "r"(bytes), "r"(shared_address(barrier))
               : "memory");
 }
-// Part of a group of stores, as tma_store_4d is: tma_store_fence before, tma_store_commit and a wait after.
+// Starts a copy that belongs to a group of stores, like tma_store_4d: call tma_store_fence() before it,
+// tma_store_commit() and a wait after it.
 __device__ inline void bulk_store(void* global, const void* shared, int bytes) {
     PTX_SM90A("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(global),
               "r"(shared_address(shared)), "r"(bytes)
               : "memory");
 }
-// global += shared, floats
+// As bulk_store, but adds floats: global[i] += shared[i].
 __device__ inline void bulk_add(float* global, const float* shared, int bytes) {
     PTX_SM90A("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(global),
               "r"(shared_address(shared)), "r"(bytes)
               : "memory");
 }
-// Until all of this thread's stores are in memory, not only out of shared memory.
+// Waits until all of this thread's stores are in global memory; tma_store_wait() only waits until they have been read
+// from shared memory.
 __device__ inline void tma_store_wait_written() { PTX_SM90A("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
-// Between ordinary accesses and those of copies, in shared and in global memory.
+// Orders ordinary accesses and those of asynchronous copies with respect to each other, in shared and in global memory.
 __device__ inline void async_proxy_fence() { PTX_SM90A("fence.proxy.async;\n" ::: "memory"); }
 
-// ---- a counter in global memory that one block writes and another awaits -----------------------------------
+// ---- a counter in global memory: one block writes it, another one waits for it -------------------------------
 
 __device__ inline int load_acquire(const int* p) {
     int x;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(x) : "l"(p) : "memory");
     return x;
 }
-// What this thread wrote, or saw written, is seen by who acquires x.
+// *p = x. A thread that reads x by load_acquire() also sees what this thread had written, or seen, before.
 __device__ inline void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
 
-// ---- wgmma that overwrites d: the first of a chain of products ----------------------------------------------
+// ---- wgmma that overwrites d, for the first product of a chain -----------------------------------------------
 
-// As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate 0, but what d held before is known to
-// be dead, which frees its registers.
+// As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate == 0. Here the compiler also knows
+// that the old values of d are dead, so it can use their registers until then.
 #define WGMMA_NEW8(d, i)                                                                                               \
     "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
         "=f"(d[i + 7])
@@ -481,10 +537,10 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
     WGMMA_64x64x16_NEW("f16", "1, 1");
 }
 
-// ---- wgmma with 256 columns, and with a in registers: 64x256 += 64x16 16x256 -----------------------------------
+// ---- wgmma with 256 columns, a in shared memory or in registers: d (64x256) += a (64x16) b (16x256) ------------
 
-// As wgmma_64x128x16; `b` is (n,k) in shared memory for both. `a` in registers is that of mma_16x8x16 for rows
-// 16 * (warp % 4), and keeps its values until a wgmma_wait.
+// As wgmma_64x128x16; in both forms `b` is (n,k) in shared memory. `a` in registers is the fragment a of mma_16x8x16
+// for rows 16 * (warp % 4), and must keep its values until a wgmma_wait().
 #define WGMMA_64x256(type, depth, not_transposed)                                                                      \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
               "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." type "." type " "                                   \
@@ -532,7 +588,7 @@ __device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64
 
 // ---- TMA stores with two coordinates ------------------------------------------------------------------------------
 
-// As tma_store_4d: x along rows, y rows.
+// As tma_store_4d, with two coordinates: the box's first element is in row y and column x.
 __device__ inline void tma_store_2d(const void* map, const void* shared, int x, int y) {
     PTX_SM90A("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(map), "r"(x),
               "r"(y), "r"(shared_address(shared))
@@ -546,20 +602,21 @@ __device__ inline int cluster_rank() {
     PTX_SM90A("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
     return rank;
 }
-// All threads of all blocks of the cluster.
+// A barrier of all threads of all blocks of the cluster.
 __device__ inline void cluster_sync() {
     PTX_SM90A("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
 }
-// mbarrier_arrive at the barrier which lies at the same place in the shared memory of block `rank`. Says that this
-// thread has read something; what it wrote is not made visible there, for that costs a fence of the whole GPU.
+// mbarrier_arrive at the barrier of block `rank` that has the address `barrier` in that block's own shared memory. It
+// tells that block that this thread has read something. It does not make this thread's writes visible there: that would
+// take a fence of the whole GPU.
 __device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
     PTX_SM90A("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
               "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(shared_address(barrier)),
               "r"(rank)
               : "memory");
 }
-// tma_load_2d into every block whose bit is set in `blocks`: the box goes to the same place in the shared memory of
-// each, its bytes arrive at the barrier at the same place there.
+// As tma_load_2d, but copies the box to every block of the cluster whose bit is set in `blocks`. In each of them it
+// goes to the same shared-memory address, and its bytes arrive at the barrier at the same address.
 __device__ inline void tma_load_2d_multicast(void* shared, const void* map, int x, int y, uint64_t* barrier,
                                              uint16_t blocks) {
     PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
@@ -568,9 +625,9 @@ __device__ inline void tma_load_2d_multicast(void* shared, const void* map, int 
               : "memory");
 }
 
-// ---- what another block of the cluster wrote -------------------------------------------------------------------
+// ---- data from another block of the cluster --------------------------------------------------------------------
 
-// As mbarrier_wait; what other blocks wrote before mbarrier_arrive_cluster, or by store_cluster_async, is then seen.
+// As mbarrier_wait. Afterwards this thread also sees data that other blocks wrote by store_cluster_async().
 __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
     uint32_t done = 0;
     while (!done) {
@@ -581,8 +638,8 @@ __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
                   : "memory");
     }
 }
-// x to the same place as p, aligned to 8 bytes, in the shared memory of block `rank`; asynchronous: its 8 bytes arrive
-// at the barrier at the same place there, and need no fence.
+// Stores x in the shared memory of block `rank`, at the address that p has in this block; p is aligned to 8 bytes. The
+// store is asynchronous: its 8 bytes arrive there at the barrier with the address `barrier`, and it needs no fence.
 __device__ inline void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
     PTX_SM90A("{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %4;\n"
               "mapa.shared::cluster.u32 full, %3, %4;\n"
@@ -592,7 +649,7 @@ __device__ inline void store_cluster_async(const float2* p, float2 x, const uint
               : "memory");
 }
 
-// ---- wgmma with 192 columns: 64x192 += 64x16 16x192, both operands as for wgmma_64x128x16 -------------------------------
+// ---- wgmma with 192 columns: d (64x192) += a (64x16) b (16x192), operands as for wgmma_64x128x16 --------------------
 
 #define WGMMA_64x192(type, depth, not_transposed)                                                                      \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
@@ -614,7 +671,7 @@ __device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int 
     WGMMA_64x192("f16", "k16", ", 0, 0");
 }
 
-// As wgmma_64x256x16 with `a` in registers.
+// As wgmma_64x256x16 with `a` from registers.
 #define WGMMA_64x192x16_REGISTERS(type)                                                                                \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                                            \
               "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " "                                         \
@@ -635,11 +692,11 @@ __device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_
     WGMMA_64x192x16_REGISTERS("f16");
 }
 
-// ---- wgmma of e4m3, 8 bits wide: 64xN += 64x32 32xN ----------------------------------------------------------------------
+// ---- wgmma of e4m3, 8 bits per element: d (64xN) += a (64x32) b (32xN) ----------------------------------------------
 
-// As wgmma_64x128x16 and its like: rows of 128 elements along k are as many bytes as 64 of 16 bits, so descriptors and
-// steps through them are the same. Sums are fp32, but the tensor core aligns what it adds to the largest term and keeps
-// some 14 bits of it (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2).
+// As wgmma_64x128x16 and the wider ones. 128 e4m3 elements along k take as many bytes as 64 16-bit elements, so
+// descriptors and the steps between them are the same. Accumulators are fp32, but the tensor core aligns the terms of a
+// sum to the largest one and keeps some 14 bits of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2).
 __device__ inline void wgmma_64x128x32_e4m3(float d[64], uint64_t a, uint64_t b, int accumulate) {
     WGMMA_64x128("e4m3", "k32", "");
 }
@@ -649,36 +706,36 @@ __device__ inline void wgmma_64x192x32_e4m3(float d[96], uint64_t a, uint64_t b,
 __device__ inline void wgmma_64x256x32_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
     WGMMA_64x256("e4m3", "k32", "");
 }
-// Four floats as four neighbouring e4m3, the first in the lowest byte; to the nearest, what is too large becomes 448.
+// Rounds four floats to the nearest e4m3 and packs them, `a` in the lowest byte. Values beyond +-448 become +-448.
 __device__ inline uint32_t pack_e4m3x4(float a, float b, float c, float d) {
     uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
     uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
     return low | high << 16;
 }
-// tanh(x), one instruction, within 2^-11
+// tanh(x) in one instruction, within 2^-11
 __device__ inline float tanh_approx(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// ---- a description of a tensor fetched ahead, a counter, a reciprocal -----------------------------------------------------
+// ---- prefetch of a tensor map, a counter, a reciprocal --------------------------------------------------------------
 
-// The first copy by `map`, a CUtensorMap in kernel parameters, does not wait for the map itself then.
+// Prefetches `map`, a CUtensorMap in the kernel's parameters, so that the first copy that uses it need not wait for it.
 __device__ inline void tma_prefetch_map(const void* map) {
     PTX_SM90A("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
 }
-// *p += x; what this thread wrote, or saw written, is seen by who acquires the sum.
+// *p += x. A thread that reads the sum by load_acquire() also sees what this thread had written, or seen, before.
 __device__ inline void add_release(int* p, int x) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
-// 1 / x, one instruction, within 1 ulp; 0 for +-inf and where the quotient is subnormal
+// 1 / x in one instruction, within 1 ulp; 0 for +-inf and where the quotient is subnormal
 __device__ inline float rcp_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// The two neighbours that pack_16x2 made one.
+// The inverse of pack_16x2: the lower half is x, the upper half y.
 __device__ inline float2 unpack_16x2(uint32_t bits, __nv_bfloat16) {
     __nv_bfloat162 x;
     memcpy(&x, &bits, sizeof(x));
@@ -690,10 +747,10 @@ __device__ inline float2 unpack_16x2(uint32_t bits, half) {
     return __half22float2(x);
 }
 
-// ---- copies from one block of a cluster to another, all addresses as the receiver's own would be ----------------------
+// ---- copies to another block of the cluster, addressed as if they stayed in this block -----------------------------
 
-// `bytes` of this block's shared memory to block `rank`, where they arrive at `barrier`. tma_store_fence before, and all
-// is aligned to 16, as for bulk_store.
+// Copies `bytes` of this block's shared memory to the address `to` in block `rank`, where they arrive at the address
+// `barrier`. As for bulk_store, call tma_store_fence() before it, and sizes and addresses are multiples of 16.
 __device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank) {
     PTX_SM90A(
         "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %4;\n"
@@ -703,7 +760,7 @@ __device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, 
         "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
-// One float, 4 of the bytes that are awaited at `barrier`.
+// Stores one float in the same way: 4 of the bytes that `barrier` expects.
 __device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
     PTX_SM90A(
         "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %3;\n"
@@ -713,19 +770,19 @@ __device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier
         : "memory");
 }
 
-// Asks for a box to be brought to L2, for tma_load_4d to find it there.
+// Starts to bring a box to L2, where a later tma_load_4d finds it.
 __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
     PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z),
               "r"(w)
               : "memory");
 }
 
-// ---- copies by TMA that tell L2 what not to keep ------------------------------------------------------------------------
+// ---- TMA loads with an L2 eviction hint -----------------------------------------------------------------------------
 
-// The policy that createpolicy.fractional.L2::evict_first makes for all of an access.
+// The cache policy that createpolicy.fractional.L2::evict_first makes for a fraction of 1, that is all of an access.
 const uint64_t TMA_EVICT_FIRST = 0x12F0000000000000;
 
-// As tma_load_2d and tma_load_4d, of what nobody reads again: it is the first to leave L2.
+// As tma_load_2d and tma_load_4d with an evict-first hint, for data that is not read again.
 __device__ inline void tma_load_2d_once(void* shared, const void* map, int x, int y, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
               "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(shared)),

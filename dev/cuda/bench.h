@@ -1,18 +1,18 @@
 /*
 The harness of every dev/cuda program: flags, inputs, correctness check, block-size sweep, timing, tables.
 
-An op file has a `declare` function that says, for one shape, what goes in, what comes out, what is right, and which
-kernels there are; main is one line:
+An op file has a `declare` function. For one shape it declares the inputs, the outputs, a reference that computes the
+right outputs, and the kernels; main is one line:
 
     static void declare(Bench& b) {
         size_t n = (size_t)b.B * b.T * 4 * b.C;
         cudaStream_t stream = b.stream;
         Buffer<floatX> inp = b.input<floatX>("inp", n);                       // random normal
         Buffer<floatX> out = b.output<floatX>("out", n, ulps<floatX>(1));     // NaN before every launch
-        b.reference([=] { gelu_forward_cpu(out.host, inp.host, n); });        // fills out.host with what is right
+        b.reference([=] { gelu_forward_cpu(out.host, inp.host, n); });        // fills out.host with the right values
         b.cost(2.0 * n * sizeof(floatX), 0);                                  // least bytes, FLOPs
         b.kernel(1, "one thread per element", [=](int bs) { gelu_forward1(out, inp, n, stream, bs); });
-        b.kernel(2, "128-bit loads",                                          // 0: with its default argument
+        b.kernel(2, "128-bit loads",                                          // 0: without bs, the default
                  [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
                  {0, 128, 256, 512});
         b.promoted(2);
@@ -21,15 +21,17 @@ kernels there are; main is one line:
         return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257}, {{1, 1, 8}, {3, 17, 776}});
     }
 
-Buffer<T> converts to T*. Its `host` (floats) holds what the device sees, for inputs, or what is right, for outputs.
-declare also runs without a GPU, for --list: b.dry is then true, buffers are NULL, and nothing may touch the device.
+Buffer<T> converts to T*. Its `host` member holds floats: for an input the values that were uploaded, for an output the
+right values. For --list declare also runs without a GPU: then b.dry is true, buffers are NULL, and it must not use the
+device.
 
-What is checked after a launch: outputs against the reference, inputs unchanged, 256 bytes before and after each buffer
-untouched; for the promoted kernel also that a second launch gives the same bits, and that its launcher's Op says the cost
-that b.cost() says. The bytes around a buffer are NaN in every floating-point type, so what is read there shows up too.
+Checks after a launch: the outputs are right, the inputs are unchanged, and so are the 256 bytes before and after each
+buffer. For the promoted kernel also: a second launch gives the same bits, and its launcher's Op has the cost b.cost().
+The bytes around a buffer are NaN in every floating-point type, so a kernel that reads them fails too.
 
-What is timed: one pair of events around each launch, after the L2 cache was overwritten and in-place buffers restored;
-for ops with FLOPs after a rest of 0.2 s. The copy and the library's matrix rate are measured before, without one.
+Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
+restored. For ops with FLOPs the GPU rests for 0.2 s before the launches. The copy and the library's matrix rate are
+measured first, without a rest.
 */
 #pragma once
 
@@ -47,7 +49,7 @@ for ops with FLOPs after a rest of 0.2 s. The copy and the library's matrix rate
 #include "../../llmc/profile.cuh"
 #include "reference.h"
 
-// |out - ref| <= atol + rtol * |ref|, written so that NaN fails
+// |out - ref| <= atol + rtol * |ref|, computed in such a way that NaN fails
 struct Tolerance {
     float atol, rtol;
 };
@@ -55,7 +57,7 @@ template <class T> inline float ulp_of(); // spacing of T's numbers just above 1
 template <> inline float ulp_of<float>() { return 1.0f / (1 << 23); }
 template <> inline float ulp_of<half>() { return 1.0f / (1 << 10); }
 template <> inline float ulp_of<__nv_bfloat16>() { return 1.0f / (1 << 7); }
-// n ulps relative, and as much of `scale`, the size of the terms that the result is a sum of
+// A tolerance of n ulps, relative and of `scale`, which is the size of the terms that the result is a sum of.
 template <class T> inline Tolerance ulps(float n, float scale = 1e-3f) {
     return {n * ulp_of<T>() * scale, n * ulp_of<T>()};
 }
@@ -67,14 +69,14 @@ template <class T> struct Buffer {
 };
 
 struct Shape {
-    int B = 0, T = 0, C = 0, NH = 0, V = 0; // 0: as the op's default
+    int B = 0, T = 0, C = 0, NH = 0, V = 0; // 0: the op's default
 };
 
 // ---- buffers: memory, inputs, comparison ---------------------------------------------
 
-enum { BENCH_GUARD = 256 }; // bytes before and after each buffer; keeps cudaMalloc's alignment
+enum { BENCH_GUARD = 256 }; // bytes before and after each buffer; a size that keeps cudaMalloc's alignment
 
-// Byte i of a guard: as 16-bit words, 0xFFC1, a NaN of bf16, fp16 and fp32 that no kernel computes.
+// Byte i of a guard. As 16-bit words they are 0xFFC1, which is a NaN in bf16, fp16 and fp32 that no kernel computes.
 inline uint8_t bench_guard_byte(size_t i) { return i % 2 ? 0xFF : 0xC1; }
 
 enum class BenchKind { input, output, inout, scratch };
@@ -85,21 +87,23 @@ struct BenchBuffer {
     uint8_t* dev;      // (bytes) between two guards
     size_t bytes;      // without guards
     float* host;       // one for each element, or NULL
-    const void* start; // inout: what it holds before each launch (bytes)
-    uint64_t checksum; // input: of what was uploaded
+    const void* start; // inout: the values before each launch (bytes)
+    uint64_t checksum; // input: of the uploaded values
     bool guarded;
-    std::function<void()> upload; // input: host to dev
-    // outputs: worst error over so many tolerances; says more where that is > 1
+    std::function<void()> upload; // input: copies host to dev
+    // outputs: returns the worst error in units of factor (the first argument) times the tolerance; if that is > 1, the
+    // string gets a description
     std::function<double(double, std::string*)> compare;
 };
 
-// n elements in pieces, on all cores: fn(begin, end)
+// Calls fn(begin, end) on all cores for pieces of 0 .. n-1.
 template <class F> inline void bench_pieces(size_t n, F fn) {
     const size_t piece = 1 << 16;
     parallel_for(ceil_div(n, piece), [&](size_t i) { fn(i * piece, std::min(n, (i + 1) * piece)); });
 }
 
-// Room for the harness's own copies: the pages of large ones are worth keeping. Valid until the next call.
+// Host memory for the harness's own copies, kept from call to call, because fresh pages are slow for large copies. It
+// is valid until the next call.
 inline void* bench_staging(size_t bytes) {
     static void* memory = NULL;
     static size_t size = 0;
@@ -118,7 +122,7 @@ template <class T> inline void bench_upload(T* dev, const float* host, size_t n)
     cudaCheck(cudaMemcpy(dev, values, n * sizeof(T), cudaMemcpyHostToDevice));
 }
 
-// The largest error in units of `factor` times what is allowed; NaN counts as infinitely wrong.
+// Returns the largest error, in units of `factor` times the tolerance. NaN counts as an infinite error.
 template <class T> inline double bench_compare(const char* name, const T* dev, const float* ref, size_t n,
                                                Tolerance tolerance, double factor, std::string* wrong) {
     T* out = (T*)bench_staging(n * sizeof(T));
@@ -134,7 +138,7 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
         for (size_t i = p * piece; i < std::min(n, (p + 1) * piece); i++) {
             double got = (double)(float)out[i], want = (double)ref[i], err = fabs(got - want);
             double allowed = factor * ((double)tolerance.atol + (double)tolerance.rtol * fabs(want));
-            bool right = got == want || err <= allowed; // the first for infinities
+            bool right = got == want || err <= allowed; // == is for infinities
             double ratio = got == want ? 0 : err / allowed;
             if (!right && !(ratio > 1)) { ratio = INFINITY; }
             f.bad += !right;
@@ -156,10 +160,10 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
     return all.worst;
 }
 
-// 32 random bits; two rounds, for in one round two seeds give the same numbers in another order.
+// 32 pseudo-random bits. Two rounds, because after one round two seeds give the same numbers in another order.
 inline uint32_t bench_random(size_t i, uint32_t seed) { return hash_bits(hash_bits((uint32_t)i, seed), seed + 1); }
 
-// Independent normal numbers by Box and Muller 1958; element i depends on (seed, i) alone.
+// Independent normal random numbers by Box and Muller 1958. Element i depends on (seed, i) only.
 inline void bench_fill_normal(float* host, size_t n, uint32_t seed, float scale, float shift) {
     bench_pieces(n, [=](size_t begin, size_t end) { // begin is even
         for (size_t i = begin; i < end; i += 2) {
@@ -171,7 +175,7 @@ inline void bench_fill_normal(float* host, size_t n, uint32_t seed, float scale,
     });
 }
 
-// Ids as in text: the probability of id i falls as 1 / (i + 1).
+// Token ids distributed as in text: the probability of id i is proportional to 1 / (i + 1).
 inline void bench_fill_ids(float* ids, size_t n, int V, std::mt19937& rng) {
     for (size_t i = 0; i < n; i++) {
         double u = (rng() + 0.5) / 4294967296.0;
@@ -179,7 +183,7 @@ inline void bench_fill_ids(float* ids, size_t n, int V, std::mt19937& rng) {
     }
 }
 
-// Normal values, but the first ones are those that overflow on the way through x^3.
+// Normal random values, except the first ones: the largest finite values, whose x^3 overflows, +-1e4, +-20 and +-0.
 inline void bench_fill_extremes(float* inp, size_t n, uint32_t seed) {
     bench_fill_normal(inp, n, seed, 1.0f, 0.0f);
     const float largest = sizeof(floatX) == 4                 ? 3.40282347e38f
@@ -189,7 +193,7 @@ inline void bench_fill_extremes(float* inp, size_t n, uint32_t seed) {
     for (size_t i = 0; i < 8 && i < n; i++) { inp[i] = special[i]; }
 }
 
-// ---- what an op file says ----------------------------------------------------------------
+// ---- what an op file declares ------------------------------------------------------------
 
 struct BenchKernel {
     int number;
@@ -197,16 +201,16 @@ struct BenchKernel {
     std::function<void(int)> launch;
     std::vector<int> block_sizes;
     int min_arch;
-    int num_launches = 0; // 0: not said
-    double bytes = 0;     // to and from memory, what lies between its launches included; 0: not said
-    float tolerance = 1;  // in units of the outputs' own
+    int num_launches = 0; // 0: not declared
+    double bytes = 0;     // to and from memory, also between its launches; 0: not declared
+    float tolerance = 1;  // in units of the outputs' tolerances
 };
 
-// What declare said, for one shape.
+// What declare() declared, for one shape.
 struct BenchState {
-    const char* op = "";                         // its name
+    const char* op = "";                         // the op's name
     double bytes = 0, flops = 0;                 // the least that a launch must move and compute
-    double bytes_by_data = 0, flops_by_data = 0; // of these, what depends on the inputs' values
+    double bytes_by_data = 0, flops_by_data = 0; // the part of them that depends on the inputs' values
     int promoted = -1;
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
@@ -218,10 +222,10 @@ struct BenchState {
 };
 
 struct Bench {
-    int B, T, C, NH, V; // the shape to declare for
+    int B, T, C, NH, V; // the shape
     cudaStream_t stream;
-    bool dry;          // no device: --list and --help
-    BenchState& state; // the harness's; a copy of a Bench is another view of the same
+    bool dry;          // no device: for --list and --help
+    BenchState& state; // owned by the harness; copies of a Bench share it
     std::mt19937& rng; // for input_from
 
     // Random normal values times `scale` plus `shift`, rounded to T.
@@ -229,14 +233,14 @@ struct Bench {
         uint32_t seed = hash_bits(state.num_inputs, state.seed);
         return input_from<T>(name, n, [=](float* host) { bench_fill_normal(host, n, seed, scale, shift); });
     }
-    // Integers 0..limit-1, uniform.
+    // Uniform random integers 0 .. limit-1.
     Buffer<int> input_ids(const char* name, size_t n, int limit) {
         uint32_t seed = hash_bits(state.num_inputs, state.seed);
         return input_from<int>(name, n, [=](float* host) {
             for (size_t i = 0; i < n; i++) { host[i] = (float)(bench_random(i, seed) % (unsigned)limit); }
         });
     }
-    // An input with values of the op's own: fill(host) is called at once with room for n floats; then rounded to T.
+    // An input with the op's own values: fill(host) is called at once, with room for n floats. Then they are rounded.
     template <class T> Buffer<T> input_from(const char* name, size_t n, std::function<void(float*)> fill) {
         Buffer<T> x = make<T>(BenchKind::input, name, n, true);
         state.num_inputs++;
@@ -249,54 +253,57 @@ struct Bench {
         state.buffers.back().upload();
         return x;
     }
-    // Filled with NaN before every launch, compared with .host after it.
+    // An output: filled with NaN before every launch, compared with .host after it.
     template <class T> Buffer<T> output(const char* name, size_t n, Tolerance tolerance) {
         Buffer<T> x = make<T>(BenchKind::output, name, n, true);
         compared(x, name, n, tolerance);
         return x;
     }
-    // In place, or added to: holds `start`'s values before every launch, is compared with .host after it.
+    // In place, or added to: set to start's values before every launch, compared with .host after it.
     template <class T> Buffer<T> inout(const char* name, size_t n, Buffer<T> start, Tolerance tolerance) {
         Buffer<T> x = make<T>(BenchKind::inout, name, n, true);
         compared(x, name, n, tolerance);
         if (!dry) { state.buffers.back().start = start.dev; }
         return x;
     }
-    // Device memory of the kernels' own; NaN before every launch.
+    // Device memory for the kernels' own use, filled with NaN before every launch.
     template <class T> Buffer<T> scratch(const char* name, size_t n) {
         return make<T>(BenchKind::scratch, name, n, false);
     }
-    // Computes what is right, from inputs' .host into outputs' .host; called once for each shape, not under --list.
+    // fn computes the right values from the inputs' .host to the outputs' .host. Runs once per shape, not for --list.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
-    // What a launch must move and compute at least; by_data: the part of it that depends on the inputs' values, which the
-    // launcher cannot know. The rest must be what the promoted launcher says of itself by its Op.
+    // The least that a launch must move and compute. by_data: the part of it that depends on the inputs' values, which
+    // the launcher cannot know. The rest must be equal to the cost in the promoted launcher's Op.
     void cost(double least_bytes, double least_flops, double bytes_by_data = 0, double flops_by_data = 0) {
         state.bytes = least_bytes, state.flops = least_flops;
         state.bytes_by_data = bytes_by_data, state.flops_by_data = flops_by_data;
     }
-    // A variant; number 0 is the vendor's library. Its block sizes are swept; {0} where it has none to choose; 0 among
-    // others is for the launcher's default argument, and the run says when another is faster by more than 2%.
-    // min_arch: 80 for what needs compute capability 8.0 or more in the device and in the binary, -90 for what needs
-    // code compiled for sm_90a; where that is not so the kernel is skipped.
+    // Declares a kernel; number 0 is the vendor's library. Its block sizes are swept: {0} for a kernel without a
+    // choice. A 0 among others stands for the launcher's default argument, and the run prints a note if another is
+    // faster by over 2%.
+    // min_arch: 80 if the device and the binary must have compute capability 8.0 or more, -90 if the code must be
+    // compiled for sm_90a. Otherwise the kernel is skipped.
     void kernel(int number, const char* what, std::function<void(int)> launch,
                 std::vector<int> block_sizes = {64, 128, 256, 512, 1024}, int min_arch = 0) {
         for (const BenchKernel& k : state.kernels) { require(k.number != number); }
         require(number >= 0 && !block_sizes.empty());
         state.kernels.push_back({number, what, launch, block_sizes, min_arch});
     }
-    // Of the kernel declared last: how many launches it takes, and the bytes that they move, for ops that fuse several.
+    // For the kernel declared last: its number of launches, and the bytes that they move. For ops that fuse several
+    // launches.
     void moves(int num_launches, double bytes) {
         state.kernels.back().num_launches = num_launches, state.kernels.back().bytes = bytes;
     }
-    // Of the kernel declared last: it may be off by `factor` tolerances, for it computes in a coarser type, or sums in a
-    // worse order; the op's comment says which.
+    // For the kernel declared last: its errors may be `factor` times larger, because it computes in a coarser type or
+    // sums in a worse order. The op's comment says which.
     void coarser(float factor) { state.kernels.back().tolerance = factor; }
-    // The kernel whose copy stands in train_gpt2.cu: the run says when another is faster by more than 2%.
+    // The kernel that is copied to train_gpt2.cu. The run prints a note if another kernel is faster by more than 2%.
     void promoted(int number) { state.promoted = number; }
-    // TFLOP/s that the vendor's library reaches in this run; called once, before timing. For ops bound by FLOPs.
+    // measure() returns the TFLOP/s that the vendor's library reaches in this run. It is called once, before timing.
+    // For ops bound by FLOPs.
     void matrix_rate(std::function<double()> measure) { state.matrix_rate = measure; }
 
-    // ---- what the harness itself uses ----
+    // ---- used by the harness itself ----
     template <class T> Buffer<T> make(BenchKind kind, const char* name, size_t n, bool has_host) {
         Buffer<T> x = {nullptr, nullptr};
         if (dry) { return x; }
@@ -319,7 +326,7 @@ struct Bench {
 // ---- flags -------------------------------------------------------------------------------
 
 struct BenchFlags {
-    int kernel = -1; // -1: all
+    int kernel = -1; // the number, or -1: all
     int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
     int block_size = 0, seed = 1337, repeats = 100;
     const char *flush = "read", *csv = NULL, *json = NULL;
@@ -330,17 +337,18 @@ inline BenchFlags& bench_flags() {
     return flags;
 }
 
-// argv to flags and *shape, which holds the op's own before. Exits on --help and on a usage error.
+// Parses argv into flags and *shape, which holds the op's default shape before the call. Exits on --help and on usage
+// errors.
 inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
     BenchFlags& f = bench_flags();
     const Option opts[] = {
         {OPT_SECTION, 0, NULL, "What to do", NULL, NULL, NULL, 0, 0},
-        {OPT_BOOL, 0, NULL, "list", &f.list, NULL, "list the kernels, needs no GPU", 0, 0},
+        {OPT_BOOL, 0, NULL, "list", &f.list, NULL, "list the kernels; needs no GPU", 0, 0},
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
-         "only check: every kernel and block size, at odd shapes or at the one given", 0, 0},
-        {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: at the shape that is timed", 0, 0},
-        {OPT_INT, 0, NULL, "block-size", &f.block_size, NULL, "this block size only; 0: each kernel's own list", 0,
-         1024},
+         "only check, do not time: every kernel and block size, at odd shapes or at the given shape", 0, 0},
+        {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
+        {OPT_INT, 0, NULL, "block-size", &f.block_size, NULL,
+         "use only this block size; 0: sweep each kernel's own list", 0, 1024},
         {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
         {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
         {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
@@ -348,21 +356,22 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_INT, 0, "NH", "heads", &shape->NH, NULL, "attention heads", 1, INT_MAX},
         {OPT_INT, 'V', NULL, "vocab", &shape->V, NULL, "tokens in the vocabulary", 1, INT_MAX},
         {OPT_SECTION, 0, NULL, "Measurement", NULL, NULL, NULL, 0, 0},
-        {OPT_BOOL, 0, NULL, "hot", &f.hot, NULL, "leave the L2 cache as the launch before left it", 0, 0},
+        {OPT_BOOL, 0, NULL, "hot", &f.hot, NULL, "do not flush the L2 cache before each timed launch", 0, 0},
         {OPT_STR, 0, NULL, "flush", &f.flush, "write|read",
-         "how the L2 cache is emptied; write leaves it full of lines that are written back under the timed kernel", 0,
-         0},
-        {OPT_INT, 0, NULL, "repeats", &f.repeats, "launches", "timed for each block size, fewer beyond a second", 1,
-         10000},
-        {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "of the inputs", 0, INT_MAX},
+         "how the L2 cache is flushed; write leaves it full of dirty lines, whose write-back overlaps the timed kernel",
+         0, 0},
+        {OPT_INT, 0, NULL, "repeats", &f.repeats, "launches",
+         "timed launches per block size; fewer if they take more than a second", 1, 10000},
+        {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "seed of the random inputs", 0, INT_MAX},
         {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
-         "watch the bytes around each buffer; off for compute-sanitizer, which then sees reads past the end", 0, 0},
+         "check the bytes around each buffer; turn it off for compute-sanitizer, which then sees reads past the end", 0,
+         0},
         {OPT_BOOL, 0, NULL, "verify", &f.verify, NULL,
-         "compare with the CPU before timing; off, with a kernel's number, for shapes whose reference takes minutes", 0,
+         "compare with the CPU before timing; turn it off, with a kernel's number, if the reference takes minutes", 0,
          0},
         {OPT_SECTION, 0, NULL, "Results", NULL, NULL, NULL, 0, 0},
-        {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "one row for each kernel and block size", 0, 0},
-        {OPT_STR, 0, NULL, "json", &f.json, "FILE", "the same in Google Benchmark's layout", 0, 0},
+        {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "write one row per kernel and block size", 0, 0},
+        {OPT_STR, 0, NULL, "json", &f.json, "FILE", "write the same in Google Benchmark's layout", 0, 0},
     };
     const int num_opts = (int)(sizeof(opts) / sizeof(opts[0]));
     cli_program(argv[0]);
@@ -377,9 +386,10 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         args.erase(args.begin() + 1);
     }
     args.push_back(NULL);
-    std::string about = std::string(name) +
-                        ": checks kernels against the CPU and times them. The first argument may be the number of a "
-                        "kernel: that one, all its block sizes. Without it: every kernel, side by side.";
+    std::string about =
+        std::string(name) +
+        ": checks kernels against the CPU and times them. The first argument may be the number of a "
+        "kernel: then only that one runs, at all its block sizes. Without it all kernels run, side by side.";
     cli_parse((int)args.size() - 1, args.data(), about.c_str(), opts, num_opts);
     for (int i = 0; i < num_opts; i++) {
         const void* v = opts[i].value;
@@ -401,7 +411,7 @@ __global__ void bench_probe_kernel(int* arch) {
 #endif
 }
 
-// Adds to *sum a hash of data (n bytes): integers, so the order of the additions does not matter.
+// Adds a hash of data (n bytes) to *sum. The sum is of integers, so it does not depend on the order of the additions.
 __global__ void bench_checksum_kernel(unsigned long long* sum, const uint8_t* data, size_t n) {
     unsigned long long mine = 0;
     size_t words = n / 4, stride = (size_t)gridDim.x * blockDim.x;
@@ -415,7 +425,7 @@ __global__ void bench_checksum_kernel(unsigned long long* sum, const uint8_t* da
     if (threadIdx.x % 32 == 0) { atomicAdd(sum, mine); }
 }
 
-// Reads n vectors; the sum is stored only if it is one that it is not.
+// Reads n vectors, which are all zero. The store never happens, but the compiler must keep the loads for it.
 __global__ void bench_read_kernel(int4* data, size_t n) {
     int sum = 0;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
@@ -425,7 +435,7 @@ __global__ void bench_read_kernel(int4* data, size_t n) {
     if (sum != 0) { data[0].x = sum; }
 }
 
-// Keeps the device busy while the host queues what is to be timed, so that no launch waits for the host.
+// Keeps the device busy while the host queues the launches to be timed, so that none of them waits for the host.
 __global__ void bench_delay_kernel(unsigned long long ns) {
     unsigned long long begin, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
@@ -434,19 +444,19 @@ __global__ void bench_delay_kernel(unsigned long long ns) {
 
 struct BenchDevice {
     char name[256] = "";
-    int arch = 0;         // of the device, 90 for 9.0
-    int compiled[2] = {}; // what the binary's code for it was compiled for; 90 in [1]: for sm_90a
+    int arch = 0;         // compute capability of the device, 90 for 9.0
+    int compiled[2] = {}; // architecture of the binary's code for it; 90 in [1]: sm_90a
     size_t l2_bytes = 0;
     uint8_t* flush = NULL; // (flush_bytes) zeros
     size_t flush_bytes = 0;
     unsigned long long* checksum = NULL; // (1)
     cudaStream_t stream = 0;
     std::vector<cudaEvent_t> events;
-    double copy_gbs = 0;      // read + written, 0: not measured
-    double matrix_tflops = 0; // 0: not known
+    double copy_gbs = 0;      // bytes read + written; 0: not measured
+    double matrix_tflops = 0; // of the vendor's library; 0: not known
 };
 
-// True and filled if there is a GPU; else one line on stderr.
+// Returns true and fills *d if there is a GPU. Otherwise prints one line on stderr.
 inline bool bench_open(BenchDevice* d, const char* op) {
     int count = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
@@ -462,7 +472,7 @@ inline bool bench_open(BenchDevice* d, const char* op) {
     snprintf(d->name, sizeof(d->name), "%s", properties.name);
     d->arch = 10 * properties.major + properties.minor;
     d->l2_bytes = (size_t)device_attribute(cudaDevAttrL2CacheSize);
-    cudaCheck(cudaStreamCreate(&d->stream)); // in order with the default stream, where the harness copies
+    cudaCheck(cudaStreamCreate(&d->stream)); // runs in order with the default stream, on which the harness copies
     int* probe;
     cudaCheck(cudaMalloc(&probe, 2 * sizeof(int)));
     bench_probe_kernel<<<1, 1>>>(probe);
@@ -473,7 +483,7 @@ inline bool bench_open(BenchDevice* d, const char* op) {
     return true;
 }
 
-// The driver's own version, "580.65.06", where Linux tells it.
+// The versions of the driver ("580.65.06", if Linux has it in /proc) and of its CUDA.
 inline std::string bench_driver() {
     char line[512] = "", version[64] = "";
     FILE* f = fopen("/proc/driver/nvidia/version", "r");
@@ -508,7 +518,7 @@ inline void bench_print_header(const BenchDevice& d, const char* op, const Shape
            f.seed);
 }
 
-// Why this kernel cannot run here, or NULL.
+// Returns the reason why this kernel cannot run here, or NULL.
 inline const char* bench_skip_reason(const BenchDevice& d, const BenchKernel& k) {
     static char text[128];
     if (k.min_arch == 0 || (k.min_arch > 0 && d.arch >= k.min_arch && d.compiled[0] >= k.min_arch) ||
@@ -520,7 +530,7 @@ inline const char* bench_skip_reason(const BenchDevice& d, const BenchKernel& k)
     return text;
 }
 
-// ---- one shape: declared, checked, freed -------------------------------------------------
+// ---- one shape: declare, check, free -----------------------------------------------------
 
 inline void bench_free(BenchState& s) {
     cudaCheck(cudaDeviceSynchronize());
@@ -539,7 +549,7 @@ inline void bench_set_guards(const BenchBuffer& x) {
     cudaCheck(cudaMemcpy(x.dev + x.bytes, guard + x.bytes % 2, BENCH_GUARD, cudaMemcpyHostToDevice));
 }
 
-// Names the side where a kernel wrote, or NULL.
+// Returns which guard a kernel has overwritten, or NULL.
 inline const char* bench_broken_guard(const BenchBuffer& x) {
     if (!x.guarded) { return NULL; }
     uint8_t before[BENCH_GUARD], after[BENCH_GUARD];
@@ -565,7 +575,7 @@ inline Bench bench_view(BenchState& s, const Shape& shape, cudaStream_t stream, 
     return {shape.B, shape.T, shape.C, shape.NH, shape.V, stream, dry, s, s.rng};
 }
 
-// Inputs on the device and references computed.
+// Runs declare() for a shape, sets guards, takes the inputs' checksums and computes the references.
 inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape) {
     s.seed = (uint32_t)bench_flags().seed;
     s.rng.seed(s.seed);
@@ -592,11 +602,12 @@ inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_si
     k.launch(block_size);
 }
 
-// Of the operations listed since the launch, those whose names begin with the op's: the last one of each name counts, for
-// some checks launch it twice. Together they must cost what b.cost() says. What is wrong, or "".
+// Checks the cost in the launcher's Op. It sums over the operations listed since the launch whose names begin with the
+// op's name; of equal names only the last counts, because some checks launch twice. The sum must be b.cost(). Returns
+// the error, or "".
 inline std::string bench_check_cost(const BenchState& s, const char* op) {
     double bytes = s.bytes_by_data, flops = s.flops_by_data;
-    std::vector<const ProfileEntry*> last; // of each name
+    std::vector<const ProfileEntry*> last; // the last entry of each name
     for (const ProfileEntry& e : profile().entries) {
         if (strncmp(e.name, op, strlen(op)) != 0) { continue; }
         auto same = [&](const ProfileEntry* other) { return strcmp(other->name, e.name) == 0; };
@@ -607,14 +618,14 @@ inline std::string bench_check_cost(const BenchState& s, const char* op) {
     auto near = [](double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); };
     if (last.empty() || (near(bytes, s.bytes) && near(flops, s.flops))) { return ""; }
     char text[256];
-    snprintf(text, sizeof(text), "the launcher's Op says %.0f bytes, %.0f FLOPs, b.cost() %.0f, %.0f", bytes, flops,
-             s.bytes, s.flops);
+    snprintf(text, sizeof(text), "the launcher's Op has %.0f bytes and %.0f FLOPs, b.cost() has %.0f and %.0f", bytes,
+             flops, s.bytes, s.flops);
     return text;
 }
 
 inline bool bench_is_output(const BenchBuffer& x) { return x.kind == BenchKind::output || x.kind == BenchKind::inout; }
 
-// Launches once; what is wrong, or "". *worst: the largest error in units of the tolerance.
+// Launches once and returns the errors, or "". *worst: the largest error in units of the tolerance.
 inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size,
                                double* worst) {
     std::string wrong;
@@ -627,7 +638,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     bench_launch_fresh(s, k, block_size);
     profile().listing = false;
     cudaError_t e = cudaDeviceSynchronize();
-    if (e != cudaSuccess) { // the context is lost: nothing after it could run
+    if (e != cudaSuccess) { // the CUDA context is lost: no later kernel could run
         printf("FAIL kernel %d block_size %4d: %s\n", k.number, block_size, cudaGetErrorString(e));
         die("kernel %d, block_size %d: %s", k.number, block_size, cudaGetErrorString(e));
     }
@@ -639,7 +650,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
         }
         if (x.kind == BenchKind::input && bench_checksum(d, x) != x.checksum) {
             say(x, "an input, changed");
-            x.upload(); // the kernels after this one shall not suffer
+            x.upload(); // restore it for the kernels after this one
         }
         if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance, &wrong)); }
     }
@@ -669,7 +680,7 @@ struct BenchCounts {
     int passed, failed, skipped;
 };
 
-// A line for each kernel and block size, or only where it fails. failed_kernels may be NULL.
+// Prints a line per kernel and block size, or if quiet only per failure. failed_kernels may be NULL.
 inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& shape, bool quiet, BenchCounts* counts,
                               std::vector<int>* failed_kernels) {
     for (const BenchKernel& k : s.kernels) {
@@ -731,7 +742,7 @@ inline BenchTime bench_percentiles(std::vector<float> times) {
     return {at(0.5), at(0.1), at(0.9), (int)times.size()};
 }
 
-// n launches, a pair of events around each; before(), not timed, in front of each.
+// Times n launches, each by its own pair of events. before() runs before each launch and is not timed.
 inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<void()>& before,
                                      const std::function<void()>& launch) {
     while (d.events.size() < 2 * (size_t)n) {
@@ -739,7 +750,7 @@ inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<
         cudaCheck(cudaEventCreate(&event));
         d.events.push_back(event);
     }
-    // 20 us is more than the host needs for one round
+    // 20 us per launch is more than the host needs to queue it
     bench_delay_kernel<<<1, 1, 0, d.stream>>>(20000ull * (unsigned long long)n);
     cudaCheck(cudaGetLastError());
     for (int i = 0; i < n; i++) {
@@ -769,7 +780,7 @@ inline void bench_flush_l2(BenchDevice& d) {
     }
 }
 
-// `repeats` launches, fewer where they take longer than limit_ms, at least 3.
+// Times `repeats` launches, or fewer if they would take longer than limit_ms, but at least 3.
 inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, int repeats,
                             double limit_ms) {
     auto before = [&] {
@@ -780,15 +791,15 @@ inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k,
         bench_flush_l2(d);
     };
     auto launch = [&] { k.launch(block_size); };
-    double estimate_ms = bench_time_launches(d, 3, before, launch).median_ms; // the warm-up too
+    double estimate_ms = bench_time_launches(d, 3, before, launch).median_ms; // also the warm-up
     if (repeats * estimate_ms > limit_ms) { repeats = std::max(3, (int)(limit_ms / estimate_ms)); }
-    // Tensor cores draw more power than a card may have for long, and its clocks fall. After a rest all have the same
-    // ones, in whatever order they are timed.
+    // Tensor cores draw more power than a card can sustain, so its clocks fall. After a rest all kernels start with the
+    // same clocks, in whatever order they are timed.
     if (s.flops > 0) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
     return bench_time_launches(d, repeats, before, launch);
 }
 
-// GB/s of a copy on the device, bytes read plus bytes written: what a memory-bound kernel could reach.
+// GB/s of a copy on the device, bytes read plus bytes written: the ceiling of a memory-bound kernel.
 inline void bench_measure_copy(BenchDevice& d) {
     size_t bytes = std::max<size_t>((size_t)1 << 30, 4 * d.l2_bytes), free_bytes, total_bytes;
     cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -821,7 +832,7 @@ struct BenchResult {
 inline double bench_gbs(const BenchState& s, const BenchResult& r) { return s.bytes / r.time.median_ms / 1e6; }
 inline double bench_tflops(const BenchState& s, const BenchResult& r) { return s.flops / r.time.median_ms / 1e9; }
 
-// The fastest of one kernel (-1: of all), or NULL.
+// Returns the fastest result of one kernel (-1: of all), or NULL.
 inline const BenchResult* bench_best(const std::vector<BenchResult>& results, int number) {
     const BenchResult* best = NULL;
     for (const BenchResult& r : results) {
@@ -891,7 +902,7 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
     }
 }
 
-// Says what is no longer the best by more than 2%: a default block size, the promoted kernel.
+// Prints a note if a default block size, or the promoted kernel, is no longer the best by more than 2%.
 inline void bench_print_notes(const BenchState& s, const std::vector<BenchResult>& results) {
     for (const BenchResult& r : results) {
         const BenchResult* best = bench_best(results, r.kernel->number);
@@ -902,7 +913,7 @@ inline void bench_print_notes(const BenchState& s, const std::vector<BenchResult
         }
     }
     const BenchResult *ours = s.promoted >= 0 ? bench_best(results, s.promoted) : NULL, *best = NULL;
-    for (const BenchResult& r : results) { // kernel 0 is not ours to promote
+    for (const BenchResult& r : results) { // except kernel 0, which is the vendor's
         if (r.kernel->number > 0 && (!best || r.time.median_ms < best->time.median_ms)) { best = &r; }
     }
     if (ours && best && ours->time.median_ms > 1.02 * best->time.median_ms) {
@@ -923,7 +934,7 @@ inline void bench_close(FILE* f, const char* path) {
     if (fclose(f) != 0 || failed) { die("%s: cannot be written: %s", path, strerror(errno)); }
 }
 
-// `what` comes last, so that the fields before it can be told apart by their commas alone.
+// `what` is the last field, because it may contain commas: the fields before it can be split at commas.
 inline void bench_write_csv(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
                             const Shape& shape, const std::vector<BenchResult>& results) {
     FILE* f = bench_create(path);
@@ -953,7 +964,7 @@ inline std::string bench_json_string(const char* text) {
     return quoted + "\"";
 }
 
-// Google Benchmark's layout, which its compare.py reads; what it has no field for are user counters.
+// Google Benchmark's layout, which its compare.py reads. Values that this layout has no field for become user counters.
 inline void bench_write_json(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
                              const Shape& shape, const std::vector<BenchResult>& results) {
     FILE* f = bench_create(path);
@@ -992,7 +1003,7 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
 
 // ---- main -----------------------------------------------------------------------------------
 
-// Checks at full size, then times; what fails is not timed.
+// Checks at full size, then times. A kernel that fails is not timed.
 inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape) {
     const BenchFlags& f = bench_flags();
     BenchState s;
@@ -1017,7 +1028,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         d.matrix_tflops = s.matrix_rate();
         printf("matrix rate of the vendor's library: %.1f TFLOP/s\n", d.matrix_tflops);
     }
-    std::vector<BenchResult> results, shown; // shown: without what is timed only to compare with
+    std::vector<BenchResult> results, shown; // shown: without the baselines that were not asked for
     for (const BenchKernel& k : s.kernels) {
         bool wanted = bench_wanted(k);
         bool is_base = !wanted && k.number <= 1 && f.verify;
@@ -1052,12 +1063,12 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-// shape: what is timed; check_shapes: what --check looks at, 0 in them stands for `shape`'s value.
+// shape: the shape that is timed. check_shapes: those that --check uses; a 0 in them stands for the value of `shape`.
 inline int bench_main(int argc, char** argv, const char* name, void (*declare)(Bench&), Shape shape,
                       std::vector<Shape> check_shapes) {
     BenchFlags& f = bench_flags();
     bench_parse(argc, argv, name, &shape);
-    BenchState names; // declared without a device, for the numbers
+    BenchState names; // declared without a device, for the kernels' numbers
     Bench dry = bench_view(names, shape, 0, true);
     declare(dry);
     std::string known;

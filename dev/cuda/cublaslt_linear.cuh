@@ -1,24 +1,25 @@
 /*
-Linear layers by cuBLASLt for fused ops: operands of e4m3, results narrower than floatX, GELU that keeps nothing for a
-backward pass. The trainer's products are those of llmc/cublas_common.cuh, whose tuner and state this shares.
+Linear layers by cuBLASLt for the fused ops: e4m3 operands, results narrower than floatX, GELU that saves nothing for a
+backward pass. The trainer's products are in llmc/cublas_common.cuh; this file shares its tuner and state.
 */
 #pragma once
 
 #include "../../llmc/cublas_common.cuh"
 
-// out = gelu?(inp weight^T + bias) + add. A matrix of CUDA_R_8F_E4M3 comes with a float in device memory: its values times
-// that float are meant, and for out, are stored. e4m3 needs compute capability 8.9, and multiples of 16 for N and K.
-// Matrices are aligned to 256 bytes, as cudaMalloc aligns them; scales to 16, or the library refuses the call.
+// out = gelu?(inp weight^T + bias) + add. A matrix of type CUDA_R_8F_E4M3 comes with a scale, a float in device memory.
+// An operand's true values are its stored values times its scale; for out, results times the scale are stored. e4m3
+// needs compute capability 8.9, and N and K that are multiples of 16. Matrices must be aligned to 256 bytes, as
+// cudaMalloc aligns them, and scales to 16 bytes, or the library refuses the call.
 struct LinearCall {
     void* out = NULL;          // (M,N) of out_type: floatX or e4m3
     const void* inp = NULL;    // (M,K) of inp_type: floatX or e4m3
     const void* weight = NULL; // (N,K) of inp_type
     cudaDataType_t inp_type = cublaslt_floatX, out_type = cublaslt_floatX;
-    const float *inp_scale = NULL, *weight_scale = NULL; // of values as they are stored, if inp_type is e4m3
-    const float* out_scale = NULL;                       // of values before they are stored, if out_type is e4m3
+    const float *inp_scale = NULL, *weight_scale = NULL; // multiply the stored values, if inp_type is e4m3
+    const float* out_scale = NULL;                       // multiplies results on storing, if out_type is e4m3
     int M = 0, N = 0, K = 0;
     const floatX* bias = NULL; // (N), or NULL
-    const floatX* add = NULL;  // (M,N), or NULL: nothing; not out, which must be floatX too
+    const floatX* add = NULL;  // (M,N), or NULL to add nothing; must not be out; needs a floatX out
     bool gelu = false;         // tanh form; needs bias
 };
 
@@ -27,13 +28,13 @@ struct LinearKey {
 };
 struct LinearPlan {
     LinearKey key;
-    cublasStatus_t status; // not success: why there is no algorithm for it
+    cublasStatus_t status; // if not success: the reason why there is no algorithm
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t weight, inp, add, out;
     cublasLtMatmulAlgo_t algo;
 };
 
-// The pointers that are part of the library's description of a product.
+// Sets the pointers that are part of the library's description of a product.
 inline void cublaslt_linear_describe(const LinearPlan& plan, const LinearCall& c) {
     if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, c.bias); }
     if (c.inp_type == CUDA_R_8F_E4M3) {
@@ -52,13 +53,13 @@ inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cubla
     CublasLt& lt = cublaslt();
     float alpha = 1.0f, beta = c.add ? 1.0f : 0.0f;
     cublaslt_linear_describe(plan, c);
-    // out itself may stand where nothing is added only if it is of that matrix's type
+    // if nothing is added, the library still wants a pointer: out, provided that it has the type of add
     const void* add = c.add ? (const void*)c.add : c.out_type == cublaslt_floatX ? c.out : NULL;
     return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta, add, plan.add,
                           c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
 }
 
-// tuned: proposals are timed, on the operands themselves; else the first is taken.
+// tuned: times the library's proposals, on the operands themselves. Otherwise it takes the first proposal.
 inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStream_t stream) {
     require(cublaslt().handle != NULL); // cublaslt_open()
     require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || c.out_type == cublaslt_floatX));
@@ -66,7 +67,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     plan.key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, tuned};
     plan.weight = cublaslt_layout(c.inp_type, c.N, c.K);
     plan.inp = cublaslt_layout(c.inp_type, c.M, c.K);
-    plan.add = cublaslt_layout(cublaslt_floatX, c.M, c.N); // asked for even where nothing is added
+    plan.add = cublaslt_layout(cublaslt_floatX, c.M, c.N); // the library needs it even if nothing is added
     plan.out = cublaslt_layout(c.out_type, c.M, c.N);
     cublasCheck(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)CUBLAS_OP_T);
@@ -77,7 +78,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX); }
     if (c.inp_type == CUDA_R_8F_E4M3) {
-        // sums keep 14 bits or so between the tensor cores' steps, which e4m3's own 4 do not notice
+        // fast accumulation keeps only some 14 bits of a sum between the tensor cores' steps, e4m3 itself has 4 bits
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     }
     cublaslt_linear_describe(plan, c);
@@ -86,7 +87,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     int n;
     cublasStatus_t status = cublaslt_propose(proposals, tuned ? max_proposals : 1, &n, plan.product, plan.weight,
                                              plan.inp, plan.add, plan.out, 256);
-    // a combination of types and epilogue that is not there is refused with one of these three
+    // the library refuses a combination of types and epilogue that it does not support with one of these three
     if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
         status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) {
         cublasCheck(status);
@@ -105,7 +106,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     return plan;
 }
 
-// Whether cublaslt_linear() can do it here; nothing is launched.
+// True if cublaslt_linear() can compute this product on this device. Launches nothing.
 inline bool cublaslt_has_linear(const LinearCall& c) {
     LinearPlan plan = cublaslt_linear_plan(c, false, 0);
     cublasCheck(cublasLtMatmulDescDestroy(plan.product));
@@ -115,12 +116,13 @@ inline bool cublaslt_has_linear(const LinearCall& c) {
     return plan.status == CUBLAS_STATUS_SUCCESS;
 }
 
-// Launches the product; says why not, and nothing is launched, if the library cannot do it. The first call with a shape
-// times the library's proposals, unless cublaslt_tune(false) or the stream is captured.
+// Launches the product and returns success. If the library cannot do it, returns the reason and launches nothing. The
+// first call with a shape times the library's proposals, unless cublaslt_tune(false) was called or the stream is being
+// captured.
 inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stream) {
     static std::vector<LinearPlan> plans;
     require(c.out && c.inp && c.weight && c.add != c.out);
-    // as cublaslt_linear_plan told the library
+    // cublaslt_linear_plan promised this alignment to the library
     for (const void* p : {(const void*)c.out, c.inp, c.weight, (const void*)c.add}) {
         require((uintptr_t)p % 256 == 0);
     }
@@ -136,7 +138,7 @@ inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stre
     if (plan.status == CUBLAS_STATUS_SUCCESS) { cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream)); }
     return plan.status;
 }
-// The same; false if the library cannot do it.
+// As cublaslt_try_linear, but returns false if the library cannot do it.
 inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
     return cublaslt_try_linear(c, stream) == CUBLAS_STATUS_SUCCESS;
 }

@@ -1,18 +1,19 @@
 /*
-gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper with what follows the product
+gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fused with its epilogue
 
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), residual (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
-Kernel 9 of matmul_forward.cu. The block between the marks is what the trainer has: ping-pong, 128x192 tiles, clusters of two
-blocks, a bias with what GemmBias can add to it. Below it are the forms and epilogues that lost or that only fused ops
-need: cooperative kernels, blocks without a cluster, e4m3 operands and results, a layernorm in the epilogue.
+This is kernel 9 of matmul_forward.cu. The block between the marks is the trainer's kernel: ping-pong, 128x192 tiles,
+clusters of two blocks, and the epilogue GemmBias, a bias with extras. Below the block are the variants that were slower
+or that only fused ops need: cooperative kernels, blocks without a cluster, e4m3 operands and results, a layernorm in
+the epilogue.
 
-Two parameters are open to other kernels. G is the form: the tile, the ring, the cluster and the wgmma instruction.
-Epilogue is what follows the product, called with each accumulator in registers. A kernel of another shape can be made of
-gemm_init, gemm_produce, gemm_multiply and gemm_store.
+The kernels have two template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
+Epilogue computes the result from each accumulator, in registers. A kernel of another shape can be built from gemm_init,
+gemm_produce, gemm_multiply and gemm_store.
 
-Source: warp-specialised persistent kernels, ping-pong and cooperative, are those of CUTLASS 3; layouts: the PTX ISA,
+Source: warp-specialised persistent kernels, ping-pong and cooperative, come from CUTLASS 3; layouts: the PTX ISA,
 "wgmma".
 */
 #pragma once
@@ -24,27 +25,29 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, are thos
 // ==== promoted: gemm ====
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups: the producer fills a ring
-// of stages (64 columns of both operands) by TMA, two consumers multiply them by wgmma in ping-pong:
+// out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups. Warpgroup 0 is the
+// producer: it fills a ring of stages by TMA, each with 64 columns of both operands. Warpgroups 1 and 2 are the
+// consumers: they multiply by wgmma, in ping-pong, each a tile of its own:
 //
 //     consumer 0   | products, tile 0 | epilogue, tile 0 | products, tile 2 | epilogue, tile 2 |
 //     consumer 1                      | products, tile 1 | epilogue, tile 1 | products, tile 3 | epilogue, tile 3 |
 //
-// The epilogue of a tile is hidden behind the products of the next, which pays where K is short. It works on the
-// accumulators in registers. Results go through shared memory to TMA stores, which skip what lies outside of the matrix:
-// M and N need not be multiples of a tile.
+// The epilogue of a tile is hidden behind the products of the next tile, which pays where K is short. It works on the
+// accumulators in registers. Its results go through shared memory to TMA stores, which skip elements outside the
+// matrix, so M and N need not be multiples of the tile.
 
 // ---- epilogues ----
 
-// What a GemmBias does besides, its `extras`:
+// Extras of an epilogue, combined by |: what it does besides computing its value y.
 enum {
-    GEMM_GELU = 1,     // out = gelu(y), where y is the epilogue's value
-    GEMM_SECOND = 2,   // y itself goes to a second matrix
-    GEMM_RESIDUAL = 4, // a matrix of out's shape is added
+    GEMM_GELU = 1,     // out = gelu(y), otherwise out = y
+    GEMM_SECOND = 2,   // y is also stored to the matrix `second`
+    GEMM_RESIDUAL = 4, // the matrix `residual` is added to out
 };
 
-// y = accumulator + bias. Row, Pair and Column are what a thread keeps of a row, of two neighbouring columns as they lie in
-// memory (the first one even), and of one column.
+// The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
+// Pair the data of two neighbouring columns as loaded from memory (the first column is even), Column the unpacked data
+// of one column.
 template <int extras> struct GemmBias {
     static constexpr int EXTRAS = extras;
     const floatX* bias; // (N), or NULL: 0
@@ -63,51 +66,64 @@ template <int extras> struct GemmBias {
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
 };
 
-// The pair that lane `lane` of the warp holds.
+// Returns the pair that lane `lane` of this warp holds.
 __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl_sync(0xFFFFFFFFu, pair, lane); }
 
 // ---- the form: cluster, tile, shared memory ----
 
-// Two blocks in a cluster have tiles of out below each other, so they share a tile of the weight: each loads half of it
-// into the shared memory of both. A stage is empty when the consumers of both blocks have read it.
+// A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
+// weight. Each block loads half of that tile and multicasts it to both. A stage is empty when the consumers of both
+// blocks have read it.
 struct GemmPair {
     static constexpr int CLUSTER = 2;
     static __device__ int rank() { return cluster_rank(); }
     static __device__ void sync() { cluster_sync(); }
-    static __device__ void end() { cluster_sync(); } // until then the other block may write to this one's shared memory
-    // This block's half of a tile of weight, `columns` rows of 64, from (x, y) on.
+    static __device__ void end() { cluster_sync(); } // the other block may write to our shared memory until then
+    // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
+    // column x and row y of the weight on.
     template <int columns>
     static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int rank, uint64_t* full) {
         const int half = columns / 2;
         tma_load_2d_multicast(weight + rank * half * 64, &map, x, y + rank * half, full, 3);
     }
-    // This warp has read a stage.
+    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
     static __device__ void release(uint64_t* empty) {
         int lane = threadIdx.x % 32;
         if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
     }
 };
 
-// 192 columns divide 768 and 3072, and the accumulators of 128x192 fit a warpgroup's registers.
+// The trainer's form. 192 columns divide 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's
+// registers.
 struct GemmPingPong192Pairs : GemmPair {
     static constexpr int ROWS = 128, COLUMNS = 192; // of a tile of out
-    static constexpr int PARTS = ROWS / 64;         // wgmma has 64 rows: so many accumulators of 64 rows per consumer
-    static constexpr int READERS = 4;               // warps of a block that read a stage: one consumer
-    static constexpr int RING = 4;                  // stages
-    static constexpr int BOXES = 4;                 // of 16x64 results that a consumer's warp has room for
+    static constexpr int PARTS = ROWS / 64;         // a wgmma has 64 rows, so a consumer needs this many accumulators
+    static constexpr int READERS = 4;               // warps per block that read a stage: those of one consumer
+    static constexpr int RING = 4;                  // stages in the ring
+    static constexpr int BOXES = 4;                 // of 16x64 results, that each consumer warp has in shared memory
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
         wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
     }
 };
 
+// The ring over time, here with 4 stages and 3 steps of 64 columns per tile. Step i uses stage i % 4. L4 is the TMA
+// load of step 4: it starts when P0 is done and empty[0] completes. P4 are the products of step 4: they start when L4
+// has arrived and full[0] completes. Dots are loads in flight or full stages that wait for a consumer.
+//
+//     time      0       1       2       3       4       5       6       7
+//     stage 0 | L0    | P0    | L4 ...................| P4    | L8 ..........
+//     stage 1 | L1 ...........| P1    | L5 ...................| P5    | L9 ..
+//     stage 2 | L2 ...................| P2    | L6 ...................| P6
+//     stage 3 | L3 ...........................| P3    | L7 ..................
+//     products        | tile 0, consumer 0    | tile 1, consumer 1    | tile 2
 template <class G> struct GemmSMem {
     static constexpr int RING = G::RING;
-    struct Stage { // 64 columns of both operands, as TMA writes them
+    struct Stage { // 64 columns of both operands, swizzled as TMA writes them
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
-    floatX boxes[8][G::BOXES][16 * 64]; // of each consumer warp
+    floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or a residual
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
-    uint64_t turn[2]; // of each consumer: the other one has issued its products
+    uint64_t turn[2]; // turn[c] completes when the consumer other than c has issued its products
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -116,19 +132,21 @@ template <class G> struct GemmSMem {
     }
 };
 
-// Dynamic shared memory is aligned to less than the 1024 bytes of the swizzle: bytes() asks for one KB more.
+// Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so bytes()
+// includes 1 KB for the shift.
 template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// A tile of out, by its first row and column.
+// The first row and column of a tile of out.
 struct GemmTile {
     int row, column;
 };
 
-// Tile `index` of the scheduler's list: groups of 16 rows of tiles, column after column within a group. Blocks that run
-// together then share rows of inp and columns of the weight in L2, however long the weight is.
+// The tile scheduler, a fixed list: `index` counts tiles, or with clusters pairs of tiles. The list goes through groups
+// of 16 rows of tiles, in each group column after column. Blocks that run at the same time then share tiles of inp and
+// of the weight in L2, however many columns out has.
 template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
     const int group = 16 / G::CLUSTER;
     int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
@@ -137,7 +155,8 @@ template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N,
     return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
 }
 
-// All threads, before anything else. What earlier kernels wrote can be read after it.
+// All threads call this first. It initialises the barriers and waits for earlier kernels: their results may be read
+// after it.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
         for (int s = 0; s < G::RING; s++) {
@@ -149,17 +168,17 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
         mbarrier_init_fence();
     }
     G::sync();
-    grid_launch_dependents(); // the next kernel's blocks start where this grid's end
+    grid_launch_dependents(); // the next kernel's blocks may start as this grid's blocks end
     grid_wait_dependency();
 }
 
 // ---- the producer: one thread per block ----
 
-struct GemmMaps { // inp and weight in tiles; out, and what has its shape, in boxes of 16x64
+struct GemmMaps { // inp and weight in boxes as large as tiles; out, second, residual in boxes of 16x64
     CUtensorMap inp, weight, out, second, residual;
 };
 
-// Loads the operands of a tile; i counts the stages that were loaded, through all tiles.
+// Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
 template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
                                                     const CUtensorMap& weight_map, const GemmTile& tile, int num_steps,
                                                     int rank, int& i) {
@@ -174,7 +193,7 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
     }
 }
 
-// Warpgroup 0: loads the tiles first, first + stride ...
+// Run by warpgroup 0: loads the operands of the tiles first, first + stride, ...
 template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N,
                                                        int num_steps, int first, int stride, int num_tiles, int rank) {
     warpgroup_fewer_registers<24>();
@@ -188,13 +207,14 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 
 // ---- the consumers: warpgroups 1 and 2 ----
 
-// The products of a tile whose steps lie in the ring from i on; number: how many tiles this consumer had before.
-// sum[part][4j..4j+3] is the 16x8 tile of mma_16x8x16 at columns 8j of the part's 64 rows.
+// The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number is how many
+// tiles this consumer had before. sum[m] are 64 rows of the tile, from row 64m on, and sum[m][4j .. 4j + 3] their 16x8
+// fragment at columns 8j (see wgmma_64x128x16).
 template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
                                                         int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
-    // The other consumer issues its products first: a barrier tells a phase only from the one before it, so a consumer
-    // more than a round of the ring ahead would take an earlier tile's stage for its own.
+    // Ping-pong: wait until the other consumer has issued the products of the tile before. A barrier's parity is one
+    // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
@@ -203,7 +223,7 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor; 64 rows are 8192, 512
+        for (int k = 0; k < 4; k++) { // descriptors count 16 bytes: 16 columns (32 bytes) are 2, 64 rows (8192) 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
                 G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
@@ -220,8 +240,8 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
     G::release(&smem.empty[(i - 1) % G::RING]);
 }
 
-// What the epilogue needs of a tile's columns, loaded while the products run: one pair per lane and 64 columns. Threads
-// shuffle pairs from there; a load for each use would take longer than the rest of the epilogue.
+// The epilogue's column data for a tile, loaded while the products run. Each lane holds one pair per 64 columns, and
+// threads get the pairs that they need by shuffles: one load per use would take longer than the rest of the epilogue.
 template <class G, class Epilogue> struct GemmColumns { typename Epilogue::Pair pairs[G::COLUMNS / 64]; };
 template <class G, class Epilogue> __device__ inline void
 gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
@@ -231,10 +251,11 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
     }
 }
 
-// A warp's part of a tile is stored in boxes of 16x64, row by row; they are numbered through all tiles and take the warp's
-// slots in shared memory in turn. `box` is the number of boxes before this tile. SMem has boxes and box_full.
+// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
+// numbered through all tiles, and use its G::BOXES slots in shared memory round robin. `box` is the number of the
+// tile's first box. SMem is any struct with the members `boxes` and `box_full`.
 
-// Loads the residual of box n of this tile. One lane.
+// Starts to load the residual of box n of this tile. Called by one lane.
 template <class G, class SMem>
 __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
     const int columns = G::COLUMNS / 64;
@@ -244,7 +265,7 @@ __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map
                      &smem.box_full[warp][slot]);
 }
 
-// Before the products of a tile: starts the loads that its epilogue needs. Arguments as those of gemm_store.
+// The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
                                     const CUtensorMap& residual_map, int row, int column, int N, int box) {
@@ -255,8 +276,8 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
 }
 
-// The epilogue of a warp's part of a tile and its stores by TMA; row: the part's first one in out. The last stores may
-// still be in flight after it; they are the first lane's.
+// The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
+// element in out. The last stores may still be in flight on return; lane 0 issued them and has to wait for them.
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                   const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
@@ -266,7 +287,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     static_assert(!has_second || !has_residual, "they share the boxes");
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    // where stmatrix puts this lane's 16 bytes of 16 columns in a box: the swizzle XORs the row into the chunk
+    // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
+    // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
 #pragma unroll
@@ -278,7 +300,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
         if (has_residual) {
-            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // into the slot of box n + ahead - boxes
+            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // reuses the slot of n + ahead - BOXES
                 tma_store_wait<G::BOXES - ahead - 1>();
                 gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
@@ -290,11 +312,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
-        for (int p = 0; p < 4; p++) { // 16 columns
+        for (int p = 0; p < 4; p++) { // 16 columns each
             uint32_t out[4], second[4], residual[4];
             if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 of them
+            for (int j = 0; j < 2; j++) { // 8 columns each
                 typename Epilogue::Column two[2];
                 epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
@@ -325,7 +347,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     }
 }
 
-// The consumers, last of all: shared memory must stay until the stores have read it and the cluster is done with it.
+// The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
+// the cluster no longer writes to it.
 template <class G> __device__ inline void gemm_end() {
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
     G::end();
@@ -333,7 +356,7 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// Kernel 9 of matmul_forward's ladder.
+// Kernel 9 of matmul_forward.cu.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -350,7 +373,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     }
     warpgroup_more_registers<240>();
     int box = 0, number = 0;
-    // tiles go to consumers 0, 1, 0 ..., and their steps go through the ring in that order
+    // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
     stride *= 2;
     i = (warpgroup - 1) * num_steps;
@@ -362,7 +385,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, Epilogue> columns;
         gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // the other consumer's
+        i += num_steps; // skips the other consumer's tile
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
     }
     gemm_end<G>();
@@ -375,14 +398,14 @@ struct GemmArgs {
     floatX *out, *second;   // (M,N); second with GEMM_SECOND, else NULL
     const floatX* inp;      // (M,K)
     const floatX* weight;   // (N,K)
-    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be out
+    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be the same memory as out
     int M, N, K;
 };
 
-// A matrix (M,N) in boxes of 16x64, as results are stored.
+// The map of a matrix (M,N) in boxes of 16x64, as results are stored.
 inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return tensor_map(matrix, {N, M}, {64, 16}); }
 
-// A matrix that is not there gets a map that is not used.
+// A matrix that is NULL gets inp's map, which is then not used.
 template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     GemmMaps maps;
     maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
@@ -393,7 +416,7 @@ template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     return maps;
 }
 
-// How many tiles, or pairs of tiles, out has.
+// The number of tiles of out, or of pairs of tiles if a cluster has two blocks.
 template <class G> int gemm_num_tiles(int M, int N, int K) {
     require(M > 0 && N > 0 && K > 0 && N % 8 == 0 && K % 8 == 0);
     size_t num_tiles = ceil_div((size_t)M, (size_t)G::ROWS * G::CLUSTER) * ceil_div((size_t)N, (size_t)G::COLUMNS);
@@ -401,7 +424,7 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
-// out = finish(inp weight^T). Needs has_sm90a(); K % 8 == 0, N % 8 == 0; all pointers aligned to 16 bytes.
+// out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
 template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     typedef GemmPingPong192Pairs G;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -428,10 +451,10 @@ template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue,
 
 #if !defined(ENABLE_FP32)
 
-// ---- other forms: cooperative, blocks of their own, other tiles ---------------------------------------------------
-// Cooperative: both consumers work on one larger tile, 64 of its rows each. That is for a long K.
+// ---- other forms: cooperative, without clusters, other tiles ------------------------------------------------------
+// Cooperative: both consumers work on one larger tile, on 64 of its rows each. This is meant for a long K.
 
-// A block that shares nothing with others: GemmPair without its partner.
+// A block without a cluster, the alternative to GemmPair: it loads its whole weight tile itself.
 struct GemmSingle {
     static constexpr int CLUSTER = 1;
     static __device__ int rank() { return 0; }
@@ -446,7 +469,7 @@ struct GemmSingle {
     }
 };
 
-// Cluster: GemmPair or GemmSingle.
+// A form from its parameters. Cluster is GemmPair or GemmSingle.
 template <int rows, int columns, bool ping_pong, class Cluster, int ring, int boxes> struct GemmTiles : Cluster {
     static constexpr int ROWS = rows, COLUMNS = columns, RING = ring, BOXES = boxes;
     static constexpr int PARTS = rows / (ping_pong ? 64 : 128), READERS = ping_pong ? 4 : 8;
@@ -460,8 +483,9 @@ template <int rows, int columns, bool ping_pong, class Cluster, int ring, int bo
 };
 template <class G> constexpr bool gemm_is_ping_pong = G::READERS == 4;
 
-// Operands of e4m3: two of them take the place of one floatX, and everything counts such places along K. A stage is 128
-// columns of K, as many bytes, and its products take as many cycles.
+// The form G with e4m3 operands. The code addresses two e4m3 elements as one floatX, so it counts pairs of elements
+// along K. A stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of
+// cycles.
 template <class G> struct GemmTilesE4M3 : G {
     template <int n> static __device__ void wgmma(float (&sum)[n], uint64_t inp, uint64_t weight, bool accumulate) {
         static_assert(n == 64 || n == 96 || n == 128, "128, 192 or 256 columns");
@@ -476,16 +500,17 @@ typedef GemmTiles<128, 192, true, GemmSingle, 4, 4> GemmPingPong192;
 typedef GemmTiles<128, 256, false, GemmSingle, 4, 2> GemmCooperative256;
 typedef GemmTiles<128, 256, false, GemmPair, 4, 2> GemmCooperative256Pairs;
 typedef GemmTiles<128, 128, true, GemmPair, 5, 4> GemmPingPong128Pairs;
-// Their numbers, which stand in the column of block sizes.
+// The numbers of the forms, which the benchmark takes and prints as block sizes.
 enum {
     GEMM_PING_PONG_192 = 1,
-    GEMM_PING_PONG_192_PAIRS, // the promoted one
+    GEMM_PING_PONG_192_PAIRS, // the promoted form
     GEMM_COOPERATIVE_256,
     GEMM_COOPERATIVE_256_PAIRS,
     GEMM_PING_PONG_128_PAIRS
 };
 
-// As gemm_multiply, but of 64 rows from first_row of the tile on, and without a turn to wait for.
+// The main loop of a cooperative consumer: as gemm_multiply, but for the tile's 64 rows from first_row on, and without
+// turns.
 template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                                     GemmSMem<G>& smem, int first_row, int num_steps,
                                                                     int& i) {
@@ -514,19 +539,21 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
 
 // ---- other epilogues ----------------------------------------------------------------------------------------------
 
-enum { GEMM_E4M3 = 8 }; // out is e4m3, its columns in the order of gemm_store_e4m3; goes with GEMM_GELU alone
+enum { GEMM_E4M3 = 8 }; // out is e4m3, permuted as by gemm_store_e4m3; may be combined with GEMM_GELU only
 
 __device__ inline float4 gemm_shuffle(const float4& pair, int lane) {
     return make_float4(__shfl_sync(0xFFFFFFFFu, pair.x, lane), __shfl_sync(0xFFFFFFFFu, pair.y, lane),
                        __shfl_sync(0xFFFFFFFFu, pair.z, lane), __shfl_sync(0xFFFFFFFFu, pair.w, lane));
 }
 
-// y = rstd_i * (sum - mean_i * u_j) + v_j: layernorm(inp) through a linear layer. The weight has the layernorm's weight
-// multiplied in; u (N) are the sums of its rows, v (N) what the layernorm's bias and the layer's own come to.
+// The epilogue of a linear layer after a layernorm, for a product that takes inp without normalising it:
+//     y = rstd_i * (sum - mean_i * u_j) + v_j
+// The layernorm's weight is multiplied into `weight`. u (N) are the sums of the rows of that weight, v (N) is the
+// layernorm's bias passed through the layer, plus the layer's own bias.
 template <int extras> struct GemmLayernorm {
     static constexpr int EXTRAS = extras;
     const float *mean, *rstd; // (M)
-    const float2* sums;       // (N): u, v; aligned to 16 bytes
+    const float2* sums;       // (N), each is u, v; aligned to 16 bytes
 
     struct Row {
         float mean, rstd;
@@ -545,16 +572,16 @@ template <int extras> struct GemmLayernorm {
     }
 };
 
-// y = sum * scale + bias, where scale undoes those of two e4m3 operands
+// The epilogue y = sum * scale + bias, where scale undoes the scales of the two e4m3 operands.
 template <int extras> struct GemmScaledBias {
     static constexpr int EXTRAS = extras;
-    const float *inp_scale, *weight_scale; // what each was multiplied by, inverted: one float each
+    const float *inp_scale, *weight_scale; // one float each, 1 / the factor that the operand was multiplied by
     const floatX* bias;                    // (N), or NULL: 0
-    __nv_fp8_e4m3* out;                    // (M,N), with GEMM_E4M3 alone, as the next
-    const float* out_scale;                // what results are multiplied by: one float
+    __nv_fp8_e4m3* out;                    // (M,N), used with GEMM_E4M3 only
+    const float* out_scale;                // one float, multiplies the results; used with GEMM_E4M3 only
 
-    // Set by begin(), once per kernel. With GEMM_GELU and GEMM_E4M3 values are half of out_scale times larger, so that the
-    // result is x tanh(x (a + b x^2)) + x: that saves two multiplications each.
+    // Set by begin(), once per kernel. With both GEMM_GELU and GEMM_E4M3, value() returns x = y * out_scale / 2. Then
+    // out_scale * gelu(y) = x tanh(x (a + b x^2)) + x, which saves two multiplications per element.
     float scale, out_multiplier, a, b;
 
     struct Row {};
@@ -582,9 +609,10 @@ template <int extras> struct GemmScaledBias {
 template <class Epilogue> constexpr bool gemm_is_scaled = false;
 template <int extras> constexpr bool gemm_is_scaled<GemmScaledBias<extras>> = true;
 
-// As gemm_store, to e4m3 (M,N), N % 64 == 0. So that a thread's results for a row and 64 columns are one store of 16
-// bytes, column 8j + 2t + e of these 64, t < 4 and e < 2, goes to place 16t + 2j + e: gemm_e4m3_column. A product that
-// takes the result wants its weight's columns in this order.
+// As gemm_store, but out (M,N) is e4m3 and is stored from registers; N % 64 == 0. Columns are permuted within each
+// group of 64: column 8j + 2t + e, with t < 4 and e < 2, is stored at position 16t + 2j + e. A thread's results in a
+// row and a group are then one store of 16 bytes. A product that reads out needs its weight's columns in this order:
+// gemm_e4m3_column.
 template <class G, class Epilogue>
 __device__ inline void gemm_store_e4m3(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                        const GemmColumns<G, Epilogue>& columns, int row, int column, int M, int N) {
@@ -599,7 +627,7 @@ __device__ inline void gemm_store_e4m3(float (&sum)[G::PARTS][G::COLUMNS / 2], c
             rows[half] = epilogue.row(min(row + 64 * m + 8 * half + lane / 4, M - 1));
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) { // 16 columns
+        for (int i = 0; i < 4; i++) { // 16 columns each
             typename Epilogue::Column two[2][2];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
@@ -626,12 +654,12 @@ __device__ inline void gemm_store_e4m3(float (&sum)[G::PARTS][G::COLUMNS / 2], c
         }
     }
 }
-// The column of 64 that stands in this place.
+// The column, within a group of 64, that is stored at position `place`.
 __host__ __device__ inline int gemm_e4m3_column(int place) { return place % 16 / 2 * 8 + place / 16 * 2 + place % 2; }
 
-// ---- the kernel of every form and epilogue ------------------------------------------------------------------------
+// ---- the kernel for all forms and epilogues -----------------------------------------------------------------------
 
-// gemm_sm90_kernel9, and cooperative kernels, and scaled epilogues.
+// As gemm_sm90_kernel9, but also for cooperative forms and scaled epilogues.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_forms_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
                            int num_tiles) {
@@ -680,8 +708,9 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 
 // ---- launch -------------------------------------------------------------------------------------------------------
 
-// Launches a kernel of 384 threads and `bytes` of dynamic shared memory, in clusters. early: it may start before the
-// kernel ahead of it in the stream has ended; it waits for that by grid_wait_dependency().
+// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. early: by
+// programmatic dependent launch, so it may start before the previous kernel of the stream has ended; it waits for that
+// kernel in grid_wait_dependency().
 template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
                                                                    int cluster, int bytes, bool early,
                                                                    cudaStream_t stream, const Arguments&... arguments) {
@@ -706,7 +735,7 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// As gemm(), of the form G. With GEMM_E4M3 g.out is NULL.
+// As gemm(), with the form G. With GEMM_E4M3 g.out is NULL.
 template <class G, class Epilogue>
 void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -723,7 +752,7 @@ void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStr
                epilogue, g.M, g.N, g.K, num_tiles);
 }
 
-// As gemm(), of the form with this number.
+// As gemm(), with the form of this number.
 template <class Epilogue, template <class> class Tiles = GemmTilesSame>
 void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
     switch (form) {
@@ -741,8 +770,8 @@ void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStre
     require(!"a form of gemm");
 }
 
-// The same for operands of e4m3, (M,K) and (N,K), K % 16 == 0: two of them, cast, take the place of one of g's floatX,
-// so that g.K is half of K.
+// As gemm_form, but the operands are e4m3, (M,K) and (N,K), K % 16 == 0. g's pointers to them are cast to floatX, so
+// g.K counts pairs of elements: it is half of K.
 template <class Epilogue>
 void gemm_form_e4m3(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
     require(!(Epilogue::EXTRAS & GEMM_E4M3) || g.N % 64 == 0);

@@ -1,18 +1,20 @@
 /* matmul_backward: the gradients of a linear layer out = inp weight^T with respect to its input and its weight
 
-   dinp (N,C) floatX out = dout weight, times gelu'(pre_gelu) if inp = gelu(pre_gelu) | dweight (OC,C) float out or
-   added to = dout^T inp | dout (N,OC) floatX in | inp, pre_gelu (N,C) floatX in | weight (OC,C) floatX in; N = B*T
+   dinp (N,C) floatX out = dout weight, times gelu'(pre_gelu) if inp = gelu(pre_gelu) |
+   dweight (OC,C) float = dout^T inp, out, or inout if it accumulates |
+   dout (N,OC) floatX in | inp, pre_gelu (N,C) floatX in | weight (OC,C) floatX in; N = B*T
    Bound: compute, 4*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0.
-   Error: dinp one ulp of floatX against the fp64 reference, and where terms cancel 16 roundings of fp32 of the size of
-   their absolute sum, 0.64 * sqrt(OC) here; with gelu' 1.5 ulp (fp32: 8), and as much of 0.3: the library's tanh is approximate.
-   dweight: two ulp of float, and 16 roundings of the absolute sum, 0.64 * N here.
+   Error of dinp to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of their absolute
+   sum, which is 0.64 * sqrt(OC) here. With gelu' 1.5 ulp (fp32: 8) of |dinp| + 0.3: the library's tanh is approximate.
+   Error of dweight: two ulp of float, and 16 roundings of the absolute sum, which is 0.64 * N here.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
    nvcc -O3 --use_fast_math matmul_backward.cu -lcublasLt -o matmul_backward      (or: make matmul_backward)
    ./matmul_backward 5            check kernel 5 against the CPU
    ./matmul_backward              every kernel, side by side
-   ./matmul_backward -C 3072 -V 768 -NH 2      here -V is OC; -NH 1 dweight is added to, 2 gelu' and dweight is
-                                  overwritten, 3 as 1 with the bias gradient, by kernel 7 alone            */
+   ./matmul_backward -C 3072 -V 768 -NH 2      here -V is OC, and -NH the variant: 1 accumulates into dweight,
+                                  2 multiplies dinp by gelu' and overwrites dweight, 3 is 1 with the bias gradient
+                                  (kernel 7 only)                                                          */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
 #undef PROMOTED_ONLY
@@ -20,30 +22,31 @@
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 
-// ---- what the kernels share: both gradients are products a b with b (K,N) in rows, only a lies differently ----
-// Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
+// ---- shared by the kernels: both gradients are products a b with row-major b (K,N); a is row- or column-major ----
+// Loops over register arrays are unrolled by a pragma: an array with an index that the compiler does not know would be
+// in local memory.
 
 struct MatmulBackwardProduct {
     const floatX *a, *b;    // a is (M,K), or (K,M) if a_by_k
     bool a_by_k;            //
     int M, N, K;            //
-    floatX* dinp;           // (M,N), or NULL: the result is dweight
+    floatX* dinp;           // (M,N), or NULL if the result is dweight
     const floatX* pre_gelu; // (M,N), or NULL
     float* dweight;         // (M,N)
-    bool accumulate;        // dweight is added to
+    bool accumulate;        // add to dweight instead of overwriting it
 };
 struct MatmulBackwardArgs {
-    MatmulBackwardProduct input, weight; // what gives dinp, what gives dweight
+    MatmulBackwardProduct input, weight; // the product that gives dinp, and the one that gives dweight
 };
 
 __device__ inline size_t matmul_backward_a(const MatmulBackwardProduct& p, int m, int k) {
     return p.a_by_k ? (size_t)k * p.M + m : (size_t)m * p.K + k;
 }
 
-// n neighbours, in accesses of 16 bytes or less
+// n neighbouring elements of a row, in accesses of at most 16 bytes
 template <class T, int n> struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) MatmulRun { T v[n]; };
 
-// Stores n neighbours of a row; col is a multiple of n.
+// The epilogue for n neighbouring elements of a row, and their stores; col is a multiple of n.
 template <int n>
 __device__ inline void matmul_backward_store(const MatmulBackwardProduct& p, const float* y, int row, int col) {
     if (row >= p.M || col >= p.N) { return; }
@@ -76,7 +79,7 @@ static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
     return (int)num_tiles;
 }
 
-// ---- kernel 0: cuBLASLt as it comes, its first proposal ----
+// ---- kernel 0: cuBLASLt as it comes: the library's first proposal ----
 
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream);
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(1024) matmul_backward_kernel2(MatmulBackwardPr
     matmul_backward_tile(p, blockIdx.x, 32, &m0, &n0);
     float sum = 0.0f;
     for (int k0 = 0; k0 < p.K; k0 += 32) {
-        int m = p.a_by_k ? x : y, k = p.a_by_k ? y : x; // lanes along what is contiguous
+        int m = p.a_by_k ? x : y, k = p.a_by_k ? y : x; // lanes along the contiguous dimension of a
         a[k][m] = m0 + m < p.M && k0 + k < p.K ? (float)p.a[matmul_backward_a(p, m0 + m, k0 + k)] : 0.0f;
         b[y][x] = n0 + x < p.N && k0 + y < p.K ? (float)p.b[(size_t)(k0 + y) * p.N + n0 + x] : 0.0f;
         __syncthreads();
@@ -142,12 +145,12 @@ void matmul_backward2(const MatmulBackwardArgs& g, cudaStream_t stream) {
     }
 }
 
-// ---- kernel 3: 128x128 tiles, 8x8 sums for each thread in registers ----
+// ---- kernel 3: 128x128 tiles, 8x8 accumulators per thread in registers ----
 
-// 16 rows (k) and 128 columns from (k0, column0) on of a matrix (K, num_columns); zeros outside of it.
+// Loads 16 rows (k) and 128 columns, from (k0, column0) on, of a matrix (K, num_columns); zeros outside of it.
 __device__ inline void matmul_backward_load3(float tile[16][132], const floatX* matrix, int k0, int column0, int K,
                                              int num_columns) {
-    const int vectors = 128 / x128::size; // of a row
+    const int vectors = 128 / x128::size; // per row
     for (int v = threadIdx.x; v < 16 * vectors; v += 256) {
         int k = v / vectors, column = v % vectors * x128::size;
         bool inside = k0 + k < K && column0 + column < num_columns;
@@ -155,7 +158,7 @@ __device__ inline void matmul_backward_load3(float tile[16][132], const floatX* 
         for (int j = 0; j < x128::size; j++) { tile[k][column + j] = (float)x[j]; }
     }
 }
-// The same tile of a matrix that lies as (num_columns, K).
+// Loads the same tile of a matrix that is stored as (num_columns, K), and transposes it.
 __device__ inline void matmul_backward_load_transposed3(float tile[16][132], const floatX* matrix, int k0, int column0,
                                                         int K, int num_columns) {
     const int vectors = 16 / x128::size;
@@ -206,7 +209,7 @@ void matmul_backward3(const MatmulBackwardArgs& g, cudaStream_t stream) {
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 4: tensor cores by mma.sync; ldmatrix transposes what lies the wrong way round ----
+// ---- kernel 4: tensor cores by mma.sync; ldmatrix transposes the operands that need it ----
 
 constexpr int MATMUL_BACKWARD_RING = 4;
 struct MatmulBackwardSMem {
@@ -214,15 +217,15 @@ struct MatmulBackwardSMem {
 };
 static_assert(sizeof(MatmulBackwardSMem) == 64 * 1024, "three blocks would fit an SM, registers allow two");
 
-// Where chunk `chunk` (8 elements) of a row lies in a tile (128,32) or (32,128): rows that ldmatrix reads at once, 8
-// neighbours at the same chunk, lie in 8 different groups of banks.
+// Swizzles: the offset of chunk `chunk` (8 elements) of a row, in a tile (128,32) or (32,128). The same chunk of the 8
+// neighbouring rows that ldmatrix reads at once is then in 8 different groups of 4 banks.
 __device__ inline int matmul_backward_at_128x32(int row, int chunk) { return row * 32 + (chunk ^ (row / 2 % 4)) * 8; }
 __device__ inline int matmul_backward_at_32x128(int row, int chunk) { return row * 128 + (chunk ^ (row % 8)) * 8; }
 
-// A tile of `matrix` (num_rows, num_columns) from (row0, column0) on; zeros outside of it.
+// Loads a tile of `matrix` (num_rows, num_columns) from (row0, column0) on; zeros outside of it.
 template <bool is_128x32> __device__ inline void matmul_backward_load4(floatX* tile, const floatX* matrix, int row0,
                                                                        int column0, int num_rows, int num_columns) {
-    const int chunks = is_128x32 ? 4 : 16; // of a row
+    const int chunks = is_128x32 ? 4 : 16; // per row
     for (int v = threadIdx.x; v < 128 * 4; v += 256) {
         int row = v / chunks, chunk = v % chunks;
         bool inside = row0 + row < num_rows && column0 + chunk * 8 < num_columns;
@@ -232,14 +235,14 @@ template <bool is_128x32> __device__ inline void matmul_backward_load4(floatX* t
     }
 }
 
-// The tile at (m0, n0) of a b, summed over k_begin <= k < k_end only; k_begin is a multiple of 32.
+// Computes the tile of a b at (m0, n0), summed over k_begin <= k < k_end only; k_begin is a multiple of 32.
 template <bool a_by_k>
 __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m0, int n0, int k_begin, int k_end) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     MatmulBackwardSMem& shared = *reinterpret_cast<MatmulBackwardSMem*>(dynamic_shared);
     const int ring = MATMUL_BACKWARD_RING;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // a warp's part of the tile is 64x32
+    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
     int num_steps = ceil_div(k_end - k_begin, 32);
     auto load = [&](int step) {
         int k0 = k_begin + step * 32;
@@ -251,17 +254,17 @@ __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m
             }
             matmul_backward_load4<false>(shared.b[step % ring], p.b, k0, n0, k_end, p.N);
         }
-        cp_async_commit(); // an empty group keeps the count
+        cp_async_commit(); // past the last step an empty group keeps the count right
     };
     for (int step = 0; step < ring - 1; step++) { load(step); }
-    float sum[4][16] = {}; // [16 rows][four tiles of 8 columns]
+    float sum[4][16] = {}; // [16 rows each][four fragments of 8 columns]
     for (int step = 0; step < num_steps; step++) {
         cp_async_wait<ring - 2>();
-        __syncthreads(); // this step's tile is there, and nobody reads the previous one any more
+        __syncthreads(); // this step's stage has arrived, and all warps have read the previous step's stage
         load(step + ring - 1);
         const floatX *a_tile = shared.a[step % ring], *b_tile = shared.b[step % ring];
 #pragma unroll
-        for (int k = 0; k < 2; k++) { // 16 of the 32
+        for (int k = 0; k < 2; k++) { // 16 of the stage's 32 k each
             uint32_t a[4][4], b[2][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -274,7 +277,7 @@ __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m
                 }
             }
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // two tiles of 8 columns at once
+            for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
                 int row = 16 * k + lane % 16, chunk = (warp_col + 16 * j) / 8 + lane / 16;
                 ldmatrix_x4_trans(b[j], b_tile + matmul_backward_at_32x128(row, chunk));
             }
@@ -290,7 +293,7 @@ __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
-        for (int upper = 0; upper < 2; upper++) { // rows 0..7, then 8..15 of the 16
+        for (int upper = 0; upper < 2; upper++) { // rows 0..7 of the fragments, then 8..15
             float v[4][2];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -324,7 +327,7 @@ void matmul_backward4(const MatmulBackwardArgs& g, cudaStream_t stream) {
     matmul_backward_product4<true>(g.weight, stream);
 }
 
-// ---- kernel 5: dweight has few tiles and a long K: several blocks share a tile, their parts are summed in order ----
+// ---- kernel 5: split K: dweight has few tiles and a long K, so several blocks share a tile; a second kernel adds ----
 
 __global__ void __launch_bounds__(256, 2)
     matmul_backward_split_kernel5(MatmulBackwardProduct p, float* parts, int part_length) {
@@ -347,7 +350,8 @@ __global__ void matmul_backward_sum_kernel5(float* dweight, const float* parts, 
     store128(dweight + i, sum);
 }
 
-// How many blocks share a tile of dweight: some 4 blocks for each of 132 SMs in all, and at least 512 of K for each.
+// The number of blocks that share a tile of dweight: in all about 4 blocks for each of 132 SMs, and at least 512 of K
+// per block.
 static int matmul_backward_num_parts(int N, int C, int OC) {
     int num_tiles = ceil_div(OC, 128) * ceil_div(C, 128);
     return std::max(1, std::min(4 * 132 / num_tiles, N / 512));
@@ -360,7 +364,7 @@ void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t 
     cudaCheck(cudaFuncSetAttribute(matmul_backward_split_kernel5, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_parts = matmul_backward_num_parts(p.K, p.N, p.M);
     int part_length = ceil_div(ceil_div(p.K, num_parts), 32) * 32;
-    num_parts = ceil_div(p.K, part_length); // rounding up may have left nothing for the last ones
+    num_parts = ceil_div(p.K, part_length); // because part_length was rounded up, the last parts may be empty
     dim3 grid(matmul_backward_num_tiles(p, 128), num_parts);
     matmul_backward_split_kernel5<<<grid, 256, bytes, stream>>>(p, scratch, part_length);
     cudaCheck(cudaGetLastError());
@@ -372,10 +376,11 @@ void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t 
 
 #endif
 
-// ---- kernel 6: cuBLASLt, the algorithms timed once for each shape ----
+// ---- kernel 6: cuBLASLt, algorithms timed once per shape ----
 
 // ==== promoted: matmul_backward ====
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not be the
+// memory of an input.
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream) {
     double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
@@ -386,9 +391,9 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weigh
     call.out = dinp;
     call.a = dout, call.b = weight;
     call.M = N, call.N = C, call.K = OC;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would set the error
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would dominate the error
         call.epilogue = MATMUL_DGELU;
-        call.aux = (void*)pre_gelu; // read only
+        call.aux = (void*)pre_gelu; // the library only reads it
         if (cublaslt_matmul(call, stream)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
@@ -415,9 +420,9 @@ void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in
 }
 // ==== end promoted: matmul_backward ====
 
-// ---- kernel 7: cuBLASLt, dweight's epilogue sums dout over its rows: the gradient of the bias without another read ----
+// ---- kernel 7: cuBLASLt; dweight's epilogue also sums dout over its rows: the bias gradient without another read ----
 
-// false: the library has no such algorithm
+// Returns false if the library has no such algorithm.
 static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStream_t stream) {
     const MatmulBackwardProduct &x = g.input, &w = g.weight;
     matmul_backward_input(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
@@ -433,7 +438,7 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 }
 
 static void declare(Bench& b) {
-    require(b.NH >= 1 && b.NH <= 3); // which variant, see the top
+    require(b.NH >= 1 && b.NH <= 3); // the variant, see the top of this file
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
     bool has_gelu = b.NH == 2, accumulate = b.NH != 2, has_bias = b.NH == 3;
@@ -447,7 +452,7 @@ static void declare(Bench& b) {
     product.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)OC);
     sums.atol = 16 * ulp_of<float>() * 0.64f * (float)N;
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.3f);
-    after_gelu.atol += 1.13f * product.atol; // the steepest that gelu is
+    after_gelu.atol += 1.13f * product.atol; // gelu's largest slope
     Buffer<floatX> dinp = b.output<floatX>("dinp", (size_t)N * C, has_gelu ? after_gelu : product);
     Buffer<float> start = {NULL, NULL}, dweight, dbias = {NULL, NULL};
     if (accumulate) {
@@ -474,21 +479,21 @@ static void declare(Bench& b) {
                             {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
     cudaStream_t stream = b.stream;
     if (!has_bias) {
-        b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
+        b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
         b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
         b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
-        b.kernel(3, "128x128 tiles, 8x8 sums per thread", [=](int) { matmul_backward3(g, stream); }, {0});
+        b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_backward3(g, stream); }, {0});
 #if !defined(ENABLE_FP32)
         Buffer<float> scratch = b.scratch<float>("scratch", num_weights * matmul_backward_num_parts(N, C, OC));
         b.kernel(
-            4, "mma.sync, ldmatrix transposes", [=](int) { matmul_backward4(g, stream); }, {0}, 80);
+            4, "mma.sync, operands transposed by ldmatrix", [=](int) { matmul_backward4(g, stream); }, {0}, 80);
         b.kernel(
-            5, "mma.sync, dweight's K split", [=](int bs) { matmul_backward5(g, scratch, stream, bs); }, {256}, 80);
+            5, "mma.sync, split K for dweight", [=](int bs) { matmul_backward5(g, scratch, stream, bs); }, {256}, 80);
 #endif
         b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { matmul_backward_cublaslt(g, stream); }, {0});
         b.promoted(6);
     } else if (b.dry || matmul_backward7(g, dbias, stream)) {
-        b.kernel(7, "cuBLASLt, and the bias in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); }, {0});
+        b.kernel(7, "cuBLASLt, bias gradient in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); }, {0});
     }
 }
 

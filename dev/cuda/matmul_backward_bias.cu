@@ -1,9 +1,9 @@
-/* matmul_backward_bias: dbias += the sum of dout over its rows
+/* matmul_backward_bias: dbias += dout summed over its rows
 
    dbias (OC) float inout | dout (N,OC) floatX in; N = B*T, OC = 4C here
    Bound: memory, N*OC*sizeof(floatX) bytes. Constraint: OC % x128::size == 0 from kernel 4 on.
-   Kernel 4 is not deterministic; the others have one order of the sum for each block size.
-   Error: against the fp64 reference; the rounding of an fp32 sum of N terms of size 1, N * 2^-23.
+   Kernel 4 is not deterministic. Every other kernel sums in one fixed order for each block size.
+   Error to the fp64 reference: the rounding of an fp32 sum of N terms of size 1, N * 2^-23.
    Source: Harris 2007, "Optimizing parallel reduction in CUDA"; kernel 9: Dakkak et al. 2019, arXiv:1811.09736.
 
    nvcc -O3 --use_fast_math matmul_backward_bias.cu -o matmul_backward_bias      (or: make matmul_backward_bias)
@@ -27,7 +27,7 @@ void matmul_backward_bias1(float* dbias, const floatX* dout, int N, int OC, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one block per column: enough threads, but every load is a sector of its own --------
+// ---- kernel 2: one block per column: enough threads, but each load of a lane is a memory sector of its own ----------
 
 __global__ void matmul_backward_bias_kernel2(float* dbias, const floatX* dout, int N, int OC) {
     __shared__ float shared[32];
@@ -42,7 +42,7 @@ void matmul_backward_bias2(float* dbias, const floatX* dout, int N, int OC, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: a warp reads 32 neighbouring columns, the block's warps share the rows ------------
+// ---- kernel 3: a warp reads 32 neighbouring columns, coalesced; the block's warps share the rows ------------------
 
 __global__ void matmul_backward_bias_kernel3(float* dbias, const floatX* dout, int N, int OC) {
     __shared__ float shared[32][32];
@@ -62,10 +62,10 @@ void matmul_backward_bias3(float* dbias, const floatX* dout, int N, int OC, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: 128-bit loads, blocks share the rows as well, float atomics join them --------------
+// ---- kernel 4: 128-bit loads; blocks also share the rows, and add their sums by float atomics ---------------------
 
 __global__ void matmul_backward_bias_kernel4(float* dbias, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = 32 * x128::size; // of a warp
+    constexpr int columns = 32 * x128::size; // per warp
     extern __shared__ float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -93,7 +93,7 @@ void matmul_backward_bias4(float* dbias, const floatX* dout, int N, int OC, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: deterministic: the blocks' sums go to scratch, a second kernel adds them in order ----
+// ---- kernel 5: deterministic: each block writes its sums to scratch, a second kernel adds them up in order --------
 
 __global__ void matmul_backward_bias_kernel5(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = 32 * x128::size;
@@ -124,15 +124,15 @@ __global__ void matmul_backward_bias_join_kernel5(float* dbias, const float* par
 }
 
 // ==== promoted: matmul_backward_bias ====
-constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block: a warp reads 512 contiguous bytes of a row
+constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row
 
-// Rows per block for at most 2048 blocks: they fill any chip, and their partial sums take 2 MB.
+// Rows per block, so that there are at most 2048 blocks. They fill any GPU, and their partial sums take 2 MB.
 static int matmul_backward_bias_rows(int N, int OC) {
     int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
     return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: 16 warps with four rows in flight
 }
 
-// Floats of scratch: a row of partial sums per block.
+// The number of floats of scratch: one row of partial sums per block.
 size_t matmul_backward_bias_scratch(int N, int OC) {
     return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
 }
@@ -151,7 +151,7 @@ void matmul_backward_bias5(float* dbias, float* scratch, const floatX* dout, int
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: four rows in flight per warp, 32 warps join the sums: kernel 7 with up to 2048 blocks ----------------
+// ---- kernel 6: four rows in flight per warp, the second kernel uses 32 warps: kernel 7 with up to 2048 blocks -------
 
 __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout, int N, int OC, int rows);
 
@@ -166,10 +166,10 @@ void matmul_backward_bias6(float* dbias, float* scratch, const floatX* dout, int
     column_sums<32>(dbias, NULL, scratch, num, OC, stream);
 }
 
-// ---- kernel 7: one wave of blocks: fewer partial sums to join -------------------------------------------------------
+// ---- kernel 7: one wave of blocks, so there are fewer partial sums to add up --------------------------------------
 
 // ==== promoted: matmul_backward_bias ====
-// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for the block's columns c
+// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for each column c of the block
 __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
     extern __shared__ float matmul_backward_bias_shared[];
@@ -195,7 +195,7 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
         }
     }
-    // element k of all lanes lies side by side: no bank conflicts
+    // element k of the 32 lanes is contiguous, so there are no bank conflicts
     for (int k = 0; k < x128::size; k++) { shared[warp * columns + k * 32 + lane] = sum[k]; }
     __syncthreads();
     for (int i = threadIdx.x; i < columns; i += blockDim.x) {
@@ -210,8 +210,9 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
     matmul_backward_bias_sums(partial, dout, N, OC, rows);
 }
 
-// dbias (OC) += the sum of dout over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
-// One wave: as many blocks as run at once share the rows equally, so that there are few partial sums to join.
+// dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+// One wave: there are as many blocks as can run at once, and they share the rows equally. So there are few partial
+// sums.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                           int block_size) {
     Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
@@ -219,7 +220,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
-    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // for partial sums in scratch
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
     int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
@@ -231,7 +232,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 }
 // ==== end promoted: matmul_backward_bias ====
 
-// ---- kernel 8: one kernel: the last block to finish a group of columns joins its partial sums -----------
+// ---- kernel 8: one launch: the last block to finish a group of columns adds up the partial sums of that group -------
 
 __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsigned* finished, const floatX* dout,
                                              int N, int OC, int rows) {
@@ -266,7 +267,7 @@ __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsig
         int column = blockIdx.x * columns + i % 32 * x128::size + i / 32;
         if (column < OC) { partial[(size_t)blockIdx.y * OC + column] = total; }
     }
-    __threadfence(); // the partial sums before the count
+    __threadfence(); // makes the partial sums visible before the count
     __syncthreads();
     if (threadIdx.x == 0) { is_last = atomicAdd(finished + blockIdx.x, 1) == gridDim.y - 1; }
     __syncthreads();
@@ -280,7 +281,7 @@ __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsig
     }
 }
 
-// `finished` is one counter for each group of columns
+// `finished` has one counter per group of columns
 void matmul_backward_bias8(float* dbias, float* scratch, unsigned* finished, const floatX* dout, int N, int OC,
                            cudaStream_t stream, int block_size) {
     require(OC % x128::size == 0);
@@ -292,12 +293,19 @@ void matmul_backward_bias8(float* dbias, float* scratch, unsigned* finished, con
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 9: tensor cores add: no conversion to float, an eighth of the instructions ------------------
+// ---- kernel 9: tensor cores add: no conversion to float, and an eighth of the instructions ----------------------
 
 #if !defined(ENABLE_FP32)
-// A 32-bit register of dout holds two neighbouring columns of a row. The product takes them for neighbours in k, so a
-// has two rows, ones at even k and ones at odd k, which sum even and odd columns. Lane (g, t) loads eight columns,
-// vector g, of the rows t and t + 4; register r of both is one product, over eight rows.
+// dout is the operand b. A 32-bit register of dout holds two neighbouring columns of one row, but mma_16x8x16 takes
+// them for neighbours in k. So the operand a has two rows of ones: row 0 has them at even k and sums the even columns,
+// row 1 at odd k and sums the odd columns. Lane 4g + t loads vector g (8 columns) of rows t and t + 4. Register r of
+// these two loads is one product over eight rows:
+//
+//     b of product r      n = g: columns 8g + 2r and 8g + 2r + 1 of eight rows of dout
+//       k = 0, 1          row 0, even and odd column       (lane t = 0, first load)
+//       k = 2, 3          row 1                            (lane t = 1, first load)
+//       k = 8, 9          row 4                            (lane t = 0, second load)
+//     d of product r      (0, g): the sum of column 8g + 2r; (1, g): of column 8g + 2r + 1
 __global__ void matmul_backward_bias_kernel9(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = 64, unroll = 2; // columns per warp; products in flight per register
     __shared__ float shared[32][columns];
@@ -322,7 +330,7 @@ __global__ void matmul_backward_bias_kernel9(float* partial, const floatX* dout,
             mma_16x8x16(d[3], a, x[u].w, x[u + 1].w, floatX());
         }
     }
-    // row g of the product, columns 2t and 2t+1: vectors 2t and 2t+1, element 2r + g
+    // lane 4g + t has row g of the product, columns 2t and 2t + 1: element 2r + g of the vectors 2t and 2t + 1
     for (int r = 0; r < 4 && g < 2; r++) {
         for (int j = 0; j < 2; j++) { shared[warp][(2 * t + j) * 8 + 2 * r + g] = d[r][j]; }
     }
@@ -344,10 +352,10 @@ void matmul_backward_bias9(float* dbias, float* scratch, const floatX* dout, int
 }
 #endif
 
-// ---- kernel 10: kernel 7 that lets the blocks of the join in at once: they wait on the SMs for the sums ------------
+// ---- kernel 10: kernel 7 that lets the second kernel launch early: its blocks wait on the SMs for the sums ----------
 
 __global__ void matmul_backward_bias_kernel10(float* partial, const floatX* dout, int N, int OC, int rows) {
-    grid_launch_dependents(); // the join's blocks come as soon as there is room for them
+    grid_launch_dependents(); // the second kernel's blocks start as soon as there is room for them
     matmul_backward_bias_sums(partial, dout, N, OC, rows);
 }
 
@@ -381,10 +389,11 @@ static void declare(Bench& b) {
     cudaStream_t s = b.stream;
     b.kernel(1, "one thread per column", [=](int bs) { matmul_backward_bias1(dbias, dout, N, OC, s, bs); });
     b.kernel(2, "one block per column", [=](int bs) { matmul_backward_bias2(dbias, dout, N, OC, s, bs); });
-    b.kernel(3, "warps on neighbouring columns", [=](int bs) { matmul_backward_bias3(dbias, dout, N, OC, s, bs); });
+    b.kernel(3, "warps on neighbouring columns, coalesced",
+             [=](int bs) { matmul_backward_bias3(dbias, dout, N, OC, s, bs); });
     b.kernel(4, "128-bit loads, float atomics", [=](int bs) { matmul_backward_bias4(dbias, dout, N, OC, s, bs); });
     b.kernel(5, "partial sums in scratch", [=](int bs) { matmul_backward_bias5(dbias, scratch, dout, N, OC, s, bs); });
-    b.kernel(6, "four rows in flight, wide join",
+    b.kernel(6, "four rows in flight per warp, second kernel with 32 warps",
              [=](int bs) { matmul_backward_bias6(dbias, scratch, dout, N, OC, s, bs); });
     b.kernel(7, "one wave of blocks",
              [=](int bs) {
@@ -392,15 +401,15 @@ static void declare(Bench& b) {
                     : matmul_backward_bias(dbias, scratch, dout, N, OC, s);
              },
              {0, 64, 128, 256, 512, 1024});
-    b.kernel(8, "the last block joins",
+    b.kernel(8, "the last block adds up the partial sums",
              [=](int bs) { matmul_backward_bias8(dbias, scratch, finished, dout, N, OC, s, bs); });
 #if !defined(ENABLE_FP32)
     b.kernel(
-        9, "tensor cores", [=](int bs) { matmul_backward_bias9(dbias, scratch, dout, N, OC, s, bs); },
+        9, "tensor cores (mma.sync) add", [=](int bs) { matmul_backward_bias9(dbias, scratch, dout, N, OC, s, bs); },
         {64, 128, 256, 512, 1024}, 80);
 #endif
     b.kernel(
-        10, "one wave, the join launched early",
+        10, "one wave, second kernel launched early",
         [=](int bs) { matmul_backward_bias10(dbias, scratch, dout, N, OC, s, bs); }, {128, 256, 512, 1024}, 90);
     b.promoted(7);
 }

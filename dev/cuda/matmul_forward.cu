@@ -1,18 +1,18 @@
-/* matmul_forward: out = gelu?(inp weight^T + bias) + residual, a linear layer with what follows it
+/* matmul_forward: out = gelu?(inp weight^T + bias) + residual, a linear layer fused with its epilogue
 
-   out (N,OC) floatX out | pre_gelu (N,OC) floatX out, what gelu was applied to, or NULL: no gelu | inp (N,C) floatX in |
+   out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input, or NULL: no GELU | inp (N,C) floatX in |
    weight (OC,C) floatX in | bias (OC) floatX in, or NULL | residual (N,OC) floatX in, or NULL; N = B*T
-   Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both pre_gelu and residual; gelu needs bias.
-   Error: one ulp of floatX against the fp64 reference, and where terms cancel 16 roundings of fp32 of the size of their
-   absolute sum, 0.64 * sqrt(C) here; after gelu 1.5 ulp (fp32: 8), and as much of 0.1: pre_gelu may be rounded before.
-   Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
+   Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both pre_gelu and residual; GELU needs bias.
+   Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of their absolute sum,
+   which is 0.64 * sqrt(C) here. After GELU: 1.5 ulp (fp32: 8) of |out| + 0.1: pre_gelu may be rounded before GELU.
+   Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
    ./matmul_forward 8             check kernel 8 against the CPU
    ./matmul_forward               every kernel, side by side
-   ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH what follows the product:
-                                  1 bias, 2 bias and gelu, 3 bias and residual, 4 nothing          */
-#ifndef PROMOTED_ONLY // who includes this file includes gelu_forward.cu before
+   ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH the epilogue:
+                                  1 bias, 2 bias and GELU, 3 bias and residual, 4 none             */
+#ifndef PROMOTED_ONLY // a file that includes this one includes gelu_forward.cu first
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
 #undef PROMOTED_ONLY
@@ -21,22 +21,23 @@
 #include "bench.h"
 #include "gemm.cuh"
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // another op that includes this file uses its promoted kernels only
 
-// ---- what the kernels share: where a product goes, and what it meets on the way ----
-// Loops over registers are unrolled by name: an array with an index that is not known lies in memory.
+// ---- shared by the kernels: arguments, epilogue, tiles ----
+// Loops over register arrays are unrolled by a pragma: an array with an index that the compiler does not know would be
+// in local memory.
 
 struct MatmulForwardArgs {
-    floatX *out, *pre_gelu;        // (N,OC), pre_gelu may be NULL
+    floatX *out, *pre_gelu;        // (N,OC), pre_gelu or NULL
     const floatX *inp, *weight;    // (N,C), (OC,C)
-    const floatX *bias, *residual; // (OC), (N,OC), may be NULL
+    const floatX *bias, *residual; // (OC), (N,OC), each may be NULL
     int N, C, OC;
 };
 
-// n neighbours, in one access if they are 16 bytes or less
+// n neighbouring elements of a row, accessed at once if they are 16 bytes or less
 template <int n> struct alignas(n * sizeof(floatX) < 16 ? n * sizeof(floatX) : 16) MatmulRun { floatX v[n]; };
 
-// Stores n neighbours of a row with all that follows the product; col is a multiple of n.
+// The epilogue for n neighbouring elements of a row, and their stores; col is a multiple of n.
 template <int n>
 __device__ inline void matmul_forward_store(const MatmulForwardArgs& f, const float* y, int row, int col) {
     if (row >= f.N || col >= f.OC) { return; }
@@ -55,7 +56,7 @@ __device__ inline void matmul_forward_store(const MatmulForwardArgs& f, const fl
     *reinterpret_cast<MatmulRun<n>*>(f.out + i) = out;
 }
 
-// Blocks go along OC first: those at work together share rows of inp, and all of the weight stays in L2.
+// Tiles are numbered along OC first. So blocks that run at the same time share rows of inp, and the weight stays in L2.
 __device__ inline void matmul_forward_tile(const MatmulForwardArgs& f, int tile, int rows, int columns, int* n0,
                                            int* o0) {
     int num_columns = ceil_div(f.OC, columns);
@@ -68,7 +69,7 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
     return (int)num_tiles;
 }
 
-// ---- kernel 0: cuBLASLt as it comes, everything in the epilogue, its first proposal ----
+// ---- kernel 0: cuBLASLt as it comes: everything in the epilogue, the library's first proposal ----
 
 void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                      const floatX* residual, int N, int C, int OC, cudaStream_t stream);
@@ -122,12 +123,12 @@ void matmul_forward2(const MatmulForwardArgs& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: 128x128 tiles, 8x8 sums for each thread in registers ----
+// ---- kernel 3: 128x128 tiles, 8x8 accumulators per thread in registers ----
 
-// 128 rows and 16 columns from (row0, k0) on, transposed; zeros outside of (num_rows, C).
+// Loads 128 rows and 16 columns, from (row0, k0) on, and transposes them; zeros outside of (num_rows, C).
 __device__ inline void matmul_forward_load3(float tile[16][132], const floatX* matrix, int row0, int k0, int num_rows,
                                             int C) {
-    const int vectors = 16 / x128::size; // of a row
+    const int vectors = 16 / x128::size; // per row
     for (int v = threadIdx.x; v < 128 * vectors; v += 256) {
         int row = v / vectors, k = v % vectors * x128::size;
         bool inside = row0 + row < num_rows && k0 + k < C;
@@ -169,9 +170,9 @@ void matmul_forward3(const MatmulForwardArgs& f, cudaStream_t stream) {
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 4: tensor cores by mma.sync; cp.async keeps a ring of four tiles ahead ----
+// ---- kernel 4: tensor cores by mma.sync, fed by a ring of four cp.async stages ----
 
-// Stores 16 rows and 32 columns from (row0, col0) on, which a warp holds as four tiles d[j] of mma_16x8x16.
+// The epilogue of 16 rows and 32 columns, from (row0, col0) on, which a warp holds as four fragments d of mma_16x8x16.
 __device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, const float* d, int row0, int col0) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -192,8 +193,14 @@ struct MatmulForwardSMem4 {
 };
 static_assert(sizeof(MatmulForwardSMem4) == 64 * 1024, "three blocks would fit an SM, registers allow two");
 
-// A row is four chunks of 16 bytes, in an order that differs from row to row: the 8 rows that ldmatrix reads at once
-// then lie in 8 different groups of banks.
+// Swizzle of a tile with rows of 64 bytes: chunk c (16 bytes) of row r is at position c ^ (r / 2 % 4). The 8 rows that
+// ldmatrix reads at once are then in 8 different groups of 4 banks:
+//
+//     position        0 1 2 3  0 1 2 3
+//     rows 0 and 1    0 1 2 3  0 1 2 3     two rows of 64 bytes cover the 32 banks; the digits are the chunks
+//     rows 2 and 3    1 0 3 2  1 0 3 2
+//     rows 4 and 5    2 3 0 1  2 3 0 1
+//     rows 6 and 7    3 2 1 0  3 2 1 0
 __device__ inline int matmul_forward_swizzle4(int row, int chunk) { return (chunk ^ (row / 2 % 4)) * 8; }
 
 __device__ inline void matmul_forward_load4(floatX tile[128][32], const floatX* matrix, int row0, int k0, int num_rows,
@@ -212,30 +219,30 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForwardAr
     const int ring = MATMUL_FORWARD_RING4;
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
-    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // a warp's part of the tile is 64x32
+    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
     int num_steps = ceil_div(f.C, 32);
     auto load = [&](int step) {
         if (step < num_steps) {
             matmul_forward_load4(shared.inp[step % ring], f.inp, n0, step * 32, f.N, f.C);
             matmul_forward_load4(shared.weight[step % ring], f.weight, o0, step * 32, f.OC, f.C);
         }
-        cp_async_commit(); // an empty group keeps the count
+        cp_async_commit(); // past the last step an empty group keeps the count right
     };
     for (int step = 0; step < ring - 1; step++) { load(step); }
-    float sum[4][16] = {}; // [16 rows][four tiles of 8 columns]
+    float sum[4][16] = {}; // [16 rows each][four fragments of 8 columns]
     for (int step = 0; step < num_steps; step++) {
         cp_async_wait<ring - 2>();
-        __syncthreads(); // this step's tile is there, and nobody reads the previous one any more
+        __syncthreads(); // this step's stage has arrived, and all warps have read the previous step's stage
         load(step + ring - 1);
         const floatX(*inp)[32] = shared.inp[step % ring], (*weight)[32] = shared.weight[step % ring];
 #pragma unroll
-        for (int k = 0; k < 2; k++) { // 16 columns are chunks 2k and 2k+1
+        for (int k = 0; k < 2; k++) { // 16 columns each: chunks 2k and 2k+1
             uint32_t a[4][4], b[2][4];
             for (int i = 0; i < 4; i++) {
                 int row = warp_row + 16 * i + lane % 16;
                 ldmatrix_x4(a[i], &inp[row][matmul_forward_swizzle4(row, 2 * k + lane / 16)]);
             }
-            for (int j = 0; j < 2; j++) { // two tiles of 8 columns at once
+            for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
                 int row = warp_col + 16 * j + lane / 16 * 8 + lane % 8;
                 ldmatrix_x4(b[j], &weight[row][matmul_forward_swizzle4(row, 2 * k + lane / 8 % 2)]);
             }
@@ -260,7 +267,7 @@ void matmul_forward4(const MatmulForwardArgs& f, cudaStream_t stream) {
 
 #endif
 
-// ---- kernel 5: cuBLASLt for the product alone, in float; a kernel after it for all that follows ----
+// ---- kernel 5: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
 
 __global__ void matmul_forward_finish_kernel5(MatmulForwardArgs f, const float* product) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -274,7 +281,7 @@ __global__ void matmul_forward_finish_kernel5(MatmulForwardArgs f, const float* 
     matmul_forward_store<x128::size>(f, y, (int)(i / f.OC), (int)(i % f.OC));
 }
 
-// product (N,OC) is scratch: rounded to 16 bits it would lose what is left where the bias cancels it
+// product (N,OC) is scratch, in float: rounded to 16 bits it would lose accuracy where the bias cancels it
 void matmul_forward5(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
     MatmulCall call;
     call.out = product, call.out_is_float = true;
@@ -289,10 +296,10 @@ void matmul_forward5(const MatmulForwardArgs& f, float* product, cudaStream_t st
 
 #endif
 
-// ---- kernel 6: cuBLASLt, everything in the epilogue, the algorithm timed once for each shape ----
+// ---- kernel 6: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
 
 // ==== promoted: matmul_forward ====
-// With the arguments of matmul_forward.
+// Arguments as for matmul_forward.
 void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     MatmulCall call;
@@ -301,7 +308,7 @@ void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
     call.M = N, call.N = OC, call.K = C;
     call.bias = bias;
     call.add = residual;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu would set the error
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
         call.epilogue = MATMUL_GELU;
         call.aux = pre_gelu;
         if (cublaslt_matmul(call, stream)) { return; }
@@ -319,14 +326,15 @@ void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 
 #if !defined(ENABLE_FP32)
 
-// ---- kernel 7: wgmma on operands in shared memory, brought by TMA; two blocks per SM hide each other's waits ----
+// ---- kernel 7: wgmma on operands in shared memory, loaded by TMA; two blocks per SM hide each other's waits ----
 
-struct MatmulForwardStage { // 128 rows of 64 columns of both operands, as TMA writes them
+struct MatmulForwardStage { // 128 rows of 64 columns of both operands, swizzled as TMA writes them
     floatX inp[128 * 64], weight[128 * 64];
 };
 static_assert(sizeof(MatmulForwardStage) == 32 * 1024, "TMA announces this many bytes");
 
-// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
+// Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so launchers
+// request 1 KB more.
 __device__ inline MatmulForwardStage* matmul_forward_stages(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return reinterpret_cast<MatmulForwardStage*>(dynamic_shared + (1024 - address % 1024) % 1024);
@@ -339,16 +347,16 @@ __device__ inline void matmul_forward_tma(MatmulForwardStage& stage, uint64_t* f
     tma_load_2d(stage.weight, &weight_map, step * 64, o0, full);
 }
 
-// 64 rows of the stage's 128 columns: sum += inp weight^T over 64 columns of both. Starts it, waits for nothing.
+// Starts sum (64x128) += inp weight^T, for 64 rows of inp and 128 of weight, over 64 columns. Does not wait for it.
 __device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, const floatX* weight, bool accumulate) {
     uint64_t a = wgmma_descriptor(inp), b = wgmma_descriptor(weight);
 #pragma unroll
-    for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+    for (int k = 0; k < 4; k++) { // 16 columns each: 32 bytes, 2 in the descriptor's units
         wgmma_64x128x16(sum, a + 2 * k, b + 2 * k, accumulate || k > 0, floatX());
     }
 }
 
-constexpr int MATMUL_FORWARD_RING7 = 3; // 2 blocks an SM: 97 KB each
+constexpr int MATMUL_FORWARD_RING7 = 3; // stages; 2 blocks fit an SM: 97 KB each
 __global__ void __launch_bounds__(256, 2)
     matmul_forward_sm90_kernel7(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                 const __grid_constant__ CUtensorMap weight_map) {
@@ -397,15 +405,15 @@ void matmul_forward7(const MatmulForwardArgs& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 8: a persistent block, two consumers in ping-pong: one stores a tile while the other multiplies ----
+// ---- kernel 8: persistent blocks, a producer and two consumers in ping-pong: one stores while the other multiplies --
 
-constexpr int MATMUL_FORWARD_RING8 = 6; // 193 KB, a block an SM
+constexpr int MATMUL_FORWARD_RING8 = 6; // stages; 193 KB, so one block per SM
 __global__ void __launch_bounds__(384, 1)
     matmul_forward_sm90_kernel8(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                 const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     __shared__ uint64_t full[MATMUL_FORWARD_RING8], empty[MATMUL_FORWARD_RING8];
-    __shared__ uint64_t turn[2]; // the other group has started all its products
+    __shared__ uint64_t turn[2]; // turn[c] completes when the other consumer has issued its products
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
     const int ring = MATMUL_FORWARD_RING8;
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
@@ -413,13 +421,14 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < ring; s++) {
             mbarrier_init(&full[s], 1);
-            mbarrier_init(&empty[s], 4); // a stage is read by the four warps of one group
+            mbarrier_init(&empty[s], 4); // a stage is read by the four warps of one consumer
         }
         for (int g = 0; g < 2; g++) { mbarrier_init(&turn[g], 4); }
         mbarrier_init_fence();
     }
     __syncthreads();
-    // The block's tiles, numbered 0, 1, 2 ..., go to groups 1, 2, 1 ...; their steps go through the ring in that order.
+    // Warpgroup 0 is the producer, warpgroups 1 and 2 are the consumers. The block's tiles, numbered 0, 1, 2, ..., go
+    // to warpgroups 1, 2, 1, ...; their steps go through the ring in that order.
     if (group == 0) {
         warpgroup_fewer_registers<40>();
         if (threadIdx.x != 0) { return; }
@@ -434,8 +443,8 @@ __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<232>();
-    // A group waits for its turn before it waits for a stage: a barrier tells a phase only from the one before it, so that
-    // who is more than a round of the ring ahead would take an earlier tile's stage for its own.
+    // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
+    // a round of the ring ahead would take an earlier tile's stage for its own.
     int i = (group - 1) * num_steps, number = 0;
     for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
         float sum[2][64]; // rows 0..63, 64..127
@@ -479,8 +488,8 @@ void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream) {
 #endif
 #endif
 
-// ---- kernel 9: gemm.cuh: 8 with tiles of 128x192 and weights shared by two blocks, the epilogue stored by TMA; where ----
-// ---- it loses, kernel 6 ----
+// ---- kernel 9: gemm.cuh: as 8, with 128x192 tiles, the weight shared by two blocks and TMA stores ----
+// It is used where it is faster than kernel 6.
 
 // ==== promoted: matmul_forward ====
 #if !defined(ENABLE_FP32)
@@ -493,8 +502,9 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel for this device, binary and shape. Kernel 9 hides a tile's epilogue behind the products of the
-// next: this pays where sums are not long, and where each block has two tiles or more.
+// The number of the kernel to use for this device, binary and shape. Kernel 9 hides the epilogue of a tile behind the
+// products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
+// tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
@@ -505,8 +515,8 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 #endif
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
-// be NULL: no gelu, no bias, no residual. residual may be out.
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). pre_gelu (N,OC) receives GELU's input; if
+// it is NULL there is no GELU. bias and residual may be NULL. residual may be the same memory as out.
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
@@ -526,7 +536,7 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
 #ifndef PROMOTED_ONLY
 
 #if !defined(ENABLE_FP32)
-// Other forms of gemm.cuh, by number.
+// Kernel 9 with the form of gemm.cuh of this number.
 void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                      const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
     GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
@@ -537,7 +547,7 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 #endif
 
 static void declare(Bench& b) {
-    require(b.NH >= 1 && b.NH <= 4); // which variant, see the top
+    require(b.NH >= 1 && b.NH <= 4); // the epilogue, see the top of this file
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
     bool has_gelu = b.NH == 2, has_residual = b.NH == 3, has_bias = b.NH != 4;
@@ -551,7 +561,7 @@ static void declare(Bench& b) {
     product.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C);
     if (has_gelu) { pre_gelu = b.output<floatX>("pre_gelu", n, product); }
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
-    after_gelu.atol += 1.13f * product.atol; // the steepest that gelu is
+    after_gelu.atol += 1.13f * product.atol; // gelu's largest slope
     Buffer<floatX> out = b.output<floatX>("out", n, has_gelu ? after_gelu : product);
     b.reference([=] {
         float* y = has_gelu ? pre_gelu.host : out.host;
@@ -564,28 +574,28 @@ static void declare(Bench& b) {
     MatmulForwardArgs f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
     int choice = b.dry ? 6 : matmul_forward_choice(N, C, OC);
-    b.kernel(0, "cuBLASLt, its first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
+    b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
     b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_forward2(f, stream); }, {0});
-    b.kernel(3, "128x128 tiles, 8x8 sums per thread", [=](int) { matmul_forward3(f, stream); }, {0});
+    b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_forward3(f, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
-        4, "mma.sync, ring of cp.async tiles", [=](int) { matmul_forward4(f, stream); }, {0}, 80);
+        4, "mma.sync, ring of cp.async stages", [=](int) { matmul_forward4(f, stream); }, {0}, 80);
 #endif
-    b.kernel(5, "cuBLASLt for the product, the rest apart", [=](int bs) { matmul_forward5(f, in_float, stream, bs); },
-             {256, 512});
-    b.kernel(6, "cuBLASLt, all fused, algorithms timed",
+    b.kernel(5, "cuBLASLt for the product, epilogue in a second kernel",
+             [=](int bs) { matmul_forward5(f, in_float, stream, bs); }, {256, 512});
+    b.kernel(6, "cuBLASLt, epilogue fused, algorithms timed",
              [=](int) { matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
         7, "wgmma and TMA", [=](int) { matmul_forward7(f, stream); }, {0}, -90);
     b.kernel(
-        8, "persistent, a producer, two consumers in ping-pong", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
+        8, "persistent, producer and two ping-pong consumers", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
-    if (choice == 9) { forms.insert(forms.begin(), 0); } // matmul_forward(), where it chooses this one
+    if (choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), if it chooses this kernel
     b.kernel(
-        9, "gemm.cuh, its forms as block sizes",
+        9, "gemm.cuh, the block size selects the form",
         [=](int form) {
             form ? matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
                  : matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);

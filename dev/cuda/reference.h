@@ -1,6 +1,6 @@
 /*
-What is right: one function for each op, float in and out, double inside, threaded over rows (std::thread: the plain
-nvcc line has no -fopenmp). Written to be read.
+The reference of each op: one function that takes and returns floats, computes in double, and runs on all cores. It uses
+std::thread because the plain nvcc line has no -fopenmp. Written to be read.
 */
 #pragma once
 
@@ -14,8 +14,8 @@ nvcc line has no -fopenmp). Written to be read.
 #include <thread>
 #include <vector>
 
-// Calls fn(i) for i in 0..n-1 from all cores; every i on its own, in any order. Threads take indices a few at a time,
-// for the work of one may be a multiple of another's, as in causal attention.
+// Calls fn(i) for i in 0 .. n-1 from all cores, in any order. A thread takes a few indices at a time, because one index
+// may need many times the work of another, as in causal attention.
 inline void parallel_for(size_t n, const std::function<void(size_t)>& fn) {
     size_t num_threads = std::max<size_t>(1, std::min<size_t>(std::thread::hardware_concurrency(), n));
     size_t step = std::max<size_t>(1, n / (num_threads * 32));
@@ -89,7 +89,7 @@ inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, co
                                    const float* inp, const float* weight, const float* mean, const float* rstd, int N,
                                    int C) {
     const int num_chunks = 64;
-    std::vector<double> sums((size_t)num_chunks * 2 * C, 0.0); // of each chunk of rows: dweight, dbias
+    std::vector<double> sums((size_t)num_chunks * 2 * C, 0.0); // per chunk of rows: dweight, dbias
     double* partial = sums.data();
     parallel_for(num_chunks, [=](size_t chunk) {
         double *dw = partial + chunk * 2 * C, *db = dw + C;
@@ -123,8 +123,9 @@ inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, co
 
 // ---- matrix product ------------------------------------------------------------------------
 
-// out[i][j] = start[i][j] + sum over k of a[i*a_row + k*a_column] * b[k*b_row + j*b_column], or without start if NULL;
-// out and start are (M,N). Blocks of 64 x 64 whose operands are copied to doubles, in the order they are read in.
+// out[i][j] = start[i][j] + sum over k of a[i*a_row + k*a_column] * b[k*b_row + j*b_column]; start may be NULL, for
+// zeros. out and start are (M,N). The work is cut into blocks of 64 x 64; their operands are copied to doubles in the
+// order in which they are read.
 inline void matmul_cpu(float* out, const float* start, const float* a, size_t a_row, size_t a_column, const float* b,
                        size_t b_row, size_t b_column, size_t M, size_t N, size_t K) {
     const size_t BM = 64, BN = 64, BK = 256, RM = 4, RN = 4;
@@ -136,7 +137,7 @@ inline void matmul_cpu(float* out, const float* start, const float* a, size_t a_
             std::fill(sums.begin(), sums.end(), 0.0);
             for (size_t k0 = 0; k0 < K; k0 += BK) {
                 size_t depth = K - k0 < BK ? K - k0 : BK;
-                for (size_t i = 0; i < BM; i++) { // panels of RM rows, then of RN columns: [panel][k][lane]
+                for (size_t i = 0; i < BM; i++) { // panels of RM rows (a) or RN columns (b): [panel][k][row or column]
                     for (size_t k = 0; k < depth; k++) {
                         double x = i < rows ? a[(i0 + i) * a_row + (k0 + k) * a_column] : 0.0;
                         a_block[(i / RM * BK + k) * RM + i % RM] = x;
@@ -180,7 +181,7 @@ inline void matmul_forward_cpu(float* out, const float* inp, const float* weight
     for (size_t i = 0; i < N * OC; i++) { start[i] = (bias ? bias[i % OC] : 0.0f) + (residual ? residual[i] : 0.0f); }
     matmul_cpu(out, start.data(), inp, C, 1, weight, 1, C, N, OC, C);
 }
-// dinp (N,C) = dout (N,OC) weight (OC,C); times gelu'(pre_gelu (N,C)) unless that is NULL
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL
 inline void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, const float* pre_gelu,
                                       size_t N, size_t C, size_t OC) {
     matmul_cpu(dinp, NULL, dout, OC, 1, weight, C, 1, N, C, OC);
@@ -198,9 +199,9 @@ inline void matmul_backward_weight_cpu(float* dweight, const float* start, const
     matmul_cpu(dweight, start, dout, 1, OC, inp, C, 1, OC, C, N);
 }
 
-// ---- classifier: (N, Vp) rows of which the first V columns count -------------------------------
+// ---- classifier: rows of logits (N, Vp); the first V columns are the vocabulary, the others padding ----
 
-// log(sum(exp(row))) of V logits
+// log(sum(exp(row))) over V logits
 inline double logsumexp_cpu(const float* row, int V) {
     double max = -INFINITY, sum = 0.0;
     for (int i = 0; i < V; i++) { max = std::max(max, (double)row[i]); }
@@ -250,7 +251,7 @@ inline void fused_classifier_cpu(float* dlogits, float* losses, const float* log
 
 // ---- optimizer ------------------------------------------------------------------------------------
 
-// The square root of the sum of squares.
+// The square root of the sum of squares of grads (n).
 inline double global_norm_cpu(const float* grads, size_t n) {
     size_t num_chunks = (n + 65535) / 65536;
     std::vector<double> sums(num_chunks, 0.0);
@@ -265,7 +266,7 @@ inline double global_norm_cpu(const float* grads, size_t n) {
     return sqrt(sum);
 }
 
-// Step t = 1, 2, ... of AdamW: from params0, m0, v0 to params, m, v, all (n). Loshchilov and Hutter 2019,
+// Step t = 1, 2, ... of AdamW: from params0, m0, v0 to params, m, v, all (n). Source: Loshchilov and Hutter 2019,
 // arXiv:1711.05101.
 inline void adamw_cpu(float* params, float* m, float* v, const float* params0, const float* m0, const float* v0,
                       const float* grads, size_t n, double grad_scale, int t, float learning_rate, float beta1,
@@ -284,7 +285,7 @@ inline void adamw_cpu(float* params, float* m, float* v, const float* params0, c
 
 // ---- decoding: one new token for each of B sequences -----------------------------------------------
 
-// x (B,C) = wte[token] + wpe[position]; ids and positions are floats, as the harness keeps them
+// x (B,C) = wte[token] + wpe[position]; tokens and positions (B) are floats, as in every buffer of the harness
 inline void decode_embed_cpu(float* x, const float* tokens, const float* positions, const float* wte, const float* wpe,
                              int B, int C) {
     parallel_for(B, [=](size_t b) {
@@ -293,7 +294,7 @@ inline void decode_embed_cpu(float* x, const float* tokens, const float* positio
     });
 }
 
-// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual; norm_weight, bias and residual may be NULL
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual; norm_weight, bias and residual may be NULL
 inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weight, const float* norm_bias,
                               const float* weight, const float* bias, const float* residual, bool gelu, int B, int K,
                               int OC) {
@@ -319,7 +320,7 @@ inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weig
     });
 }
 
-// with t = tanh(u): d/dx of x (1 + t) / 2
+// the derivative of x (1 + t) / 2, with t = tanh(u)
 inline void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, size_t n) {
     const double scale = sqrt(2.0 / M_PI);
     parallel_for((n + 4095) / 4096, [=](size_t chunk) {
@@ -340,7 +341,7 @@ inline void encoder_forward_cpu(float* out, const float* inp, const float* wte, 
     });
 }
 
-// dwte (V,C) and dwpe (T,C) are added to. Eight columns at a time, C % 8 == 0.
+// dwte (V,C) and dwpe (T,C) are added to. Each parallel task does eight columns, so C % 8 == 0.
 inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const float* inp, int B, int T, int C,
                                  int V) {
     parallel_for(C / 8, [=](size_t group) {
@@ -365,7 +366,7 @@ inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, co
 
 // ---- bias gradient: dbias (OC) += column sums of dout (N,OC) ----------------------------------
 
-// A cache line of 16 columns at a time.
+// Each parallel task does 16 columns, a cache line.
 inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC) {
     parallel_for((OC + 15) / 16, [=](size_t group) {
         int first = (int)group * 16, num = OC - first < 16 ? OC - first : 16;
@@ -377,13 +378,13 @@ inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int
     });
 }
 
-// One new token for each sequence, qkv (B,3,C), becomes row positions[b] of keys, values (B,capacity,C); then out (B,C) is
-// its attention over rows 0 .. positions[b].
+// Attention of one new token per sequence. Its qkv (B,3,C) is first stored as row positions[b] of keys and values
+// (B,capacity,C). Then out (B,C) is the attention over rows 0 .. positions[b].
 inline void decode_attention_cpu(float* out, float* keys, float* values, const float* qkv, const float* positions,
                                  int B, int C, int NH, int capacity) {
     int HS = C / NH;
     parallel_for((size_t)B * NH, [=](size_t i) {
-        size_t b = i / NH, first = i % NH * HS; // of the head's elements
+        size_t b = i / NH, first = i % NH * HS; // first: the head's first element
         int now = (int)positions[b];
         const float* q = qkv + b * 3 * C + first;
         float *k = keys + b * capacity * C + first, *v = values + b * capacity * C + first;
@@ -404,7 +405,7 @@ inline void decode_attention_cpu(float* out, float* keys, float* values, const f
     });
 }
 
-// rows 0 .. T-1 of keys, values (B,capacity,C) from qkv (B,T,3,C)
+// copies rows 0 .. T-1 of keys and values (B,capacity,C) from qkv (B,T,3,C)
 inline void decode_cache_fill_cpu(float* keys, float* values, const float* qkv, int B, int T, int C, int capacity) {
     parallel_for((size_t)B * T, [=](size_t i) {
         size_t to = (i / T * capacity + i % T) * C;
@@ -422,7 +423,7 @@ inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int 
     parallel_for((size_t)B * NH, [=](size_t head) {
         size_t b = head / NH, h = head % NH;
         const float* first = qkv + b * T * 3 * C + h * HS;
-        // keys as (HS,T) and values as (T,HS): the inner loops run over neighbours
+        // keys as (HS,T) and values as (T,HS), so that the inner loops run over contiguous elements
         std::vector<double> keys(HS * T), values(T * HS), p(T), o(HS);
         for (size_t t = 0; t < (size_t)T; t++) {
             for (size_t d = 0; d < HS; d++) {
@@ -451,8 +452,9 @@ inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int 
     });
 }
 
-// tokens (B) for logits (B,Vp), of which V count; rng_out (B), rng (B): states of xorshift64*, as floats. The candidates
-// are sorted, cut by top_k and top_p, and the draw goes through those that are left in the order of their ids.
+// Samples tokens (B) from logits (B,Vp), of which V are used. rng (B) and rng_out (B) are states of xorshift64*, as
+// floats. The candidates are sorted, then cut by top_k and top_p. The draw goes through the remaining ones in the order
+// of their ids.
 inline void decode_sample_cpu(float* tokens, float* rng_out, const float* logits, const float* rng, float temperature,
                               int top_k, float top_p, int B, int V, int Vp) {
     parallel_for(B, [=](size_t b) {
@@ -492,8 +494,8 @@ inline void decode_sample_cpu(float* tokens, float* rng_out, const float* logits
     });
 }
 
-// The softmax is recomputed from qkv in double: what the rounding of out and lse costs a kernel counts as its error.
-// dqkv, qkv (B,T,3,NH,HS), dout (B,T,NH,HS)
+// dqkv, qkv (B,T,3,NH,HS), dout (B,T,NH,HS). The softmax is recomputed from qkv in double. A kernel that reads rounded
+// out and lse is therefore charged for their rounding as its own error.
 inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, int B, int T, int C, int NH) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
@@ -501,7 +503,7 @@ inline void attention_backward_cpu(float* dqkv, const float* dout, const float* 
         size_t b = head / NH, h = head % NH, stride = 3 * (size_t)C;
         const float *q = qkv + b * T * stride + h * HS, *d = dout + b * T * C + h * HS;
         float* dq = dqkv + b * T * stride + h * HS;
-        // keys and values as (HS,T) too: the inner loops run over neighbours
+        // keys and values also as (HS,T), so that the inner loops run over contiguous elements
         std::vector<double> key_columns(HS * T), value_columns(HS * T), dk(T * HS), dv(T * HS), p(T), dp(T), sum(HS);
         for (size_t t = 0; t < (size_t)T; t++) {
             for (size_t i = 0; i < HS; i++) {
@@ -543,7 +545,7 @@ inline void attention_backward_cpu(float* dqkv, const float* dout, const float* 
     });
 }
 
-// ---- permute: heads side by side in a token, and each head's tokens in a row ---------------------
+// ---- permute: from the heads of a token side by side to the tokens of a head side by side, and back ----
 
 // q, k, v (B,NH,T,HS) from packed (B,T,3,NH,HS)
 inline void permute_cpu(float* q, float* k, float* v, const float* packed, int B, int T, int NH, int HS) {
@@ -571,14 +573,14 @@ inline void unpermute_cpu(float* packed, const float* q, const float* k, const f
 
 // ---- scores of causal attention -------------------------------------------------------------------
 
-// att (B,NH,T,T): q.k / sqrt(HS) for keys up to the query, 0 for those after it; qkv (B,T,3,NH,HS), C = NH * HS
+// att (B,NH,T,T): q.k / sqrt(HS) for keys up to the query, 0 for later keys; qkv (B,T,3,NH,HS), C = NH * HS
 inline void trimat_forward_cpu(float* att, const float* qkv, int B, int T, int C, int NH) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     parallel_for((size_t)B * NH, [=](size_t head) {
         size_t b = head / NH, h = head % NH;
         const float* first = qkv + b * T * 3 * C + h * HS;
-        std::vector<double> keys(HS * T), sums(T); // keys as (HS,T): the inner loop runs over neighbours
+        std::vector<double> keys(HS * T), sums(T); // keys as (HS,T), so that the inner loop is contiguous
         for (size_t t = 0; t < (size_t)T; t++) {
             for (size_t d = 0; d < HS; d++) { keys[d * T + t] = first[t * 3 * C + C + d]; }
         }
@@ -612,10 +614,10 @@ inline void gelu_scale_cpu(float* out, const float* inp, size_t n, float scale) 
     });
 }
 
-// ---- a block of GPT-2: pre-layernorm attention and feed-forward, each added to what goes past it -----------------
+// ---- a block of GPT-2: pre-layernorm attention and feed-forward, each added to the residual stream ---------------
 
-// out, inp (B,T,C); weights: the block's 12 tensors in the order of GPT-2's checkpoints: layernorm (C), (C), qkv (3C,C),
-// (3C), projection (C,C), (C), layernorm, feed-forward (4C,C), (4C), projection (C,4C), (C)
+// out, inp (B,T,C). weights: the block's 12 tensors in the order of GPT-2's checkpoints: layernorm (C), (C), qkv
+// (3C,C), (3C), projection (C,C), (C), layernorm (C), (C), feed-forward (4C,C), (4C), projection (C,4C), (C)
 inline void transformer_block_cpu(float* out, const float* inp, const float* const weights[12], int B, int T, int C,
                                   int NH) {
     size_t N = (size_t)B * T, n = N * C, channels = C;
