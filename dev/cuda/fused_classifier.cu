@@ -96,8 +96,8 @@ __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& 
     s.max = max;
 }
 
-// Combines the states of the block's threads into the row's maximum and sum of exp(x - max). The sum is NaN if any logit
-// is NaN or infinite. shared (32) is scratch.
+// Combines the states of the block's threads into the row's maximum and sum of exp(x - max). The sum is NaN if any
+// logit is NaN or infinite. shared (32) is scratch.
 __device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
     *max = block_max(s.max, shared);
     // exp(-inf) is 0, so the sum alone would hide a logit of -infinity
@@ -118,7 +118,7 @@ __device__ inline int fused_classifier_owner(int target, int tail) {
 }
 // ==== end promoted: fused_classifier ====
 
-// The end of kernels 3 to 5 and 8: writes the gradient of the tail, zeros from V to Vp, the target's gradient, the loss.
+// The end of kernels 3 to 5 and 8: writes the gradient of the tail, zeros from V on, the target's gradient and the loss.
 __device__ inline void classifier_rest(floatX* row, float* losses, float dloss, float max, float sum, float x_tail,
                                        float correct, int target, int n, int V, int Vp) {
     int tail = V / x128::size * x128::size;
@@ -358,8 +358,8 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
-    // Rows too long for shared memory, and devices without cp.async, take kernel 6. An SM of an H200 holds two blocks with
-    // GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
+    // Rows too long for shared memory, and devices without cp.async, take kernel 6. An SM of an H200 holds two blocks
+    // with GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
