@@ -118,7 +118,7 @@ __device__ inline int fused_classifier_owner(int target, int tail) {
 }
 // ==== end promoted: fused_classifier ====
 
-// The end of kernels 3 to 5 and 8: writes the gradient of the tail, zeros from V on, the target's gradient and the loss.
+// The end of kernels 3 to 5 and 8: writes the gradient of the tail, zeros from V on, the target's gradient, the loss.
 __device__ inline void classifier_rest(floatX* row, float* losses, float dloss, float max, float sum, float x_tail,
                                        float correct, int target, int n, int V, int Vp) {
     int tail = V / x128::size * x128::size;
