@@ -29,7 +29,7 @@ from pathlib import Path
 
 import modal
 
-# memory in GB of what Modal offers; the first is taken where GPU_MEM does not say
+# the GPUs that Modal offers and their memory in GB; the first size is the default if GPU_MEM is not set
 GPUS = {
     "T4": [16],
     "L4": [24],
@@ -42,9 +42,9 @@ GPUS = {
     "B200": [192],
 }
 CUDA_IMAGE = "nvidia/cuda:12.9.1-devel-ubuntu22.04"  # with nvcc, cuBLAS, NCCL, make and g++
-TREE = "/llmc"  # where the repository lies in the container
-TIMEOUT_S = 60 * 60  # of compilation and run together
-# as in .dockerignore: what is built, downloaded or not needed to build a program of dev/cuda
+TREE = "/llmc"  # path of the repository in the container
+TIMEOUT_S = 60 * 60  # for compilation and run together
+# as in .dockerignore: files that are built, downloaded or not needed to build a program of dev/cuda
 IGNORED = [
     ".git",
     "build",
@@ -85,7 +85,7 @@ def gpu_string(environment):
         raise ValueError(f"N_GPUS={count} is not a number from 1 to {most}")
     gpu = f"{name}-{memory}GB" if len(sizes) > 1 else name
     if name == "H100":
-        gpu += "!"  # without it, a newer GPU may come instead
+        gpu += "!"  # without it, Modal may provide a newer GPU instead
     return gpu if int(count) == 1 else f"{gpu}:{int(count)}"
 
 
@@ -96,7 +96,7 @@ def split_command(text):
     words.commenters = ""
     try:
         words = list(words)
-    except ValueError as error:  # a quote that is not closed
+    except ValueError as error:  # an unclosed quote
         raise ValueError(f"'{text}': {error}") from None
     if not words:
         raise ValueError("a command is empty")
@@ -122,7 +122,7 @@ def compile_and_run(tree, compile_words, run_words):
         folder = shutil.copytree(tree, Path(directory) / "llmc") / "dev" / "cuda"
         for words in (compile_words, run_words):
             print("$", shlex.join(words), flush=True)
-            status = subprocess.run(["env", "--", *words], cwd=folder).returncode  # env: for NAME=value
+            status = subprocess.run(["env", "--", *words], cwd=folder).returncode  # env handles NAME=value
             if status != 0:
                 reason = f"status {status}" if status > 0 else f"signal {-status}"
                 return f"'{shlex.join(words)}' ended with {reason}", None
@@ -138,7 +138,7 @@ def compile_and_run(tree, compile_words, run_words):
 app = modal.App("llmc-benchmark")
 image = modal.Image.from_registry(CUDA_IMAGE, add_python="3.12")
 gpu = None
-if modal.is_local():  # in the container, where this file is read again, all of that is settled
+if modal.is_local():  # the container imports this file again, but needs none of this there
     try:
         gpu = gpu_string(os.environ)
     except ValueError as error:

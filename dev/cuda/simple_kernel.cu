@@ -35,7 +35,7 @@ __global__ void simple_kernel_kernel1(floatX* out, const floatX* inp, size_t n) 
 void simple_kernel1(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
     size_t num_blocks = ceil_div(n, (size_t)block_size); // rounded up: the remaining elements need a block too
     simple_kernel_kernel1<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
-    cudaCheck(cudaGetLastError()); // reports an invalid launch, e.g. 2048 threads per block
+    cudaCheck(cudaGetLastError()); // only this call reports an invalid launch, e.g. 2048 threads per block
 }
 
 // ---- kernel 2: a grid-stride loop in a single block: shows what the grid is for -----------------------------
