@@ -1,6 +1,6 @@
 #!/bin/sh
-# The demo of train_gpt2 and train_gpt2cu: makes tokens from this repository's own sources, trains a small model on them for
-# about a minute, saves it, loads it again, samples. Nothing is fetched; everything it writes is under demo/.
+# The demo of train_gpt2 and train_gpt2cu: tokenizes this repository's own sources, trains a small model on them for
+# about a minute, saves it, loads it again and samples from it. It downloads nothing and writes only below demo/.
 #
 #     scripts/demo.sh [PROGRAM]      ./train_gpt2 by default; the programs run this when they have no arguments
 set -eu

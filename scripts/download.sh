@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches model weights, vocabulary and datasets from their public addresses. See --help.
+# Downloads model weights, vocabulary and datasets from their public addresses. See --help.
 set -u
 
 # item | file below the directory | URL | bytes (>N: at least N, -: not known) | sha256 (-: not known)
@@ -67,7 +67,7 @@ Environment:
 HELP
 }
 
-# Prints why FILE is not what BYTES and SHA256 say, or nothing.
+# Prints why FILE does not match BYTES and SHA256. Prints nothing if it does.
 what_is_wrong() { # FILE BYTES SHA256
     local size sum
     size=$(wc -c <"$1" | tr -d ' ')
@@ -103,7 +103,7 @@ curl_reason() { # STATUS HTTP_CODE
     esac
 }
 
-# Appends URL to PART from where PART ends. Sets reason when that fails.
+# Continues the download of URL at the end of PART. On failure sets reason and returns 1.
 fetch() { # URL PART
     local rc code try meter=(--silent --show-error)
     [ -t 2 ] && meter=(--progress-bar)
@@ -126,7 +126,7 @@ fetch() { # URL PART
     return 1
 }
 
-# One row of the table. Sets reason when that fails.
+# Downloads one row of the table, unless the file is already there and right. On failure sets reason and returns 1.
 get() { # PATH URL BYTES SHA256
     local path=$1 url=$2 bytes=$3 sum=$4 part=$1.part from_start=no
     if [ -e "$path" ]; then

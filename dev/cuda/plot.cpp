@@ -1,13 +1,13 @@
 /*
-Plots the measurements of `make bench`. For each OP.csv in a folder, it writes a bar chart OP.svg next to it, with one bar
-per kernel at its best block size. For each folder it writes roofline.svg, with a dot for the best kernel of each op that
-counts FLOPs.
+Plots the measurements of `make bench`. For each OP.csv in a folder, it writes a bar chart OP.svg next to it, with one
+bar per kernel at its best block size. For each folder it writes roofline.svg, with a dot for the best kernel of each op
+that counts FLOPs.
 
     make plots                    every folder of results/ that holds a CSV
     ./plot results/h200           one or more folders
 
-The output is deterministic: the same CSVs give the same bytes. A folder without a CSV, or a CSV that bench.h cannot have
-written, is an error of one line and exit 1; a wrong command line is exit 2.
+The output is deterministic: the same CSVs give the same bytes. A folder without a CSV, or a CSV that bench.h cannot
+have written, is an error of one line and exit 1; a wrong command line is exit 2.
 Source of the roofline: Williams et al. 2009, doi:10.1145/1498765.1498785.
 */
 #include <errno.h>
