@@ -13,7 +13,7 @@ esac
 [ -x "$program" ] || make "${program#./}"
 [ -x dev/data/tokenize ] || make dev/data/tokenize
 
-run() { # COMMAND...: shows it as one would type it, then runs it
+run() { # COMMAND...: prints the command as one would type it, then runs it
     printf '\n$'
     for word in "$@"; do
         case $word in
@@ -29,7 +29,7 @@ rm -rf demo/data demo/log
 mkdir -p demo/data
 sources=
 for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev/*/*.cu' 'dev/*/*.cuh'; do
-    for file in $pattern; do # unquoted: the shell looks whether there is one
+    for file in $pattern; do # unquoted, so that the shell expands the pattern
         [ -e "$file" ] && sources=$sources,$pattern
         break
     done

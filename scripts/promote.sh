@@ -98,5 +98,5 @@ awk -v dir="$tmp/want" '
         while ((getline line <(dir "/" $4)) > 0) { print line }
         close(dir "/" $4)
     }' $target >"$tmp/new" || die "$target could not be rewritten"
-cat "$tmp/new" >$target || die "$target could not be written" # keeps its mode and links
+cat "$tmp/new" >$target || die "$target could not be written" # cat instead of mv keeps the file's mode and links
 printf 'copied %s\n' "${different[@]}"
