@@ -1,7 +1,7 @@
 /* encoder_backward: dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]
 
    dwte (Vp,C), dwpe (maxT,C) float inout | dout (B,T,C) floatX in | inp (B,T) int in, each in [0,V), V <= Vp
-   Bound: memory; dout is read once. The dwte rows of tokens that occur and T rows of dwpe are read and written.
+   Bound: memory: one read of dout, one read and one write of the dwte rows of tokens that occur and of T rows of dwpe.
    Kernels 3 to 5 are deterministic, at the cost of reading dout twice: once for dwpe, once for dwte.
    Constraint: C % x128::size == 0 from kernel 2 on, B*T <= 2^30. Kernels 1 and 2 are not deterministic.
    Error against the fp64 reference: n * 2^-22, the rounding error of an fp32 sum of n random terms of size 1, whose
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[num_parts + part][digit] = total; // borrowed for the partial sums
+    offset[part][digit] = before, offset[num_parts + part][digit] = total; // offset is borrowed for partial sums
     __syncthreads();
     if (part == 0) {
         for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
@@ -258,7 +258,8 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
 // Sorts the positions by token. Returns the layout of scratch, in which positions[0] and tokens are now filled.
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
-    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // per block
+    int num =
+        ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // indices per block
     int num_blocks = ceil_div(N, num), num_passes = 1;
     while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
     const int* positions = NULL;

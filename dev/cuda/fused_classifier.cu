@@ -3,7 +3,7 @@
 
    logits (N,Vp) floatX inout, columns V..Vp-1 are not read and are set to 0 | losses (N) float out
    targets (N) int in, 0..V-1 | dloss (1) float in, or NULL: only the losses are computed, logits are not changed
-   Bound: memory, 2*N*Vp*sizeof(floatX) bytes; the 2 exponentials per element take half as long on an H200.
+   Bound: memory, 2*N*Vp*sizeof(floatX) bytes; on an H200 the 2 exponentials per element take half of the memory time.
    Constraint: Vp % 8 == 0, 1 <= V <= Vp.
    Error of losses: 1e-6 relative. Error of gradients: one ulp of floatX, in fp32 16 ulps, because exp(x) amplifies the
    rounding error of x; at the target's column 4 fp32 ulps of dloss more.
@@ -425,7 +425,7 @@ __device__ inline void classifier_bulk_copy(void* shared, const void* global, in
 // Dynamic shared memory: two rows of ceil(V / x128::size) vectors, then this struct.
 struct ClassifierTail8 {
     uint64_t barriers[2][4]; // [row buffer][quarter of the row]: full barriers
-    float reduce[32];        // scratch of the block's reductions
+    float reduce[32];        // scratch of the block reductions
 };
 static_assert(sizeof(ClassifierTail8) == 64 + 128, "8 barriers and 32 floats");
 

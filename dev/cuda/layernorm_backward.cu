@@ -269,7 +269,7 @@ void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scra
 
 // Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
 // to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
-// 4 lanes that then share a value.
+// 4 lanes that then share a value. Values that each lane keeps:
 //     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
 //     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
 //     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
@@ -297,7 +297,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C) {
     constexpr int rows = 4 / num_vecs;
-    __shared__ float shared[2][32][8]; // [buffer][warp]: sum and dot of each row; alternate buffers need one barrier
+    __shared__ float shared[2][32][8]; // [buffer][warp]: sum, dot per row; buffers alternate, so one barrier is enough
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, parity = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
     x128 w[num_vecs] = {};
@@ -467,13 +467,13 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
 // A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
 //     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..
 //     held by thread      0 .. team_size-1 | 0 .. team_size-1           | 0 ..             of the team
-//     as                  j = 0            | j = 1                      | j = 2
+//     as its vector       j = 0            | j = 1                      | j = 2
 // A thread has the same columns in every row, so it sums dweight and dbias in registers. At the end each block adds up
 // its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
 constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers per thread
 constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so of partial sums
-constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats; with 8 columns per vector, reads have no bank conflicts
+constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`: no bank conflicts in 16 bits
 
 // Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
 // buffers, so one barrier per call is enough.

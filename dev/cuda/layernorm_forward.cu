@@ -201,7 +201,7 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
 // One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 3 vectors:
 //     vector of the row   0 .. width-1 | width .. 2*width-1 | 2*width ..      width = 32 * row_warps threads
 //     held by thread      0 .. width-1 | 0 .. width-1       | 0 ..
-//     as                  x[0]         | x[1]               | x[2]
+//     as its vector       x[0]         | x[1]               | x[2]
 constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
 // Sums x over the warps of the row; all threads get the same bits. A kernel alternates between two `partial` (16)
