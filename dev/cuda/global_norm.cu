@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
-    float sums[4][f128::size] = {}; // 16 short sums round less than one long sum
+    float sums[4][f128::size] = {}; // 16 short sums have less rounding error than one
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
         for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
@@ -129,7 +129,7 @@ size_t global_norm_scratch() { return 4096; }
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // first per SM, then of one wave
+    int num_blocks; // resident blocks per SM, then blocks of one wave
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);

@@ -14,8 +14,7 @@ $(error PRECISION is BF16, FP16 or FP32, not '$(PRECISION)')
 endif
 
 # The architectures to build for: GPU_COMPUTE_CAPABILITY if set, else that of the GPU in this machine, else A100 and
-# H100 plus PTX for other GPUs. 90 means 90a, because only 90a has wgmma. ARCHS is evaluated once, when something is
-# built.
+# H100 plus PTX for other GPUs. 90 means 90a, because only 90a has wgmma. Evaluated once, when something is built.
 find_archs = $(subst .,,$(or $(GPU_COMPUTE_CAPABILITY),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
                                                                2>/dev/null | head -n 1 | grep -x '[0-9.]*')))
 ARCHS = $(eval ARCHS := $$(patsubst 90,90a,$$(find_archs)))$(ARCHS)
