@@ -8,7 +8,7 @@ hf=https://huggingface.co
 vocab_row="vocab.json | $hf/openai-community/gpt2/resolve/main/vocab.json | 1042301 | 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 merges_row="merges.txt | $hf/openai-community/gpt2/resolve/main/merges.txt | 456318 | 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 pack=$hf/datasets/karpathy/llmc-starter-pack/resolve/main
-gpt2_rows() { # ITEM BYTES SHA256: the rows of a Hugging Face directory; BYTES may be a lower bound, the size of fp32 weights
+gpt2_rows() { # ITEM BYTES SHA256: rows of a Hugging Face directory; BYTES of fp32 weights are a lower bound
     echo "$1 | $1/config.json | $hf/openai-community/$1/resolve/main/config.json | - | -"
     echo "$1 | $1/$vocab_row"
     echo "$1 | $1/$merges_row"
@@ -146,7 +146,7 @@ get() { # PATH URL BYTES SHA256
         reason=$(what_is_wrong "$part" "$bytes" "$sum")
         [ -n "$reason" ] || break
         rm -f "$part"
-        [ "$from_start" = no ] || return 1 # a resumed download may have started from a damaged PART: download all of it once more
+        [ "$from_start" = no ] || return 1 # a resumed download may have started from a damaged PART: download all of it
     done
     mv -f "$part" "$path" || { reason="cannot rename $part"; return 1; }
     if [ "$sum" = - ]; then echo "  sha256 $(sha256 "$path") (no known sum to compare with)"; fi

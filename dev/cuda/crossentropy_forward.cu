@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(1024)
     crossentropy_forward_kernel3(float* losses, const floatX* logits, const int* targets, int V, int Vp) {
     __shared__ float shared[32];
     const floatX* x = logits + (size_t)blockIdx.x * Vp;
-    float correct = (float)x[targets[blockIdx.x]]; // loaded early to hide its latency: it is not near what the loop reads
+    float correct = (float)x[targets[blockIdx.x]]; // loaded early to hide its latency
     CrossentropySums s = crossentropy_begin(x, V);
     for (int i = threadIdx.x; i < V / x128::size; i += blockDim.x) { crossentropy_add(s, load128(x + i * x128::size)); }
     crossentropy_finish(&losses[blockIdx.x], s, correct, shared);
