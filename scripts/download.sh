@@ -113,7 +113,7 @@ fetch() { # URL PART
         rc=$?
         case $rc in
         0) return 0 ;;
-        18 | 28 | 52 | 55 | 56 | 92) [ "$try" -eq 5 ] || sleep "$try" ;; # the connection was lost: continue where PART ends
+        18 | 28 | 52 | 55 | 56 | 92) [ "$try" -eq 5 ] || sleep "$try" ;; # connection lost: go on from the end of PART
         33) rm -f "$2" ;; # the server does not support ranges: start again
         22) # 416: the server has nothing after the end of PART; the caller checks whether PART is the whole file
             [ "$code" = 416 ] && [ -s "$2" ] && return 0
