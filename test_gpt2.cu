@@ -1,14 +1,16 @@
 /*
-Tests of train_gpt2.cu on a GPU: against PyTorch's values in float64, against itself, and of the program as its users run
-it. Without a GPU every test is skipped, by name.
+Tests of train_gpt2.cu on a GPU. They compare it with PyTorch in float64, compare it with itself, and run the program as
+its users do. Without a GPU every test is skipped, by name.
 
     ./test_gpt2cu [--list | NAME ...]
 
-How far off is right. In fp32 sums of some hundred terms differ in the last bits: 1e-4 of a tensor's norm, as in the CPU
-program's test. With 16 bits every stored activation is rounded to a relative error of at most u = half an ulp, 2^-9 for
-bf16 and 2^-12 for fp16 (u / sqrt(3) on average). The residual stream of the 2-layer fixture is rounded some 5 times and
-each branch that is added to it some 6 times, so a hidden state is off by about sqrt(11) u of its norm, logits by another
-rounding, gradients, which pass through the network twice, by about sqrt(30) u: FORWARD and BACKWARD below are twice that.
+Tolerances, relative to the norm of a tensor. In fp32, sums of a few hundred terms differ in the last bits: 1e-4, as in
+the test of the CPU program. In 16 bits, every stored activation is rounded with a relative error of at most u = half an
+ulp (u / sqrt(3) on average): u is 2^-9 for bf16 and 2^-12 for fp16.
+
+The residual stream of the 2-layer fixture is rounded about 5 times, and each branch added to it about 6 times. So the
+error of a hidden state is about sqrt(11) u. Logits are rounded once more. Gradients pass through the network twice, so
+their error is about sqrt(30) u. FORWARD and BACKWARD below are twice these errors.
 */
 #define TESTING
 #include "dev/test/golden.h"
@@ -23,7 +25,8 @@ static const double UNIT = 0x1p-12, FORWARD = 8 * UNIT, BACKWARD = 12 * UNIT, LO
 static const double UNIT = 0x1p-9, FORWARD = 8 * UNIT, BACKWARD = 12 * UNIT, LOSS = 8 * UNIT;
 #endif
 static const bool IS_FP32 = sizeof(floatX) == sizeof(float);
-// fp16 gradients of a mean over thousands of tokens are below its smallest numbers; what comes out is divided again
+// In fp16, gradients of a mean over thousands of tokens would underflow, so the loss is scaled up. gradients() and
+// gradient_norm() divide by the scale again.
 static const double LOSS_SCALE = IS_FP16 ? 1024.0 : 1.0;
 
 static bool have_gpu() {
@@ -35,17 +38,17 @@ static bool have_gpu() {
 
 // ---- a model to test --------------------------------------------------------------------------------
 
-static GPT2Options test_options = {0, true, false, 42}; // of the next model
-static Batch test_batch;                                // of the newest one
+static GPT2Options test_options = {0, true, false, 42}; // options of the next model to be opened
+static Batch test_batch;                                // batch of the model opened last
 
-// A model of this shape with room for B x T tokens; the weights are the caller's.
+// Opens a model of this shape with room for B x T tokens and uploads the given weights.
 static void open_model(GPT2* model, const GPT2Config* config, const float* weights, int B, int T) {
     Plan parameters, activations;
     test_batch = {B, T, (int64_t)B * T, 1};
     gpt2_open(model, config, &test_options);
     plan_training(&parameters, &activations, model, config, B, T, &test_options);
     allocate_training(model, &parameters, &activations);
-    // what nobody wrote shows: 0xFF.. is NaN in every float type
+    // makes reads of unwritten memory visible: bytes of 0xFF are NaN in every float type
     cudaCheck(cudaMemset(model->arenas[1], 0xFF, activations.total));
     cudaCheck(cudaMemset(model->grads_memory, 0xFF, num_parameters(config) * sizeof(float)));
     gpt2_upload(model, weights, 0);
@@ -69,7 +72,7 @@ static void open_fixture(GPT2* model, int B) {
     free(weights);
 }
 
-// A random model, its weights away from their initial values, and random tokens (n).
+// Opens a model with random weights (initial values plus noise), and draws random tokens (B * T + 1).
 static void open_random(GPT2* model, const GPT2Config* config, int B, int T, std::vector<int>* tokens) {
     size_t n = num_parameters(config);
     std::vector<float> weights(n), noise(n);
@@ -116,7 +119,7 @@ static std::vector<float> gradients(const GPT2* model) {
 
 static double gradient_norm(GPT2* model) { return get_scalar(model, &model->state->scaled_norm) / LOSS_SCALE; }
 
-// One forward and backward pass over acts->inputs, targets: loss, gradients, norm.
+// One forward and backward pass over acts->inputs and targets: computes gradients and their norm, returns the loss.
 static double run_pass(GPT2* model, int B, int T, bool first = true) {
     if (first) {
         set_scalar(model, &model->state->loss, 0.0f);
@@ -224,9 +227,9 @@ static void test_ten_steps(void) {
     gpt2_free(&model);
 }
 
-// 20 steps of a 124M model on real text, against PyTorch in fp32 on a GPU. In fp32 1e-3 of each loss and norm. PyTorch's own
-// autocast to bf16 was measured on an H200 to be off by up to 1.82e-3 of a loss and 9.42e-2 of a norm on the same steps;
-// ours must be no further off.
+// Tolerances of 20 steps of a 124M model on real text, relative to PyTorch's losses and norms in fp32 on a GPU. In 16
+// bits they are the largest errors of PyTorch's own autocast to bf16 on the same steps, measured on an H200: ours must
+// not be larger.
 static const double D12_LOSS = IS_FP32 ? 1e-3 : 1.82e-3, D12_NORM = IS_FP32 ? 1e-3 : 9.42e-2;
 
 static void test_d12_tinyshakespeare(void) {
@@ -302,8 +305,8 @@ static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// The model's arrays hold every tensor of every layer once, without gaps; a layer is one contiguous piece; what is uploaded
-// comes back.
+// The model's arrays hold every tensor of every layer exactly once, without gaps; each layer is contiguous; a download
+// returns what was uploaded.
 static void test_layout(void) {
     GPT2Config config = {16, 100, padded_vocab(100), 3, 2, 64};
     size_t n = num_parameters(&config), layer = 0;
@@ -384,7 +387,7 @@ static void test_recompute(void) {
         set_tokens(&model, tokens.data(), tokens.data() + 1, 400);
         run_pass(&model, 2, 200);
         grads[recompute] = gradients(&model);
-        double tolerance = IS_FP32 ? 1e-6 : 2 * UNIT; // the library's GELU rounds differently
+        double tolerance = IS_FP32 ? 1e-6 : 2 * UNIT; // the library's GELU and the recomputed one round differently
         if (recompute > 0) { compare_all_gradients(&model, grads[recompute], grads[0], tolerance); }
         gpt2_free(&model);
     }
@@ -417,8 +420,8 @@ static void test_same_bits_again(void) {
     check(same_bits(weights[0], weights[1]));
 }
 
-// Shapes at the edges: one token, odd lengths, other head sizes, wide models. The losses of a row do not depend on what
-// comes after it, so a long pass must agree with a short one.
+// Edge cases of the shape: one token, odd lengths, other head sizes, wide models. The loss of a token does not depend
+// on later tokens, so a pass over the first half must give the same losses as the full pass.
 static void test_shapes(void) {
     if (!have_gpu()) { return; }
     static const int shapes[][5] = {
@@ -449,7 +452,7 @@ static void test_shapes(void) {
     }
 }
 
-// a NaN in any weight tensor reaches loss or norm, and then the update leaves every weight as it was
+// a NaN in any weight tensor makes loss and norm not finite, and the update then changes no weight
 static void test_nan_is_seen(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -487,7 +490,7 @@ static StepState verdict_on(GPT2* model, StepState state, bool skip) {
     return state;
 }
 
-// the device's verdict on a step, its clipping, and fp16's loss scale: halved by an overflow, doubled by 2000 finite steps
+// adamw_prepare: verdict on a step, clipping, fp16 loss scale: halved by an overflow, doubled after 2000 finite steps
 static void test_verdict(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -502,7 +505,7 @@ static void test_verdict(void) {
     check(s.applied == 0 && s.num_updates == 7);
     for (float bad : {(float)NAN, (float)INFINITY, -(float)INFINITY}) {
         StepState spoilt = good;
-        spoilt.good_steps = 5, spoilt.loss = bad; // a smaller scale would not help
+        spoilt.good_steps = 5, spoilt.loss = bad; // the loss itself is not finite: the scale stays
         s = verdict_on(&model, spoilt, false);
         check(s.applied == 0 && s.num_updates == 7 && s.loss_scale == 1024.0f && s.good_steps == 5);
         spoilt.loss = good.loss, spoilt.scaled_norm = bad;
@@ -523,7 +526,7 @@ static void test_verdict(void) {
     gpt2_free(&model);
 }
 
-// the same weights after an update and after a round trip through a checkpoint's fp32 values
+// stochastic rounding gives the same params in an update and when they are recomputed from the fp32 master weights
 static void test_stochastic_rounding_is_repeatable(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -567,13 +570,14 @@ static void test_greedy(void) {
     int same = 0;
     while (same < total && got[same] == want[same]) { same++; }
     printf("     %d of %d tokens as PyTorch's in float64\n", same, total);
-    // in 16 bits two likely tokens may change places
+    // in 16 bits two tokens of almost equal probability may swap
     check_msg(same == total || (!IS_FP32 && same >= 4), "token %d is %d, want %d", same, got[same], want[same]);
     free(prompt), free(want);
     gpt2_free(&model);
 }
 
-// The token after each prefix of a text, with the cache (prefill of some, the rest one by one) and in one pass without it.
+// The logits at each position of a text must be the same with the key-value cache (prefill of some tokens, then one
+// token at a time) and in one pass without the cache.
 static void test_cache(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -600,7 +604,7 @@ static void test_cache(void) {
                           prefill, b, t, error);
             }
             if (t == 63) { break; }
-            int next[4]; // the text goes on, whatever the model would have said
+            int next[4]; // continue with the given text, not with the tokens that the model chose
             for (int b = 0; b < 4; b++) { next[b] = tokens[b * 64 + t + 1]; }
             cudaCheck(cudaMemcpy(g.tokens, next, sizeof(next), cudaMemcpyHostToDevice));
             generator_step(&g, &model, &greedy);
@@ -611,7 +615,7 @@ static void test_cache(void) {
     gpt2_free(&model);
 }
 
-// prompts of different lengths side by side give what each gives alone
+// a batch of prompts of different lengths gives the same continuations as each prompt alone
 static void test_batch_of_prompts(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -657,7 +661,7 @@ static void test_generate_limits(void) {
     gpt2_free(&model);
 }
 
-// the same seed draws the same tokens, another one others; top-k 1 is greedy
+// the same seed draws the same tokens, another seed draws others; top-k 1 is greedy
 static void test_sampling(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -678,7 +682,7 @@ static void test_sampling(void) {
 
 // ---- the program ----------------------------------------------------------------------------------------
 
-// Runs a command; its output, stderr included, and its exit code.
+// Runs a command. Stores its output, including stderr, and returns its exit code.
 static int run_command(std::string* output, const char* fmt, ...) {
     char command[4096], part[4096];
     va_list list;
@@ -696,13 +700,14 @@ static int run_command(std::string* output, const char* fmt, ...) {
 
 static std::string program_path;
 static const char* program() { return program_path.c_str(); }
-// TRAIN_GPT2CU, or the one beside this test, for it is of the same precision
+// Sets program_path to $TRAIN_GPT2CU, or to train_gpt2cu next to this test, which has the same precision.
 static void find_program(const char* test) {
     const char *given = getenv("TRAIN_GPT2CU"), *slash = strrchr(test, '/');
     program_path = given ? given : (slash ? std::string(test, slash + 1) : "./") + "train_gpt2cu";
 }
 
-// tokens in shards for the program: what a small random walk over 500 ids gives
+// Writes a training and a validation shard for the program and returns their directory. The tokens are triples: two
+// random ids below 40 and their sum.
 static const char* make_shards() {
     static char dir[128];
     if (dir[0]) { return dir; }
@@ -746,7 +751,7 @@ static bool have_program() {
     "%s -e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i '%s/d_train_*.bin' -j '%s/d_val_*.bin' "           \
     "-b 4 -t 64 -s 0 -v 5 -m 2 "
 
-// a run that goes on from another's checkpoint of step 7 ends with the same bits as that one
+// a run that resumes from another run's checkpoint of step 7 ends with the same bits as that run
 static void test_resume(void) {
     if (!have_program()) { return; }
     const char *data = make_shards(), *dir = test_dir();
@@ -755,7 +760,7 @@ static void test_resume(void) {
         for (int i = 0; i < 2; i++) {
             char run[256], path[512];
             snprintf(run, sizeof(run), "%s/resume_%d_%d", dir, chance, i);
-            if (i == 1) { // what the other run had written when it was at step 7
+            if (i == 1) { // copy what the first run had written up to step 7
                 int rc = run_command(&out, "mkdir %s && cp -r %s/resume_%d_0/step_00000007 %s/resume_%d_0/m* %s", run,
                                      dir, chance, dir, chance, run);
                 check_msg(rc == 0, "%s", out.c_str());
@@ -780,7 +785,7 @@ static void test_resume(void) {
     }
 }
 
-// with the graph and without, with micro-steps: the same bits
+// a run with micro-steps gives the same bits with the CUDA graph and without it
 static void test_graph(void) {
     if (!have_program()) { return; }
     const char* data = make_shards();
@@ -797,8 +802,8 @@ static void test_graph(void) {
     check(logs[0].size() > 100000 && logs[0] == logs[1]);
 }
 
-// The score of a file of choices does not depend on how many questions stand in a batch, and a model that has learnt the
-// endings by heart finds them.
+// The HellaSwag score does not depend on the number of questions per batch. The right endings follow the rule of the
+// training data, so a trained model finds them.
 static void test_hellaswag(void) {
     if (!have_program()) { return; }
     const char* data = make_shards();
@@ -851,7 +856,7 @@ static void test_hellaswag(void) {
     }
 }
 
-// fp32: three steps of a 124M model with random weights, loss and norm as the CPU program gives them
+// in fp32, three steps of a 124M model with random weights give the loss and norm of the CPU program
 static void test_cpu_program(void) {
     if (!have_program()) { return; }
     if (!IS_FP32) {
@@ -892,7 +897,7 @@ static void test_cpu_program(void) {
     }
 }
 
-// each refusal is one line, with its reason, and exit 1 or 2
+// bad input ends the program with one line that says the reason, and with exit code 1 or 2
 static void test_refusals(void) {
     if (!have_program()) { return; }
     const char* data = make_shards();
@@ -929,7 +934,8 @@ static void test_refusals(void) {
     }
 }
 
-// A run from weights of which one is `spoilt`. Returns its exit code, and where its checkpoints would be: run (256).
+// Trains from weights of which one element is set to `spoilt`. Returns the exit code, stores the path of the run's
+// output directory in run (256).
 static int run_spoilt(const char* name, int tensor, float spoilt, char* run, std::string* out) {
     const char* data = make_shards();
     char dir[256];
@@ -945,8 +951,7 @@ static int run_spoilt(const char* name, int tensor, float spoilt, char* run, std
                        dir, data, run);
 }
 
-// Steps that are never finite are skipped and end the run with a message: weights that are numbers are saved then, and
-// others are not.
+// If no step is finite, the steps are skipped and the run ends with a message; finite weights are then saved.
 static void test_gives_up(void) {
     if (!have_program()) { return; }
     char run[256], checkpoint[512];
@@ -958,7 +963,7 @@ static void test_gives_up(void) {
     check_msg(out.find("3 steps in a row: stopped, and the weights themselves are not finite") != std::string::npos,
               "%s", out.c_str());
     check(!run_has_checkpoints(run));
-    // finite weights whose products are not are saved, and every step that was launched counts as skipped
+    // finite weights that overflow in the forward pass are saved; every step that was launched counts as skipped
     rc = run_spoilt("huge", 14, 3e38f, run, &out); // lnfw
     check_msg(rc == 1, "exit %d: %s", rc, out.c_str());
     check_msg(out.find("3 steps in a row: stopped, the weights of the last good step are saved") != std::string::npos,
@@ -996,9 +1001,9 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
-    (void)train, (void)sample, (void)profile_run; // the two programs themselves are tested from outside
+    (void)train, (void)sample, (void)profile_run; // not called here: the tests run the program itself
     find_program(argv[0]);
-    settings.tune = 0; // the same algorithms in every test
+    settings.tune = 0; // no autotuning, so that every test uses the same algorithms
     int n = 0;
     bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
     if (!list && cudaGetDeviceCount(&n) == cudaSuccess && n > 0) { open_device(); }

@@ -1,8 +1,9 @@
 #!/bin/sh
-# GPT-2 124M on 10 billion tokens of FineWeb, the run of llm.c's discussion 481: one pass, 0.5 million tokens a step.
-# On one H200 it takes some 5 hours. Further arguments go to the program: scripts/run_gpt2_124M.sh -b 32
+# Trains GPT-2 124M on 10 billion tokens of FineWeb, as in llm.c's discussion 481: one pass, 0.5 million tokens per
+# step. It takes about 5 hours on one H200. Further arguments are passed to the program: scripts/run_gpt2_124M.sh -b 32
 #
-# Shards first: TRAIN_DATA and VAL_DATA name them (llm.c's FineWeb shards are read as they are), or dev/data/tokenize makes them.
+# It needs shards: TRAIN_DATA and VAL_DATA name them. llm.c's FineWeb shards can be used as they are; dev/data/tokenize
+# makes shards from text.
 set -eu
 cd "$(dirname "$0")/.."
 make train_gpt2cu

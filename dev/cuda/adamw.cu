@@ -1,14 +1,15 @@
-/* adamw: one step of AdamW on a piece of all parameters, elementwise; adamw_prepare: the verdict on the step before it
+/* adamw: one AdamW update of a range of the parameters, elementwise
+   adamw_prepare: decides before the update whether the step is applied, and computes the factors that adamw needs
 
    m = beta1 * m + (1 - beta1) * g,  v = beta2 * v + (1 - beta2) * g^2,  with g = grads * grad_scale
    p -= learning_rate * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p)
 
-   params (n) floatX out, and in where master is NULL | master (n) float inout or NULL | m, v (n) float inout
-   grads (n) float in | state one StepState in device memory, after adamw_prepare
-   Bound: memory: m, v, master read and written, grads read, params written: 30*n bytes for 16-bit params with master,
-   28*n for fp32. Constraint: pointers aligned to 16 bytes; any n.
-   Error: m, v, master a few ulps of fp32 (square root and division of --use_fast_math are good to 2 ulps, denormals
-   become 0); params one ulp of floatX, rounded to nearest or stochastically.
+   params (n) floatX out, inout if master is NULL | master (n) float inout or NULL | m, v (n) float inout
+   grads (n) float in | state (1) StepState in device memory, after adamw_prepare
+   Bound: memory. m, v and master are read and written, grads are read, params are written: 30*n bytes for 16-bit params
+   with master, 28*n for fp32. Constraint: pointers aligned to 16 bytes; any n.
+   Error of m, v, master: a few fp32 ulps (square root and division of --use_fast_math are accurate to 2 ulps, denormals
+   are flushed to 0). Error of params: one ulp of floatX, rounded to nearest or stochastically.
    Source: Loshchilov and Hutter 2019, arXiv:1711.05101; dynamic loss scale: Micikevicius et al. 2018, arXiv:1710.03740.
 
    nvcc -O3 --use_fast_math adamw.cu -o adamw      (or: make adamw)
@@ -17,30 +18,31 @@
 #include "bench.h"
 
 // ==== promoted: adamw_state ====
-// What the host decides of an update.
+// Hyperparameters of one update, set by the host.
 struct AdamW {
     float learning_rate, beta1, beta2, eps, weight_decay;
-    float clip; // greatest norm of the gradient; 0: no clipping
+    float clip; // maximum norm of the gradient; 0: no clipping
 };
 
-// What the kernels of a step leave for later ones: one struct in device memory, which the host copies when the step is done.
+// Results that a step's kernels pass on to later kernels: one struct in device memory. The host copies it when the step
+// is done.
 struct StepState {
     float loss;        // mean over the tokens of the step
-    float scaled_norm; // of the gradients as they are, loss scale included
-    float norm;        // of the true gradients; written with the verdict
-    int applied;       // the verdict: 1, the weights change; 0, loss or norm is not finite, or the host skips the step
+    float scaled_norm; // norm of the gradients with the loss scale still in them
+    float norm;        // norm of the true gradients; set by adamw_prepare
+    int applied;       // the verdict of adamw_prepare: 1: update; 0: no update (loss or norm not finite, or host skips)
     int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // fp16: the loss is multiplied by it, else 1; adamw_prepare replaces it by the next step's
+    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it by the next step's
     float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
-    int good_steps;    // finite ones since the loss scale last changed
-    float grad_scale;  // what AdamW multiplies gradients by: clipping, and the loss scale divided out
-    float inverse_bias1, inverse_bias2; // 1 / (1 - beta^t)
+    int good_steps;    // finite steps since the loss scale last changed
+    float grad_scale;  // factor on the gradients in adamw: clipping / loss_scale
+    float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
 };
 // ==== end promoted: adamw_state ====
 
 // ==== promoted: adamw ====
-// fp16: half the loss scale after an overflow, twice the scale after LOSS_SCALE_STEPS finite steps. A loss that is itself
-// not finite, or a scale of 1, has another cause than the scale.
+// fp16: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss itself is
+// not finite, or the scale is already 1, the scale is not the cause, so it is not halved.
 __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     constexpr int LOSS_SCALE_STEPS = 2000;
     constexpr float LARGEST_LOSS_SCALE = 65536.0f;
@@ -57,7 +59,7 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
 }
 
 __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
-    float unscale = __frcp_rn(s->loss_scale); // exact: the scale is a power of two
+    float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
     s->norm = s->scaled_norm * unscale;
     s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
     int t = s->num_updates += s->applied;
@@ -67,14 +69,15 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
     if (IS_FP16) { adamw_adapt_loss_scale(s); }
 }
 
-// state: one, in device memory, after the loss and global_norm; skip: the host's verdict, on top of the device's
+// Fills in state (1), in device memory, once the loss and the global norm are in it: the verdict `applied`, grad_scale,
+// the bias corrections. skip: the host's own verdict; true skips the update even if loss and norm are finite.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
     cudaCheck(cudaGetLastError());
 }
 
-// The new parameter; updates m and v.
+// Returns the new parameter; updates m and v.
 __device__ inline float adamw_update(float p, float& m, float& v, float grad, const StepState& s, const AdamW& o) {
     float g = grad * s.grad_scale;
     m = o.beta1 * m + (1.0f - o.beta1) * g;
@@ -83,7 +86,7 @@ __device__ inline float adamw_update(float p, float& m, float& v, float grad, co
     return p - o.learning_rate * (direction + o.weight_decay * p);
 }
 
-// The seed of one update, from that of the piece; 0, which rounds to nearest, stays 0.
+// The rounding seed of this update, from the seed of this range of parameters. 0 means round to nearest and stays 0.
 __device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
     return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
 }
@@ -117,8 +120,8 @@ void adamw1(floatX* params, float* master, float* m, float* v, const float* grad
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: four elements a thread in 128-bit vectors, cached as usual ----
-// ---- kernel 3: the same, streamed past what the caches hold ----
+// ---- kernel 2: four elements per thread in 128-bit vectors, cached as usual ----
+// ---- kernel 3: kernel 2 with streaming (evict-first) loads and stores ----
 
 template <bool streamed> __device__ inline f128 adamw_load(const float* p) {
     return streamed ? load128cs(p) : load128(p);
@@ -153,7 +156,7 @@ template <bool streamed> __global__ void __launch_bounds__(512)
     adamw_store<streamed>(m + i, m4);
     adamw_store<streamed>(v + i, v4);
     if (master) { adamw_store<streamed>(master + i, p); }
-    *reinterpret_cast<x4*>(params + i) = rounded; // the next forward pass reads it: not streamed
+    *reinterpret_cast<x4*>(params + i) = rounded; // not streamed: the next forward pass reads it
 }
 
 template <bool streamed> void adamw3(floatX* params, float* master, float* m, float* v, const float* grads,
@@ -166,7 +169,7 @@ template <bool streamed> void adamw3(floatX* params, float* master, float* m, fl
 }
 
 // ==== promoted: adamw ====
-// ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
+// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
@@ -207,11 +210,12 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// params (n) floatX, master (n) float or NULL when params are all there is, m, v (n) | grads (n) | state: after
-// adamw_prepare. seed 0: params are rounded to nearest; else stochastically, with new random bits in every update.
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n)
+// state (1) after adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-    // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
+    // per element: m, v read and written, grads read: 20 bytes; then master read and written and params written, or,
+    // without master, params read and written
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
@@ -231,7 +235,7 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
     if (i < n) { params[i] = adamw_round(master[i], i, seed); }
 }
 
-// Recomputes params (n) as adamw left them in update number `update` | master (n), the weights that it left
+// Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          cudaStream_t stream) {
     adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
@@ -239,7 +243,7 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 }
 // ==== end promoted: adamw ====
 
-// The promoted kernel; block size 0 is its default.
+// The promoted launcher; block size 0 is its default.
 void adamw4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
             const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
     if (block_size == 0) {
@@ -257,12 +261,12 @@ __global__ void get_verdict_kernel(float* verdict, const StepState* s) { // (5)
 
 static void declare(Bench& b) {
     size_t n = (size_t)b.B * b.T * b.C;
-    // shapes of an odd T check stochastic rounding, those of one batch go without a master and try bad steps first
+    // shapes with odd T check stochastic rounding; shapes with B = 1 have no master and try steps that must be skipped
     uint32_t seed = b.T % 2 ? 1337 : 0;
     bool has_master = sizeof(floatX) < 4 && b.B > 1, try_bad_steps = b.B == 1;
     const AdamW optimizer = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f};
     const int updates_before = 4;
-    StepState start = {}; // a norm of 2, which clipping makes 1
+    StepState start = {}; // the true norm is 2048 / 1024 = 2; clipping scales it to 1
     start.loss = 3.0f, start.scaled_norm = 2048.0f, start.loss_scale = 1024.0f, start.dloss = 8.0f;
     start.num_updates = updates_before;
 
@@ -312,7 +316,7 @@ static void declare(Bench& b) {
         b.kernel(
             number, what,
             [=](int bs) {
-                if (try_bad_steps) { // none of them may change anything
+                if (try_bad_steps) { // a skipped step must not change weights or moments
                     run(NAN, start.scaled_norm, false, good, bs);
                     run(start.loss, start.scaled_norm, true, good, bs);
                     run(start.loss, INFINITY, false, overflow, bs);
@@ -322,9 +326,9 @@ static void declare(Bench& b) {
             block_sizes);
     };
     kernel(1, "one thread per element", adamw1, {64, 128, 256, 512, 1024});
-    kernel(2, "128-bit vectors", adamw3<false>, {64, 128, 256, 512});
-    kernel(3, "streamed", adamw3<true>, {64, 128, 256, 512});
-    kernel(4, "two vectors a thread in flight", adamw4, {0, 64, 128});
+    kernel(2, "128-bit vectors, cached", adamw3<false>, {64, 128, 256, 512});
+    kernel(3, "128-bit vectors, streamed (evict-first)", adamw3<true>, {64, 128, 256, 512});
+    kernel(4, "two vectors per thread in flight", adamw4, {0, 64, 128});
     b.promoted(4);
 }
 

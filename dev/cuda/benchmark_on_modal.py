@@ -1,4 +1,4 @@
-"""Compiles and runs a program of dev/cuda on a GPU of Modal (modal.com), for those who have no such GPU here.
+"""Compiles and runs a program of dev/cuda on a GPU of Modal (modal.com), for users who have no such GPU.
 
     pip install modal && modal setup                once
     GPU_NAME=H200 modal run benchmark_on_modal.py \\
@@ -9,13 +9,14 @@
     GPU_NAME=H100 modal run -w h100.json benchmark_on_modal.py \\
         --compile-command "make gelu_forward" --run-command "./gelu_forward --json out.json"
 
-Environment: GPU_NAME (default A100), GPU_MEM in GB where a GPU comes in several sizes, N_GPUS (default 1). A100 without
-GPU_MEM is the one of 40 GB; H100 is never replaced by a better one, for the figures would not be its own.
+Environment: GPU_NAME (default A100), GPU_MEM in GB if a GPU comes in several sizes, N_GPUS (default 1). A100 without
+GPU_MEM has 40 GB. H100 is never replaced by a better GPU, because the results would not be those of an H100.
 
-The repository goes along as it is here, committed or not, and both commands run in dev/cuda. There is no shell: words
-are split as a shell splits them, NAME=value in front of a command works, for more say bash -c '...'. What the commands
-print is streamed. A command that fails ends the run with exit code 1; a usage error is one line and exit code 2.
-If the run command has --json FILE, that file's text is what the run returns, so that `modal run -w` saves it.
+The repository is copied to Modal in its current state, committed or not, and both commands run in dev/cuda. There is no
+shell: commands are split into words as a shell does it, and NAME=value before a command works. For anything else use
+bash -c '...'. The output of the commands is streamed. If a command fails, the run ends with exit code 1; a usage error
+is one line and exit code 2. If the run command has --json FILE, the run returns the text of that file, so that
+`modal run -w` saves it.
 """
 
 import os
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import modal
 
-# memory in GB of what Modal offers; the first is taken where GPU_MEM does not say
+# the GPUs that Modal offers and their memory in GB; the first size is the default if GPU_MEM is not set
 GPUS = {
     "T4": [16],
     "L4": [24],
@@ -42,9 +43,9 @@ GPUS = {
     "B200": [192],
 }
 CUDA_IMAGE = "nvidia/cuda:12.9.1-devel-ubuntu22.04"  # with nvcc, cuBLAS, NCCL, make and g++
-TREE = "/llmc"  # where the repository lies in the container
-TIMEOUT_S = 60 * 60  # of compilation and run together
-# as in .dockerignore: what is built, downloaded or not needed to build a program of dev/cuda
+TREE = "/llmc"  # path of the repository in the container
+TIMEOUT_S = 60 * 60  # for compilation and run together
+# as in .dockerignore: files that are built, downloaded or not needed to build a program of dev/cuda
 IGNORED = [
     ".git",
     "build",
@@ -69,7 +70,7 @@ def usage_error(text):
 
 
 def gpu_string(environment):
-    """What Modal is asked for: GPU_NAME=a100 GPU_MEM=80 N_GPUS=2 is "A100-80GB:2". Raises ValueError."""
+    """The GPU string for Modal: GPU_NAME=a100 GPU_MEM=80 N_GPUS=2 gives "A100-80GB:2". Raises ValueError."""
     wanted = environment.get("GPU_NAME") or "A100"
     match = re.fullmatch(r"(.+?)!?(?:-(\d+)GB)?", wanted.upper())
     name = match.group(1) if match else ""
@@ -85,18 +86,18 @@ def gpu_string(environment):
         raise ValueError(f"N_GPUS={count} is not a number from 1 to {most}")
     gpu = f"{name}-{memory}GB" if len(sizes) > 1 else name
     if name == "H100":
-        gpu += "!"  # without it, a newer GPU may come instead
+        gpu += "!"  # without it, Modal may provide a newer GPU instead
     return gpu if int(count) == 1 else f"{gpu}:{int(count)}"
 
 
 def split_command(text):
-    """The words of a command. Raises ValueError for what only a shell could do."""
+    """Splits a command into words. Raises ValueError if the command needs a shell."""
     words = shlex.shlex(text, posix=True, punctuation_chars=True)
     words.whitespace_split = True
     words.commenters = ""
     try:
         words = list(words)
-    except ValueError as error:  # a quote that is not closed
+    except ValueError as error:  # an unclosed quote
         raise ValueError(f"'{text}': {error}") from None
     if not words:
         raise ValueError("a command is empty")
@@ -107,7 +108,7 @@ def split_command(text):
 
 
 def json_path(words):
-    """The FILE of --json FILE or --json=FILE, or None."""
+    """Returns the FILE of --json FILE or --json=FILE, or None."""
     for word, following in zip(words, words[1:] + [None]):
         if word == "--json":
             return following
@@ -117,12 +118,12 @@ def json_path(words):
 
 
 def compile_and_run(tree, compile_words, run_words):
-    """Both commands in a copy of `tree`, for its own may be read-only. What failed, or None; and the text of --json."""
+    """Runs both commands in a copy of `tree`, which may be read-only. Returns (error text or None, text of --json)."""
     with tempfile.TemporaryDirectory() as directory:
         folder = shutil.copytree(tree, Path(directory) / "llmc") / "dev" / "cuda"
         for words in (compile_words, run_words):
             print("$", shlex.join(words), flush=True)
-            status = subprocess.run(["env", "--", *words], cwd=folder).returncode  # env: for NAME=value
+            status = subprocess.run(["env", "--", *words], cwd=folder).returncode  # env handles NAME=value
             if status != 0:
                 reason = f"status {status}" if status > 0 else f"signal {-status}"
                 return f"'{shlex.join(words)}' ended with {reason}", None
@@ -138,7 +139,7 @@ def compile_and_run(tree, compile_words, run_words):
 app = modal.App("llmc-benchmark")
 image = modal.Image.from_registry(CUDA_IMAGE, add_python="3.12")
 gpu = None
-if modal.is_local():  # in the container, where this file is read again, all of that is settled
+if modal.is_local():  # the container imports this file again, but needs none of this there
     try:
         gpu = gpu_string(os.environ)
     except ValueError as error:

@@ -1,11 +1,11 @@
-/* crossentropy_forward: losses = log(sum(exp(logits))) - logits[target], for each row
+/* crossentropy_forward: losses = log(sum(exp(logits))) - logits[target], per row
 
-   losses (N) float out | logits (N,Vp) floatX in, columns V..Vp are not read | targets (N) int in, 0..V-1; N = B*T
-   From the logits: probabilities rounded to 16 bits would cost the losses all but 2 or 3 of their digits.
+   losses (N) float out | logits (N,Vp) floatX in, columns V..Vp-1 are not read | targets (N) int in, 0..V-1; N = B*T
+   The input is logits because probabilities rounded to 16 bits would leave only 2 or 3 correct digits in the losses.
    Bound: memory, N*Vp*sizeof(floatX) bytes. Constraint: Vp % 8 == 0, 1 <= V <= Vp.
    Error: 1e-6 relative.
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
-   A study: the trainer's loss comes out of fused_classifier.
+   For study only: the trainer computes the losses in fused_classifier.
 
    nvcc -O3 --use_fast_math crossentropy_forward.cu -o crossentropy_forward      (or: make crossentropy_forward)
    ./crossentropy_forward 3      check kernel 3 against the CPU and sweep its block sizes
@@ -20,10 +20,10 @@ __global__ void crossentropy_forward_kernel1(float* losses, const floatX* logits
     if (n >= N) { return; }
     const floatX* x = logits + (size_t)n * Vp;
     float max = -INFINITY;
-    double sum = 0.0; // float loses digits where one thread adds a whole vocabulary
+    double sum = 0.0; // a float would lose digits, because one thread adds up the whole vocabulary
     for (int c = 0; c < V; c++) { max = fmaxf(max, (float)x[c]); }
     for (int c = 0; c < V; c++) { sum += __expf((float)x[c] - max); }
-    // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
+    // log1pf because sum >= 1 may be close to 1, where logf() under --use_fast_math has an absolute error of 4e-7
     losses[n] = log1pf((float)(sum - 1.0)) + (max - (float)x[targets[n]]);
 }
 
@@ -53,9 +53,9 @@ void crossentropy_forward2(float* losses, const floatX* logits, const int* targe
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one pass over 128-bit vectors: the sum is rescaled when the maximum grows ----
+// ---- kernel 3: online softmax over 128-bit vectors: one pass, the sum is rescaled when the maximum grows ----
 
-// The greatest logit so far and the sum of exp(x - max).
+// Online softmax state: running maximum and sum of exp(x - max).
 struct CrossentropySums {
     float max, sum;
 };
@@ -68,7 +68,7 @@ __device__ inline void crossentropy_add(CrossentropySums& s, const x128& x) {
     s.max = max;
 }
 
-// One of the columns past the whole vectors, for each of the first threads.
+// The initial state. The columns after the last whole vector are split one per thread, from thread 0 on.
 __device__ inline CrossentropySums crossentropy_begin(const floatX* x, int V) {
     int c = V / x128::size * x128::size + threadIdx.x;
     if (c >= V) { return {-INFINITY, 0.0f}; }
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(1024)
     crossentropy_forward_kernel3(float* losses, const floatX* logits, const int* targets, int V, int Vp) {
     __shared__ float shared[32];
     const floatX* x = logits + (size_t)blockIdx.x * Vp;
-    float correct = (float)x[targets[blockIdx.x]]; // asked for first: it is far away
+    float correct = (float)x[targets[blockIdx.x]]; // loaded early to hide its latency
     CrossentropySums s = crossentropy_begin(x, V);
     for (int i = threadIdx.x; i < V / x128::size; i += blockDim.x) { crossentropy_add(s, load128(x + i * x128::size)); }
     crossentropy_finish(&losses[blockIdx.x], s, correct, shared);
@@ -98,7 +98,7 @@ void crossentropy_forward3(float* losses, const floatX* logits, const int* targe
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: four vectors a thread in flight ----
+// ---- kernel 4: four vectors per thread in flight ----
 
 __global__ void __launch_bounds__(1024)
     crossentropy_forward_kernel4(float* losses, const floatX* logits, const int* targets, int V, int Vp) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(1024)
     CrossentropySums s = crossentropy_begin(x, V);
     int num_vectors = V / x128::size, block = blockDim.x, i = threadIdx.x;
     for (; i + 3 * block < num_vectors; i += 4 * block) {
-        int4 bits[4]; // as they came: floats would take twice the registers
+        int4 bits[4]; // not converted yet: as floats, 16-bit elements would take twice the registers
         for (int j = 0; j < 4; j++) { bits[j] = vec128_bits(load128(x + (i + j * block) * x128::size)); }
         for (int j = 0; j < 4; j++) { crossentropy_add(s, vec128_from_bits<floatX>(bits[j])); }
     }
@@ -138,10 +138,10 @@ static void declare(Bench& b) {
         2, "one block per row, two passes",
         [=](int bs) { crossentropy_forward2(losses, logits, targets, N, V, Vp, stream, bs); }, sizes);
     b.kernel(
-        3, "one pass, 128-bit vectors",
+        3, "online softmax: one pass, 128-bit vectors",
         [=](int bs) { crossentropy_forward3(losses, logits, targets, N, V, Vp, stream, bs); }, sizes);
     b.kernel(
-        4, "four vectors in flight",
+        4, "3 with four vectors per thread in flight",
         [=](int bs) { crossentropy_forward4(losses, logits, targets, N, V, Vp, stream, bs); }, sizes);
 }
 

@@ -1,17 +1,17 @@
-/* crossentropy_softmax_backward: dlogits = (probs - onehot(target)) * dloss, for each row
+/* crossentropy_softmax_backward: dlogits = (probs - onehot(target)) * dloss, per row
 
-   dlogits (N,Vp) floatX out, columns V..Vp become 0 | probs (N,Vp) floatX in, columns V..Vp are not read
-   targets (N) int in, 0..V-1 | dloss one float in; N = B*T
+   dlogits (N,Vp) floatX out, columns V..Vp-1 are set to 0 | probs (N,Vp) floatX in, columns V..Vp-1 are not used
+   targets (N) int in, 0..V-1 | dloss (1) float in; N = B*T
    Bound: memory, 2*N*Vp*sizeof(floatX) bytes. Constraint: Vp % 8 == 0, 1 <= V <= Vp.
    Error: one ulp of floatX.
-   A study: the trainer's gradient comes out of fused_classifier, which needs no probs.
+   For study only: the trainer computes this gradient in fused_classifier, which needs no probs.
 
    nvcc -O3 --use_fast_math crossentropy_softmax_backward.cu -o crossentropy_softmax_backward
    ./crossentropy_softmax_backward 3      check kernel 3 against the CPU and sweep its block sizes
    ./crossentropy_softmax_backward        every kernel, side by side                                */
 #include "bench.h"
 
-// ---- kernel 1: one thread per element: each divides to find its row --------------------------------
+// ---- kernel 1: one thread per element: every thread divides to find its row --------------------------------
 
 __global__ void crossentropy_softmax_backward_kernel1(floatX* dlogits, const floatX* probs, const int* targets,
                                                       const float* dloss, int N, int V, int Vp) {
@@ -50,7 +50,7 @@ void crossentropy_softmax_backward2(floatX* dlogits, const floatX* probs, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one 128-bit vector a thread, rows in the grid's y: every load of a row at once ----
+// ---- kernel 3: one 128-bit vector per thread, the row is blockIdx.y: all loads of a row are in flight at once ----
 
 __global__ void __launch_bounds__(1024)
     crossentropy_softmax_backward_kernel3(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss,
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(1024)
 
 void crossentropy_softmax_backward3(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss, int N,
                                     int V, int Vp, cudaStream_t stream, int block_size) {
-    require(Vp % 8 == 0 && N <= 65535); // the grid's y
+    require(Vp % 8 == 0 && N <= 65535); // 65535: the limit of gridDim.y
     dim3 grid(ceil_div(Vp / (int)x128::size, block_size), N);
     crossentropy_softmax_backward_kernel3<<<grid, block_size, 0, stream>>>(dlogits, probs, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
@@ -78,8 +78,8 @@ void crossentropy_softmax_backward3(floatX* dlogits, const floatX* probs, const 
 
 static void declare(Bench& b) {
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
-    float dloss_value = 1024.0f; // a loss scale, or 16 bits could not hold most gradients
-    // of the size of probabilities; the padding is noise of the same size, and must not matter
+    float dloss_value = 1024.0f; // a loss scale: without it most gradients would underflow in 16 bits
+    // random values of the size of probabilities, in the padding columns too: those must not matter
     Buffer<floatX> probs = b.input<floatX>("probs", (size_t)N * Vp, 0.25f / V, 1.0f / V);
     Buffer<int> targets = b.input_ids("targets", N, V);
     Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { *x = dloss_value; });
@@ -92,7 +92,7 @@ static void declare(Bench& b) {
              [=](int bs) { crossentropy_softmax_backward1(dlogits, probs, targets, dloss, N, V, Vp, stream, bs); });
     b.kernel(2, "one block per row",
              [=](int bs) { crossentropy_softmax_backward2(dlogits, probs, targets, dloss, N, V, Vp, stream, bs); });
-    b.kernel(3, "128-bit vectors, one a thread",
+    b.kernel(3, "one 128-bit vector per thread",
              [=](int bs) { crossentropy_softmax_backward3(dlogits, probs, targets, dloss, N, V, Vp, stream, bs); });
 }
 

@@ -1,11 +1,11 @@
 /* encoder_backward: dwte[inp[b,t],:] += dout[b,t,:], dwpe[t,:] += dout[b,t,:]
 
    dwte (Vp,C), dwpe (maxT,C) float inout | dout (B,T,C) floatX in | inp (B,T) int in, each in [0,V), V <= Vp
-   Bound: memory; dout is read once, the rows of dwte that occur and T rows of dwpe are read and written. A fixed order
-   of the sums costs a second read of dout.
+   Bound: memory: one read of dout, one read and one write of the dwte rows of tokens that occur and of T rows of dwpe.
+   Kernels 3 to 5 are deterministic, at the cost of reading dout twice: once for dwpe, once for dwte.
    Constraint: C % x128::size == 0 from kernel 2 on, B*T <= 2^30. Kernels 1 and 2 are not deterministic.
-   Error: against the fp64 reference; the rounding of an fp32 sum of n random terms of size 1, whose partial sums grow to
-   some sqrt(n): n * 2^-22, with n the number of times the most frequent token occurs (dwte) or B (dwpe).
+   Error against the fp64 reference: n * 2^-22, the rounding error of an fp32 sum of n random terms of size 1, whose
+   partial sums grow to about sqrt(n). n is the number of times that the most frequent token occurs (dwte), or B (dwpe).
    Source: radix sort with ranks from ballots: Merrill and Grimshaw 2011, "High performance and scalable radix sorting".
 
    nvcc -O3 --use_fast_math encoder_backward.cu -o encoder_backward      (or: make encoder_backward)
@@ -32,7 +32,7 @@ void encoder_backward1(float* dwte, float* dwpe, const floatX* dout, const int* 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: dout read once: dwpe summed over B in registers, dwte by 128-bit atomics ---------
+// ---- kernel 2: dout is read once: dwpe is summed over B in registers, dwte by 128-bit atomics ---------
 
 __device__ inline void atomic_add_f128(float* p, f128 x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -68,14 +68,15 @@ void encoder_backward2(float* dwte, float* dwpe, const floatX* dout, const int* 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: deterministic: a block owns tokens, scans all ids for them, adds rows in order -----
+// ---- kernel 3: deterministic: each block owns some tokens, scans all ids for them, adds their rows in order -----
 
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size);
 
-// A block owns the tokens that are blockIdx.x modulo gridDim.x: neighbours are about equally frequent.
+// A block owns the tokens that are blockIdx.x modulo gridDim.x. Neighbouring ids are about equally frequent, so this
+// balances the blocks.
 __global__ void encoder_backward_kernel3(float* dwte, const floatX* dout, const int* inp, int N, int C) {
-    __shared__ int found[1024], counts[32]; // positions of this round, of each warp
+    __shared__ int found[1024], counts[32]; // positions found in this round; how many each warp found
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     for (int start = 0; start < N; start += blockDim.x) {
         int i = start + threadIdx.x;
@@ -95,7 +96,7 @@ __global__ void encoder_backward_kernel3(float* dwte, const floatX* dout, const 
             float* sum = dwte + (size_t)inp[found[j]] * C;
             for (int c = threadIdx.x; c < C; c += blockDim.x) { sum[c] += (float)row[c]; }
         }
-        __syncthreads(); // counts and found are written again
+        __syncthreads(); // the next round overwrites counts and found
     }
 }
 
@@ -112,7 +113,7 @@ void encoder_backward3(float* dwte, float* dwpe, const floatX* dout, const int* 
 struct EncoderScratch;
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream);
 
-// A warp for every sorted index, and every 32 vectors of columns; it works if a run begins there.
+// One warp per sorted index and 32 vectors of columns. The warp at the start of a run sums the run; the others return.
 __global__ void encoder_backward_kernel4(float* dwte, const floatX* dout, const int* positions, const int* tokens,
                                          int N, int C) {
     int lane = threadIdx.x % 32;
@@ -133,30 +134,34 @@ __global__ void encoder_backward_kernel4(float* dwte, const floatX* dout, const 
 void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                        int V, cudaStream_t stream, int block_size);
 
-// ---- kernel 5: the sorted list in equal tiles, one warp each; runs across tiles are joined after ----
+// ---- kernel 5: one warp per tile of 32 sorted positions; a second kernel joins the runs that cross tiles ----
 
 // ==== promoted: encoder_backward ====
-// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and a warp
-// sums the runs of equal tokens in a tile of 32 sorted positions. A run within a tile is added to its row of dwte.
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and one
+// warp per tile of 32 sorted positions sums the runs of equal tokens. A run within one tile is added to its dwte row.
 
-// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So a sum has
-// one order, and a frequent token is shared by many warps.
+// A run that crosses tiles leaves one partial sum per tile, which the join kernel adds up in order. So the order of
+// every sum is fixed, and many warps share the work of a frequent token. With tiles of 8 positions instead of 32:
+//     sorted tokens   5 5 5 7 7 7 7 7 | 7 7 7 7 7 7 7 7 | 7 7 7 9 9 9 9 9
+//     runs summed to  dwte  partial     partial           partial dwte
+//     [tile][slot]          [0][1]      [1][0]            [2][0]
+// Then tile 0's block of the join kernel adds partial [0][1], [1][0] and [2][0] to row 7 of dwte.
 
 constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
 constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
-constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all
-constexpr int ENCODER_MAX_BLOCK = 512;      // threads; rows in flight take registers
-constexpr int ENCODER_TILE = 32;            // sorted indices, one per lane
-constexpr int ENCODER_COLUMNS = 768;        // per launch: the room for partial sums
-constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp: four per lane
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all blocks
+constexpr int ENCODER_MAX_BLOCK = 512;      // threads; the rows in flight take many registers
+constexpr int ENCODER_TILE = 32;            // sorted indices per warp, one per lane
+constexpr int ENCODER_COLUMNS = 768;        // per launch; bounds the scratch for partial sums
+constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp, 4 per lane
 static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
 
 // The layout of the launcher's scratch.
 struct EncoderScratch {
-    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): sums of a run from an earlier tile, of a run into a later one
-    int* positions[2]; // (N) each; the passes alternate, and [0] is sorted at the end
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): slot 0: run from an earlier tile; 1: run into the next tile
+    int* positions[2]; // (N) each; the sort passes alternate between them, the last one writes [0]
     int* tokens;       // (N) inp[positions[0][i]], ascending
-    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs in each block's part of the list
+    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs among each block's indices
     size_t num_ints;
 };
 static EncoderScratch encoder_backward_layout(int* scratch, int N) {
@@ -171,7 +176,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     return s;
 }
 
-// Each block counts the digits of its `num` indices. positions is NULL in the first pass: index i is position i.
+// Counts the digits of `num` indices per block. positions is NULL in the first pass, where index i is position i.
 __global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
@@ -180,30 +185,30 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
         int token = inp[positions ? positions[i] : i];
-        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: the result does not depend on the order
+        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integer sums do not depend on the order
     }
     __syncthreads();
     if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
 }
 
-// One stable pass: index i goes after all smaller digits, and after the same digit at smaller indices.
+// One stable pass of the sort: index i is placed after all smaller digits and after equal digits of smaller indices.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
     constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
-    __shared__ int offset[num_warps][ENCODER_DIGITS]; // where a warp's next index of a digit goes
+    __shared__ int offset[num_warps][ENCODER_DIGITS]; // output index of each warp's first element with this digit
     __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
 
-    int before = 0, total = 0; // of this digit: how many in earlier blocks, in all blocks
+    int before = 0, total = 0; // occurrences of this digit in earlier blocks, in all blocks
 #pragma unroll 8
     for (int b = part; b < gridDim.x; b += num_parts) {
         int n = counts[b * ENCODER_DIGITS + digit];
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[num_parts + part][digit] = total; // borrowed for the partial sums
+    offset[part][digit] = before, offset[num_parts + part][digit] = total; // offset is borrowed for partial sums
     __syncthreads();
     if (part == 0) {
         for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
@@ -228,10 +233,10 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         int token = valid ? inp[position] : 0;
         int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
         unsigned same = __match_any_sync(0xFFFFFFFFu, d);
-        int rank = __popc(same & ((1u << lane) - 1)); // among equal digits of the warp
+        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's elements with the same digit
         if (valid && rank == 0) { offset[warp][d] = __popc(same); }
         __syncthreads();
-        if (part == 0) { // turns counts into offsets, over the warps in order
+        if (part == 0) { // exclusive scan over the warps: turns counts into offsets
             int at = next[digit];
 #pragma unroll 8
             for (int w = 0; w < num_warps; w++) {
@@ -246,14 +251,15 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
             sorted[offset[warp][d] + rank] = position;
             tokens[offset[warp][d] + rank] = token;
         }
-        __syncthreads(); // offset is cleared for the next round
+        __syncthreads(); // the next round clears offset
     }
 }
 
-// Sorts the positions by token: fills positions[0] and tokens of the layout that it returns.
+// Sorts the positions by token. Returns the layout of scratch, in which positions[0] and tokens are now filled.
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
-    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // per block
+    int num =
+        ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // indices per block
     int num_blocks = ceil_div(N, num), num_passes = 1;
     while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
     const int* positions = NULL;
@@ -270,7 +276,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     return s;
 }
 
-// A warp sums the runs of one tile over ENCODER_WARP_COLUMNS columns: slice `warp % num_slices` of those from c0 on.
+// Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns, of the num_slices from c0 on.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
@@ -283,8 +289,8 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
     int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
     int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
-    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of the runs
-    // whether the first run began in an earlier tile, whether the last one continues in the next tile
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
+    // whether the tile's first run began in an earlier tile, whether its last run continues in the next tile
     bool from_before = first > 0 && tokens[first - 1] == tokens[first];
     bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
 
@@ -293,10 +299,10 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     for (int i = 0; i < num; i += unroll) {
         x4 d[unroll];
         f128 old[unroll];
-        float* row[unroll]; // if a run ends here, where its sum is added, else NULL
+        float* row[unroll]; // destination of the run's sum if a run ends at this index, else NULL
         int p[unroll], id[unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; u++) { // shuffles come before the lanes diverge
+        for (int u = 0; u < unroll; u++) { // shuffles first, while all lanes are active
             p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
         }
 #pragma unroll
@@ -327,8 +333,8 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     }
 }
 
-// One block per tile. If a run of equal tokens starts in this tile and continues past it, this block adds up the run's
-// partial sums.
+// Joins the runs that cross tiles. One block per tile and slice of columns: if a run of equal tokens starts in this
+// tile and continues past it, the block adds up the run's partial sums.
 __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
     constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
@@ -346,7 +352,7 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     f128 sum = {};
     if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
     for (int t = tile + 1 + warp * unroll;; t += num_warps * unroll) {
-        // how many of the next tiles begin with the token; the list is sorted, so they come first
+        // num: how many of the next `unroll` tiles begin with this token; they come first, because the list is sorted
         bool goes_on = lane < unroll && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
         int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
         f128 x[unroll];
@@ -407,9 +413,9 @@ static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, i
     cudaCheck(cudaGetLastError());
 }
 
-// Ints of scratch.
+// Number of ints in scratch.
 size_t encoder_backward_scratch(int B, int T, int V) {
-    (void)V; // sets only the number of passes
+    (void)V; // affects only the number of sort passes
     return encoder_backward_layout(NULL, B * T).num_ints;
 }
 
@@ -417,7 +423,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream, int block_size) {
-    // without the rows of dwte that are read and written: how many depends on the tokens
+    // does not count the rows of dwte that are read and written: their number depends on the tokens
     Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
@@ -461,7 +467,7 @@ static void declare(Bench& b) {
     Buffer<int> inp = b.input_from<int>("inp", N, [&](float* ids) { bench_fill_ids(ids, N, V, b.rng); });
     Buffer<floatX> dout = b.input<floatX>("dout", N * C);
     Buffer<float> dwte0 = b.input<float>("dwte0", (size_t)V * C), dwpe0 = b.input<float>("dwpe0", (size_t)T * C);
-    size_t num_tokens = 0, most = 0; // tokens that occur, and how often the most frequent one does
+    size_t num_tokens = 0, most = 0; // number of different tokens; occurrences of the most frequent one
     if (inp.host) {
         std::vector<size_t> counts(V);
         for (size_t i = 0; i < N; i++) { most = std::max(most, ++counts[(size_t)inp.host[i]]); }
@@ -482,11 +488,11 @@ static void declare(Bench& b) {
              [=](int bs) { encoder_backward1(dwte, dwpe, dout, inp, B, T, C, s, bs); });
     b.kernel(2, "dwpe in registers, dwte by 128-bit atomics",
              [=](int bs) { encoder_backward2(dwte, dwpe, dout, inp, B, T, C, s, bs); });
-    b.kernel(3, "blocks own tokens and scan the ids",
+    b.kernel(3, "deterministic: each block owns tokens and scans all ids",
              [=](int bs) { encoder_backward3(dwte, dwpe, dout, inp, B, T, C, s, bs); });
-    b.kernel(4, "radix sort, one warp per run",
+    b.kernel(4, "positions sorted by token, one warp per run",
              [=](int bs) { encoder_backward4(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); });
-    b.kernel(5, "equal tiles of the sorted list, runs joined",
+    b.kernel(5, "tiles of 32 sorted positions, runs across tiles joined",
              [=](int bs) {
                  bs ? encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs)
                     : encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s);
@@ -495,7 +501,7 @@ static void declare(Bench& b) {
     b.promoted(5);
 }
 
-// V = 1: one token everywhere. V > 65536: three passes of the sort.
+// Shapes with V = 1 have the same token everywhere; V > 65536 takes three sort passes.
 int main(int argc, char** argv) {
     return bench_main(
         argc, argv, "encoder_backward", declare, {64, 1024, 768, 12, 50257},

@@ -1,7 +1,7 @@
 /* encoder_forward: out[b,t,:] = wte[inp[b,t],:] + wpe[t,:]
 
    out (B,T,C) floatX out | inp (B,T) int in, each in [0,V) | wte (Vp,C), wpe (maxT,C) floatX in, maxT >= T
-   Bound: memory; out is written once, the rows of wte that occur and T rows of wpe are read.
+   Bound: memory; out is written once, the wte rows of the tokens that occur and T rows of wpe are read.
    Constraint: C % x128::size == 0 from kernel 2 on, T*C < 2^31, B <= 262140.
    Error: one ulp of floatX against the fp64 reference.
    Source: Radford et al. 2019, "Language models are unsupervised multitask learners" (token + position embedding).
@@ -28,7 +28,7 @@ void encoder_forward1(floatX* out, const int* inp, const floatX* wte, const floa
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one 128-bit vector a thread --------------------------------------------------
+// ---- kernel 2: one 128-bit vector per thread --------------------------------------------------
 
 __global__ void encoder_forward_kernel2(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
@@ -48,7 +48,7 @@ void encoder_forward2(floatX* out, const int* inp, const floatX* wte, const floa
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one warp per row: the token id is read once, nothing is divided in 64 bits -------
+// ---- kernel 3: one warp per row: a lane reads the token id and divides in 64 bits once per row, not per vector ----
 
 __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
@@ -71,7 +71,7 @@ void encoder_forward3(floatX* out, const int* inp, const floatX* wte, const floa
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: a thread keeps its vector of wpe for four sequences: four loads of wte in flight ----
+// ---- kernel 4: a thread reuses its vector of wpe for four sequences: four loads of wte in flight ----
 
 // ==== promoted: encoder_forward ====
 constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
@@ -79,7 +79,7 @@ constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
     constexpr int sequences = ENCODER_FORWARD_SEQUENCES;
-    unsigned vectors = C / x128::size; // of a row
+    unsigned vectors = C / x128::size; // per row
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= T * vectors) { return; }
     unsigned t = i / vectors, c = i % vectors * x128::size;
@@ -87,7 +87,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
     int ids[sequences];
     x128 token[sequences];
 #pragma unroll
-    for (int j = 0; j < sequences; j++) { // past B: row 0 is loaded and not used
+    for (int j = 0; j < sequences; j++) { // sequences past B: row 0 of wte is loaded and not used
         ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0;
     }
     x128 position = load128(wpe + (size_t)t * C + c);
@@ -105,7 +105,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
-    // without the rows of wte that are read: how many depends on the tokens
+    // does not count the rows of wte that are read: their number depends on the tokens
     Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
@@ -129,7 +129,7 @@ static void declare(Bench& b) {
     Buffer<floatX> wpe = b.input<floatX>("wpe", (size_t)T * C);
     Buffer<floatX> out = b.output<floatX>("out", N * C, ulps<floatX>(1));
     b.reference([=] { encoder_forward_cpu(out.host, inp.host, wte.host, wpe.host, B, T, C); });
-    size_t num_tokens = 0; // that occur
+    size_t num_tokens = 0; // number of different tokens
     if (inp.host) {
         std::vector<char> seen(V);
         for (size_t i = 0; i < N; i++) { seen[(size_t)inp.host[i]] = 1; }
@@ -141,7 +141,7 @@ static void declare(Bench& b) {
     b.kernel(1, "one thread per element", [=](int bs) { encoder_forward1(out, inp, wte, wpe, B, T, C, stream, bs); });
     b.kernel(2, "128-bit vectors", [=](int bs) { encoder_forward2(out, inp, wte, wpe, B, T, C, stream, bs); });
     b.kernel(3, "one warp per row", [=](int bs) { encoder_forward3(out, inp, wte, wpe, B, T, C, stream, bs); });
-    b.kernel(4, "wpe kept for four sequences",
+    b.kernel(4, "four sequences per thread share its vector of wpe",
              [=](int bs) {
                  bs ? encoder_forward(out, inp, wte, wpe, B, T, C, stream, bs)
                     : encoder_forward(out, inp, wte, wpe, B, T, C, stream);

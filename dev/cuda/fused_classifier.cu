@@ -1,13 +1,13 @@
-/* fused_classifier: loss = log(sum(exp(logits))) - logits[target] for each row, and in place its gradient,
-   logits = (softmax(logits) - onehot(target)) * dloss; mean_loss: mean += sum(losses) * scale
+/* fused_classifier: loss = log(sum(exp(logits))) - logits[target] per row; the gradient overwrites the logits in place:
+   logits = (softmax(logits) - onehot(target)) * dloss. mean_loss: mean += sum(losses) * scale
 
-   logits (N,Vp) floatX inout, columns V..Vp are not read and become 0 | losses (N) float out
-   targets (N) int in, 0..V-1 | dloss one float in, or NULL: only the losses, logits stay as they are
-   Bound: memory, 2*N*Vp*sizeof(floatX) bytes; 2 exponentials an element take half as long on an H200.
+   logits (N,Vp) floatX inout, columns V..Vp-1 are not read and are set to 0 | losses (N) float out
+   targets (N) int in, 0..V-1 | dloss (1) float in, or NULL: only the losses are computed, logits are not changed
+   Bound: memory, 2*N*Vp*sizeof(floatX) bytes; on an H200 the 2 exponentials per element take half of the memory time.
    Constraint: Vp % 8 == 0, 1 <= V <= Vp.
-   Error: losses 1e-6 relative. Gradients one ulp of floatX; fp32 16 ulps, for exp(x) amplifies the rounding of x;
-   that of the target 4 fp32 ulps of dloss.
-   A row that holds a NaN or an infinity has the loss NaN, and with it every gradient of the row.
+   Error of losses: 1e-6 relative. Error of gradients: one ulp of floatX, in fp32 16 ulps, because exp(x) amplifies the
+   rounding error of x; at the target's column 4 fp32 ulps of dloss more.
+   If a row holds a NaN or an infinity, its loss and all of its gradients are NaN.
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
 
    nvcc -O3 --use_fast_math fused_classifier.cu -o fused_classifier      (or: make fused_classifier)
@@ -43,7 +43,7 @@ void fused_classifier1(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: maximum and sum in one pass: the sum is rescaled when the maximum grows ----
+// ---- kernel 2: online softmax: maximum and sum in one pass, the sum is rescaled when the maximum grows ----
 
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel2(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
@@ -76,15 +76,15 @@ void fused_classifier2(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: 128-bit vectors, two reads, both from the start of the row ----
+// ---- kernel 3: 128-bit vectors; the row is read twice, both times from its start ----
 
 // ==== promoted: fused_classifier ====
-// Online softmax: over the logits that a thread has seen, the maximum, the sum of exp(x - max), and the minimum.
+// Online softmax state of a thread: running maximum, sum of exp(x - max), and minimum of the logits it has seen.
 struct FusedClassifierSums {
     float max, sum, min;
 };
 
-// Adds a vector to s. An infinity in x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
+// Adds a vector to s. +infinity in x makes the sum NaN; -infinity shows in min alone: see fused_classifier_reduce.
 __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
     float max = s.max;
     for (int k = 0; k < x128::size; k++) {
@@ -96,27 +96,29 @@ __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& 
     s.max = max;
 }
 
-// Maximum and sum over the block; `shared` (32) is scratch. NaN if a logit is NaN or infinite.
+// Combines the states of the block's threads into the row's maximum and sum of exp(x - max). The sum is NaN if any
+// logit is NaN or infinite. shared (32) is scratch.
 __device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
     *max = block_max(s.max, shared);
-    // exp(-inf) is 0, so the sum alone would not show that a logit overflowed
+    // exp(-inf) is 0, so the sum alone would hide a logit of -infinity
     *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
 }
 
-// softmax of a vector times dloss; scale = dloss / sum
+// softmax(x) * dloss of one vector, with scale = dloss / sum
 __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
     x128 gradient;
     for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
     return gradient;
 }
 
-// The thread that writes column `target`: vectors go to the threads round-robin, columns from `tail` on one to each.
+// The thread that writes column `target`. Thread t has vectors t, t + blockDim.x, ..., and column tail + t; the tail is
+// the columns after the last whole vector.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
 // ==== end promoted: fused_classifier ====
 
-// For kernels 3 to 5 and 8: the columns past the whole vectors, the target's column, and the loss.
+// The end of kernels 3 to 5 and 8: writes the gradient of the tail, zeros from V on, the target's gradient, the loss.
 __device__ inline void classifier_rest(floatX* row, float* losses, float dloss, float max, float sum, float x_tail,
                                        float correct, int target, int n, int V, int Vp) {
     int tail = V / x128::size * x128::size;
@@ -158,7 +160,7 @@ void fused_classifier3(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: one read: 512 threads hold the row in registers ----
+// ---- kernel 4: the row is read once: 512 threads hold it in registers ----
 
 template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     fused_classifier_kernel4(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
@@ -189,7 +191,7 @@ template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
 }
 
-// 52 registers per thread for GPT-2's row in 16 bits, 100 in 32
+// vectors per thread: GPT-2's row takes 52 registers per thread in 16 bits, 100 in fp32
 constexpr int KERNEL4_VECTORS = sizeof(floatX) == 4 ? 25 : 13;
 
 void fused_classifier4(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
@@ -199,9 +201,9 @@ void fused_classifier4(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: one read: the row goes through registers to shared memory, two rows share an SM ----
+// ---- kernel 5: the row is read once, through registers into shared memory; an SM holds two rows ----
 
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel5(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
@@ -237,18 +239,18 @@ void fused_classifier5(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: two reads, the second from the end of the row, which the caches still hold ----
+// ---- kernel 6: the row is read twice, the second time backwards, because its end is still in the caches ----
 
 // ==== promoted: fused_classifier ====
-// What a thread keeps of a row besides the vectors: the last V % x128::size columns, from `tail` on, go one to each of
-// the first threads; the owner of the target's column adjusts the gradient there and writes the loss.
+// A thread's state besides its vectors. The tail (columns tail..V-1, after the last whole vector) is split one column
+// per thread. The owner of the target's column corrects the gradient there and writes the loss.
 struct FusedClassifierRow {
     int tail, target;
     bool owner;
-    float x_tail, correct; // this thread's logit of the tail; the target's logit, for the owner
+    float x_tail, correct; // this thread's logit in the tail; the target's logit, set in the owner only
 };
 
-// Reads them; s starts with this thread's logit of the tail, if it has one.
+// Fills this state, and starts s with this thread's logit in the tail, if it has one.
 __device__ inline FusedClassifierRow fused_classifier_begin(FusedClassifierSums& s, const floatX* row, int target,
                                                             int V) {
     FusedClassifierRow r;
@@ -282,7 +284,7 @@ __global__ void __launch_bounds__(1024)
     }
     float max, sum;
     fused_classifier_reduce(&max, &sum, s, shared);
-    // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
+    // log1pf because sum >= 1 may be close to 1, where logf() under --use_fast_math has an absolute error of 4e-7
     if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
@@ -303,17 +305,17 @@ void fused_classifier6(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: one read: the row stays in shared memory, and is summed while the rest of it is still in flight ----
+// ---- kernel 7: the row is read once, by cp.async into shared memory, and summed while its rest is in flight ----
 
 // ==== promoted: fused_classifier ====
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
-    // 4 groups of copies; each thread reads only what it copied itself, so no barrier is needed
+    // 4 commit groups; each thread reads only what it copied itself, so no barrier is needed
     int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
     for (int j = 0; j < 4; j++) {
         int end = min((j + 1) * group, num_vectors);
@@ -348,21 +350,21 @@ __global__ void __launch_bounds__(1024)
     fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
 
-// losses (N) = log(sum(exp(logits))) - logits[target], for each row; and in place the gradient: logits (N,Vp) =
-// dloss * (softmax(logits) - onehot(target)), 0 from column V on | targets (N), each in [0,V)
-// dloss (1) or NULL: only the losses, logits stay as they are
+// losses (N) = log(sum(exp(logits))) - logits[target] per row. The gradient overwrites logits (N,Vp) in place:
+// dloss * (softmax(logits) - onehot(target)), and 0 from column V on. | targets (N), each in [0,V)
+// dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream, int block_size) {
     Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
-    // Rows too long for shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2 in 16 bits share an
-    // SM of an H200, so that one is read while the other is written. In fp32 one block has the SM alone.
+    // Rows too long for shared memory, and devices without cp.async, take kernel 6. An SM of an H200 holds two blocks
+    // with GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // else one row per SM
+                                       cudaSharedmemCarveoutMaxShared)); // else one block per SM
         fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
@@ -375,7 +377,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 }
 // ==== end promoted: fused_classifier ====
 
-// The promoted kernel; block size 0 is its default.
+// The promoted launcher; block size 0 is its default.
 void fused_classifier7(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                        cudaStream_t stream, int block_size) {
     if (block_size == 0) {
@@ -385,7 +387,7 @@ void fused_classifier7(floatX* logits, float* losses, const int* targets, const 
     }
 }
 
-// ---- kernel 8: persistent blocks, two rows in shared memory: bulk copies bring the next one under this one's work ----
+// ---- kernel 8: persistent blocks, two rows in shared memory: bulk copies load the next row meanwhile ----
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define CLASSIFIER_SM90(...) __trap()
@@ -393,7 +395,8 @@ void fused_classifier7(floatX* logits, float* losses, const int* targets, const 
 #define CLASSIFIER_SM90(...) asm volatile(__VA_ARGS__)
 #endif
 
-// PTX ISA, "mbarrier" and "cp.async.bulk": a barrier's phase ends when its one arrival and all announced bytes are in.
+// PTX ISA, "mbarrier" and "cp.async.bulk": a phase of the barrier completes when its one arrival and all expected bytes
+// are in.
 __device__ inline void classifier_barrier_init(uint64_t* barrier) {
     CLASSIFIER_SM90("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -419,14 +422,14 @@ __device__ inline void classifier_bulk_copy(void* shared, const void* global, in
                     : "memory");
 }
 
-// Dynamic shared memory: two rows of ceil(V / x128::size) vectors, then this.
+// Dynamic shared memory: two rows of ceil(V / x128::size) vectors, then this struct.
 struct ClassifierTail8 {
-    uint64_t barriers[2][4]; // of each row's four parts
-    float reduce[32];
+    uint64_t barriers[2][4]; // [row buffer][quarter of the row]: full barriers
+    float reduce[32];        // scratch of the block reductions
 };
 static_assert(sizeof(ClassifierTail8) == 64 + 128, "8 barriers and 32 floats");
 
-// One thread asks for a row, in four parts.
+// Starts the copy of a row, in four parts of `part` vectors, one barrier each. Called by one thread.
 __device__ inline void classifier_fetch_row(int4* buffer, const floatX* row, uint64_t* barriers, int num_vectors,
                                             int part) {
     for (int j = 0; j < 4; j++) {
@@ -441,7 +444,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel8(floatX* logits,
                                                                  const float* dloss_, int N, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     int num_vectors = V / x128::size, tail = num_vectors * x128::size;
-    int num_copied = ceil_div(V, x128::size), part = ceil_div(num_copied, 4); // the columns past `tail` come along
+    int num_copied = ceil_div(V, x128::size), part = ceil_div(num_copied, 4); // the vector of the tail is copied too
     ClassifierTail8* rest = reinterpret_cast<ClassifierTail8*>(fused_classifier_row + 2 * num_copied);
     if (threadIdx.x == 0) {
         for (int i = 0; i < 8; i++) { classifier_barrier_init(&rest->barriers[i / 4][i % 4]); }
@@ -467,7 +470,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel8(floatX* logits,
         FusedClassifierSums s = {-INFINITY, 0.0f, INFINITY};
         for (int j = 0; j < 4; j++) {
             classifier_barrier_wait(&barriers[j], turn / 2 % 2);
-            // each thread keeps to vectors i with i % blockDim.x == threadIdx.x, as fused_classifier_owner expects
+            // each thread takes the vectors i with i % blockDim.x == threadIdx.x, as fused_classifier_owner assumes
             int begin = j * part, end = min((j + 1) * part, num_vectors), block = blockDim.x;
             for (int i = begin + (threadIdx.x + block - begin % block) % block; i < end; i += block) {
                 fused_classifier_add(s, vec128_from_bits<floatX>(buffer[i]));
@@ -486,7 +489,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel8(floatX* logits,
             x128 v = vec128_from_bits<floatX>(buffer[i]);
             store128(row + i * x128::size, fused_classifier_gradient(v, max, dloss / sum));
         }
-        __syncthreads(); // all have read the buffer
+        __syncthreads(); // all threads have read the buffer: the next copy may overwrite it
         if (threadIdx.x == 0 && n + 2 * (int)gridDim.x < N) {
             classifier_fetch_row(buffer, row + 2 * (size_t)gridDim.x * Vp, barriers, num_copied, part);
         }
@@ -510,7 +513,7 @@ void fused_classifier8(floatX* logits, float* losses, const int* targets, const 
 }
 
 // ==== promoted: mean_loss ====
-// One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
+// One block, so that the order of the sum is fixed. It takes a few microseconds for 64 KB of losses.
 __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
     __shared__ float shared[32];
     float sum = 0.0f;
@@ -527,7 +530,7 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 }
 // ==== end promoted: mean_loss ====
 
-// Whether this device and this binary can run a kernel.
+// True if this binary has code of at least architecture `arch` for the kernel, and a block may have `shared` bytes.
 static bool can_run(const void* kernel, int arch, int shared) {
     cudaFuncAttributes attributes;
     cudaCheck(cudaFuncGetAttributes(&attributes, kernel));
@@ -538,7 +541,7 @@ typedef void (*Classifier)(floatX*, float*, const int*, const float*, int, int, 
 
 static void declare(Bench& b) {
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
-    float dloss_value = 1024.0f; // a loss scale, or 16 bits could not hold most gradients
+    float dloss_value = 1024.0f; // a loss scale: without it most gradients would underflow in 16 bits
     Buffer<floatX> logits = b.input_from<floatX>("logits", (size_t)N * Vp, [=](float* x) {
         parallel_for(N, [=](size_t n) {
             for (int i = 0; i < Vp; i++) {
@@ -550,14 +553,14 @@ static void declare(Bench& b) {
     Buffer<int> targets = b.input_ids("targets", N, V);
     Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { *x = dloss_value; });
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 4 ? 16 : 1);
-    // few columns: a target may be likely, and p - 1 then keeps the rounding of a p near 1
+    // with few columns p of the target may be close to 1, and p - 1 keeps the absolute rounding error of p
     if (V < 1000) { tolerance.atol += 4 * ulp_of<float>() * dloss_value; }
     Buffer<floatX> dlogits = b.inout<floatX>("dlogits", (size_t)N * Vp, logits, tolerance);
     Buffer<float> losses = b.output<float>("losses", N, {1e-6f, 1e-6f});
     b.reference(
         [=] { fused_classifier_cpu(dlogits.host, losses.host, logits.host, targets.host, dloss_value, N, V, Vp); });
     b.cost(2.0 * N * Vp * sizeof(floatX), 0);
-    // what is not a part of the timing is checked at the small shapes: mean_loss, and the losses alone
+    // mean_loss and dloss = NULL are not timed; they are checked at the small shapes only
     bool small = N < 1024;
     Buffer<float> zero = {}, mean = {}, losses_alone = {};
     if (small) {
@@ -586,15 +589,17 @@ static void declare(Bench& b) {
     kernel(1, "one block per row, three passes", fused_classifier1, sizes);
     kernel(2, "online softmax: two passes", fused_classifier2, sizes);
     kernel(3, "128-bit vectors", fused_classifier3, sizes);
-    if (V / x128::size <= KERNEL4_VECTORS * 512) { kernel(4, "one read: row in registers", fused_classifier4, {512}); }
-    if (b.dry || can_run((const void*)fused_classifier_kernel5, 0, shared5)) {
-        kernel(5, "one read: row in shared memory", fused_classifier5, sizes);
+    if (V / x128::size <= KERNEL4_VECTORS * 512) {
+        kernel(4, "row read once, kept in registers", fused_classifier4, {512});
     }
-    kernel(6, "two reads, the second backwards", fused_classifier6, sizes);
-    kernel(7, "shared memory, cp.async, summed as it arrives", fused_classifier7, {0, 128, 256, 512, 1024});
+    if (b.dry || can_run((const void*)fused_classifier_kernel5, 0, shared5)) {
+        kernel(5, "row read once, kept in shared memory", fused_classifier5, sizes);
+    }
+    kernel(6, "row read twice, the second time backwards", fused_classifier6, sizes);
+    kernel(7, "row read once by cp.async, summed as it arrives", fused_classifier7, {0, 128, 256, 512, 1024});
     b.promoted(7);
     if (b.dry || can_run((const void*)fused_classifier_kernel8, 90, fused_classifier8_shared(V))) {
-        kernel(8, "persistent, bulk copies of the next row", fused_classifier8, {256, 512, 1024});
+        kernel(8, "persistent, bulk copies prefetch the next row", fused_classifier8, {256, 512, 1024});
     }
 }
 

@@ -2,9 +2,9 @@
 
    dinp (n) floatX out, may be dout | dout, inp (n) floatX in; n = B*T*4C
    Bound: memory, 3*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
-   Error: against the fp64 reference; one ulp of bf16 and fp16; in fp32 1e-6 relative or 3e-6 absolute, for dout of
-   size up to 6. Finite for every finite input, NaN for NaN.
-   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; the formula of kernels 2 to 4 is llmc/gelu.cuh.
+   Error against the fp64 reference: one ulp of bf16 and fp16; in fp32 1e-6 relative plus 3e-6 absolute, for |dout| up
+   to 6. The result is finite for every finite input, NaN for NaN.
+   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; llmc/gelu.cuh has the formula of kernels 2 to 4.
 
    nvcc -O3 --use_fast_math gelu_backward.cu -o gelu_backward      (or: make gelu_backward)
    ./gelu_backward 2      check kernel 2 against the CPU and sweep its block sizes
@@ -12,16 +12,16 @@
 #include "../../llmc/gelu.cuh"
 #include "bench.h"
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
 
 // ---- kernel 1: one thread per element ----------------------------------------------------
 
 __device__ inline float gelu_backward_slope_by_exp(float x) {
-    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x); // beyond, the slope is 1 or 0, and x^2 may overflow
+    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x); // beyond +-9 the slope is 1 or 0, and x^2 may overflow
     float u = 0.7978845608f * (x + 0.044715f * x * x * x);
     float slope_of_u = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
     float e = __expf(-2.0f * u), s = __fdividef(1.0f, 1.0f + e);
-    return s + x * s * (e * s) * 2.0f * slope_of_u; // 1 - s is e s
+    return s + x * s * (e * s) * 2.0f * slope_of_u; // 1 - s = e * s
 }
 
 __global__ void gelu_backward_kernel1(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
@@ -45,13 +45,13 @@ __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     return dinp;
 }
 
-// no __restrict__: dinp may be dout; a thread writes only what it has read itself
+// no __restrict__, because dinp may be dout; a thread writes only elements that it has read itself
 __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i < n) { store128(dinp + i, gelu_backward_vector(load128(dout + i), load128(inp + i))); }
 }
 
-// dinp, dout, inp (n). dinp may be the same memory as dout.
+// dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
 void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
     require(n % x128::size == 0);
@@ -66,7 +66,7 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 3: two 128-bit vectors per thread, all loads before the first use, with streaming hints ------
+// ---- kernel 3: two 128-bit vectors per thread, streaming (evict-first) loads, all issued before the first use ----
 
 __global__ void gelu_backward_kernel3(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
@@ -89,7 +89,7 @@ void gelu_backward3(floatX* dinp, const floatX* dout, const floatX* inp, size_t 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: as many blocks as fit the chip at once, the next vectors loaded ahead -----------
+// ---- kernel 4: persistent: as many blocks as fit on the GPU at once, the next vectors prefetched -----------
 
 __global__ void gelu_backward_kernel4(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -118,7 +118,7 @@ static void declare(Bench& b) {
     Buffer<floatX> start = b.input<floatX>("dout", n);
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { bench_fill_extremes(x, n, b.rng()); });
     Tolerance tolerance = sizeof(floatX) == 4 ? Tolerance{3e-6f, 1e-6f} : ulps<floatX>(1);
-    bool in_place = b.B == 2; // one of the shapes to check
+    bool in_place = b.B == 2; // one of the checked shapes works in place
     Buffer<floatX> dinp =
         in_place ? b.inout<floatX>("dinp", n, start, tolerance) : b.output<floatX>("dinp", n, tolerance);
     Buffer<floatX> dout = in_place ? dinp : start;
@@ -130,8 +130,10 @@ static void declare(Bench& b) {
         2, "128-bit vectors",
         [=](int bs) { bs ? gelu_backward(dinp, dout, inp, n, stream, bs) : gelu_backward(dinp, dout, inp, n, stream); },
         {0, 64, 128, 256, 512, 1024});
-    b.kernel(3, "two vectors a thread, streamed", [=](int bs) { gelu_backward3(dinp, dout, inp, n, stream, bs); });
-    b.kernel(4, "one wave of blocks, next load ahead", [=](int bs) { gelu_backward4(dinp, dout, inp, n, stream, bs); });
+    b.kernel(3, "two vectors per thread in flight, streamed (evict-first)",
+             [=](int bs) { gelu_backward3(dinp, dout, inp, n, stream, bs); });
+    b.kernel(4, "persistent, the next vectors prefetched",
+             [=](int bs) { gelu_backward4(dinp, dout, inp, n, stream, bs); });
     b.promoted(2);
 }
 

@@ -2,9 +2,9 @@
 
    out (n) floatX out | inp (n) floatX in; n = B*T*4C
    Bound: memory, 2*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
-   Error: against the fp64 reference; one ulp of bf16 and fp16, 1e-6 relative or absolute in fp32. Finite for every
-   finite input, NaN for NaN.
-   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; the formula of kernels 2 to 4 is llmc/gelu.cuh.
+   Error against the fp64 reference: one ulp of bf16 and fp16; in fp32 1e-6, relative plus absolute. The result is
+   finite for every finite input, NaN for NaN.
+   Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; llmc/gelu.cuh has the formula of kernels 2 to 4.
 
    nvcc -O3 --use_fast_math gelu_forward.cu -o gelu_forward      (or: make gelu_forward)
    ./gelu_forward 2      check kernel 2 against the CPU and sweep its block sizes
@@ -12,13 +12,13 @@
 #include "../../llmc/gelu.cuh"
 #include "bench.h"
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
 
 // ---- kernel 1: one thread per element ----------------------------------------------------
 
 __device__ inline float gelu_forward_by_exp(float x) {
     float u = 0.7978845608f * (x + 0.044715f * x * x * x); // sqrt(2/pi) (x + 0.044715 x^3)
-    return __fdividef(x, 1.0f + __expf(-2.0f * u));        // where x^3 overflows: x / 1 or x / inf
+    return __fdividef(x, 1.0f + __expf(-2.0f * u));        // if x^3 overflows: x / 1 or x / inf
 }
 
 __global__ void gelu_forward_kernel1(floatX* out, const floatX* inp, size_t n) {
@@ -46,7 +46,7 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
     if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
 }
 
-// out, inp (n). In place is allowed.
+// out (n) = gelu(inp (n)); out may be inp
 void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
@@ -61,7 +61,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream)
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 3: two 128-bit vectors per thread, both loads before the first use ------
+// ---- kernel 3: two 128-bit vectors per thread, both loads issued before the first use ------
 
 __global__ void gelu_forward_kernel3(floatX* out, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
@@ -82,7 +82,7 @@ void gelu_forward3(floatX* out, const floatX* inp, size_t n, cudaStream_t stream
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: as many blocks as fit the chip at once, the next vector loaded ahead -----------
+// ---- kernel 4: persistent: as many blocks as fit on the GPU at once, the next vector prefetched -----------
 
 __global__ void gelu_forward_kernel4(floatX* out, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -117,8 +117,8 @@ static void declare(Bench& b) {
     b.kernel(2, "128-bit vectors",
              [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
              {0, 64, 128, 256, 512, 1024});
-    b.kernel(3, "two vectors a thread, streamed", [=](int bs) { gelu_forward3(out, inp, n, stream, bs); });
-    b.kernel(4, "one wave of blocks, next load ahead", [=](int bs) { gelu_forward4(out, inp, n, stream, bs); });
+    b.kernel(3, "two vectors per thread in flight", [=](int bs) { gelu_forward3(out, inp, n, stream, bs); });
+    b.kernel(4, "persistent, the next vector prefetched", [=](int bs) { gelu_forward4(out, inp, n, stream, bs); });
     b.promoted(2);
 }
 

@@ -2,10 +2,11 @@
 
    out (n) floatX out | inp (n) floatX in | scale float; n = B*T*4C
    Scratch: kernel 1 gelu (n) floatX; kernel 2 piece (min(n, 2^22)) floatX.
-   Bound: memory, 2*n*sizeof(floatX) bytes; unfused twice as many. Constraint: n % x128::size == 0 but in kernel 3,
+   Bound: memory, 2*n*sizeof(floatX) bytes; unfused twice as many. Constraint: n % x128::size == 0 except in kernel 3;
    pointers aligned to 16 bytes.
-   Error: against the fp64 reference; one ulp of bf16 and fp16, of which the unfused kernels, that round twice, need
-   almost all and the fused ones half; 1e-6 relative or absolute in fp32. Finite for every finite input at |scale| <= 1.
+   Error against the fp64 reference: one ulp of bf16 and fp16. The unfused kernels round twice and need almost all of
+   it, the fused kernels half. In fp32 1e-6, relative plus absolute. The result is finite for every finite input if
+   |scale| <= 1.
    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
    nvcc -O3 --use_fast_math gelu_scale.cu -o gelu_scale      (or: make gelu_scale)
@@ -15,7 +16,7 @@
 #include "gelu_forward.cu"
 #undef PROMOTED_ONLY
 
-// ---- kernel 1: unfused: gelu_forward, then a kernel that scales --------------------------------------
+// ---- kernel 1: unfused: gelu_forward, then a second kernel that scales --------------------------------------
 
 __global__ void gelu_scale_scale_kernel1(floatX* out, const floatX* inp, float scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -34,11 +35,11 @@ void gelu_scale1(floatX* out, floatX* gelu, const floatX* inp, size_t n, float s
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: unfused in pieces: what lies between the two stays in L2, at the price of many launches ----
+// ---- kernel 2: unfused, in pieces: the intermediate result stays in L2, at the cost of many launches ----
 
-enum { GELU_SCALE_PIECE = 1 << 22 }; // elements: 8 MB in 16 bits, and as much of inp and out, in an L2 of 50 MB
+enum { GELU_SCALE_PIECE = 1 << 22 }; // elements: 8 MB in 16 bits, plus 8 MB each of inp and out, fit in an L2 of 50 MB
 
-// piece (min(n, GELU_SCALE_PIECE)) is scratch, written anew for each piece
+// piece (min(n, GELU_SCALE_PIECE)) is scratch for the intermediate result, reused by every piece
 void gelu_scale2(floatX* out, floatX* piece, const floatX* inp, size_t n, float scale, cudaStream_t stream,
                  int block_size) {
     for (size_t begin = 0; begin < n; begin += GELU_SCALE_PIECE) {
@@ -59,7 +60,7 @@ void gelu_scale3(floatX* out, const floatX* inp, size_t n, float scale, cudaStre
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: fused, one 128-bit vector a thread ----------------------------------------------------------
+// ---- kernel 4: fused, one 128-bit vector per thread ----------------------------------------------------------
 
 __device__ inline x128 gelu_scale_vector(const x128& x, float scale) {
     x128 y;
@@ -72,7 +73,7 @@ __global__ void gelu_scale_kernel4(floatX* out, const floatX* inp, float scale, 
     if (i < n) { store128(out + i, gelu_scale_vector(load128(inp + i), scale)); }
 }
 
-// out, inp (n). In place is allowed.
+// out (n) = scale * gelu(inp (n)); out may be inp
 void gelu_scale(floatX* out, const floatX* inp, size_t n, float scale, cudaStream_t stream, int block_size = 128) {
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
@@ -80,7 +81,7 @@ void gelu_scale(floatX* out, const floatX* inp, size_t n, float scale, cudaStrea
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: fused, two vectors a thread, both loads before the first use --------------------------------------
+// ---- kernel 5: fused, two vectors per thread, both loads issued before the first use --------------------------------
 
 __global__ void gelu_scale_kernel5(floatX* out, const floatX* inp, float scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * 2 * blockDim.x + threadIdx.x) * x128::size;
@@ -102,7 +103,7 @@ void gelu_scale5(floatX* out, const floatX* inp, size_t n, float scale, cudaStre
 }
 
 static void declare(Bench& b) {
-    const float scale = 0.7f; // no power of two, which would not round
+    const float scale = 0.7f; // not a power of two: scaling by one would not round
     size_t n = (size_t)b.B * b.T * 4 * b.C;
     double tensor = (double)n * sizeof(floatX); // bytes
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { bench_fill_extremes(x, n, b.rng()); });
@@ -115,7 +116,7 @@ static void declare(Bench& b) {
     b.kernel(1, "unfused: gelu, then scale", [=](int bs) { gelu_scale1(out, gelu, inp, n, scale, stream, bs); },
              {128, 256, 512});
     b.moves(2, 4 * tensor);
-    b.kernel(2, "unfused, in pieces that stay in L2",
+    b.kernel(2, "unfused, in pieces whose intermediate result stays in L2",
              [=](int bs) { gelu_scale2(out, gelu, inp, n, scale, stream, bs); }, {128, 256, 512});
     b.moves(2 * (int)ceil_div(n, (size_t)GELU_SCALE_PIECE), 2 * tensor);
     b.kernel(3, "fused, one thread per element", [=](int bs) { gelu_scale3(out, inp, n, scale, stream, bs); });
@@ -124,7 +125,8 @@ static void declare(Bench& b) {
              [=](int bs) { bs ? gelu_scale(out, inp, n, scale, stream, bs) : gelu_scale(out, inp, n, scale, stream); },
              {0, 64, 128, 256, 512, 1024});
     b.moves(1, 2 * tensor);
-    b.kernel(5, "fused, two vectors in flight", [=](int bs) { gelu_scale5(out, inp, n, scale, stream, bs); });
+    b.kernel(5, "fused, two vectors per thread in flight",
+             [=](int bs) { gelu_scale5(out, inp, n, scale, stream, bs); });
     b.moves(1, 2 * tensor);
     b.promoted(4);
 }

@@ -2,18 +2,19 @@
 
    norm one float out | scratch (global_norm_scratch()) float | grads (n) float in, aligned to 16 bytes
    Bound: memory, 4*n bytes. Constraint: n >= 1.
-   Error: 1e-6 relative against the fp64 reference, and so for 124M elements: a thread adds a few hundred squares to 16
-   sums, the blocks' sums are added in double. A square past 3.4e38 makes the norm infinite; NaN and infinities in grads
-   make it NaN or infinite. Kernels 3 to 5 give the same bits in every run on the same kind of device; 1 and 2 do not.
+   Error: 1e-6 relative against the fp64 reference, also for 124M elements: each thread spreads a few hundred squares
+   over 16 fp32 sums, and the block sums are added in double. A square above 3.4e38 makes the norm infinite; a NaN or an
+   infinity in grads makes it NaN or infinite.
+   Kernels 3 to 5 give the same bits in every run on the same kind of device; kernels 1 and 2 do not.
 
    nvcc -O3 --use_fast_math global_norm.cu -o global_norm      (or: make global_norm)
    ./global_norm 4      check kernel 4 against the CPU and sweep its block sizes
    ./global_norm        every kernel, side by side                                         */
 #include "bench.h"
 
-// ---- kernel 1: one thread per element, an atomic add for each warp ----------------------------------
+// ---- kernel 1: one thread per element, one atomic add per warp ----------------------------------
 
-// in double: millions of additions to one float would lose digits, the more the larger it grows
+// The sum is a double: millions of additions to one float would lose more digits the larger it grows.
 __global__ void global_norm_kernel1(double* sum, const float* grads, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     float square = i < n ? grads[i] * grads[i] : 0.0f;
@@ -31,7 +32,7 @@ void global_norm1(float* norm, float* scratch, const float* grads, size_t n, cud
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: as many blocks as fit the device stride over the elements, an atomic add for each block ----
+// ---- kernel 2: grid-stride loop with as many blocks as fit on the device, one atomic add per block ----
 
 __global__ void __launch_bounds__(1024) global_norm_kernel2(double* sum, const float* grads, size_t n) {
     __shared__ float shared[32];
@@ -53,7 +54,7 @@ void global_norm2(float* norm, float* scratch, const float* grads, size_t n, cud
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one sum per block, and a second launch adds those in order: the same bits in every run ----
+// ---- kernel 3: one sum per block; a second launch adds them in a fixed order: the same bits in every run ----
 
 __global__ void __launch_bounds__(1024) global_norm_kernel3(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
@@ -77,21 +78,21 @@ __global__ void __launch_bounds__(1024)
 
 void global_norm3(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     int threads = device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) * num_multiprocessors();
-    int num_blocks = min(threads / block_size, 4096); // floats of scratch
+    int num_blocks = min(threads / block_size, 4096); // scratch has 4096 floats
     global_norm_kernel3<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
     global_norm_finish_kernel3<<<1, 1024, 0, stream>>>(norm, scratch, num_blocks);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: 128-bit loads, 4 of them in flight per thread: one sum per block, and a second launch adds those ----
+// ---- kernel 4: kernel 3 with 128-bit loads, 4 of them in flight per thread ----
 
 // ==== promoted: global_norm ====
-// A sum of squares per block, over a grid-stride loop with four loads in flight per thread.
+// block_sums (gridDim.x) = sum of squares per block, from a grid-stride loop with four loads in flight per thread.
 __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
-    float sums[4][f128::size] = {}; // 16 short sums lose less to rounding than one long one
+    float sums[4][f128::size] = {}; // 16 short sums have less rounding error than one
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
         for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
 }
 
-// norm = sqrt(sum of block_sums). One warp, so that the order of the sum is fixed.
+// norm (1) = sqrt(sum of block_sums). A single warp adds them, so that the order of the sum is fixed.
 __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
@@ -121,14 +122,14 @@ __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums,
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
-// Floats of scratch: one per block.
+// Number of floats in scratch: one per block, so at most this many blocks are launched.
 size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // one wave
+    int num_blocks; // resident blocks per SM, then blocks of one wave
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
@@ -140,7 +141,7 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
 }
 // ==== end promoted: global_norm ====
 
-// ---- kernel 5: one launch: the block that is last to finish adds the blocks' sums ----
+// ---- kernel 5: one launch: the last block to finish adds the block sums ----
 
 __global__ void __launch_bounds__(1024)
     global_norm_kernel5(float* norm, float* block_sums, unsigned* num_done, const float* grads, size_t n) {
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(1024)
     float block = block_sum((sums[0] + sums[1]) + (sums[2] + sums[3]), shared);
     if (threadIdx.x == 0) {
         block_sums[blockIdx.x] = block;
-        __threadfence(); // the sum is seen before the count
+        __threadfence(); // the sum must be visible before the count
         last = atomicAdd(num_done, 1u) == gridDim.x - 1;
     }
     __syncthreads();
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(1024)
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
-// scratch: the count, then the blocks' sums
+// scratch[0] counts the finished blocks; the block sums follow
 void global_norm5(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     int threads = device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) * num_multiprocessors();
     int num_blocks = (int)min((size_t)threads / block_size, global_norm_scratch() - 1);
@@ -192,22 +193,23 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     std::vector<int> sizes = {128, 256, 512, 1024};
     b.kernel(
-        1, "one thread per element, atomics in double",
+        1, "one thread per element, one atomic per warp, in double",
         [=](int bs) { global_norm1(norm, scratch, grads, n, stream, bs); }, sizes);
     b.kernel(
-        2, "strided blocks, an atomic each", [=](int bs) { global_norm2(norm, scratch, grads, n, stream, bs); }, sizes);
+        2, "grid-stride loop, one atomic per block", [=](int bs) { global_norm2(norm, scratch, grads, n, stream, bs); },
+        sizes);
     b.kernel(
-        3, "deterministic: block sums, second launch",
+        3, "deterministic: a second launch adds the block sums",
         [=](int bs) { global_norm3(norm, scratch, grads, n, stream, bs); }, sizes);
-    b.kernel(4, "128-bit loads, 4 in flight",
+    b.kernel(4, "3 with 128-bit loads, 4 in flight per thread",
              [=](int bs) {
                  bs ? global_norm(norm, scratch, grads, n, stream, bs) : global_norm(norm, scratch, grads, n, stream);
              },
              {0, 128, 256, 512, 1024});
     b.promoted(4);
     b.kernel(
-        5, "one launch: the last block finishes", [=](int bs) { global_norm5(norm, scratch, grads, n, stream, bs); },
-        sizes);
+        5, "one launch: the last block to finish adds the block sums",
+        [=](int bs) { global_norm5(norm, scratch, grads, n, stream, bs); }, sizes);
 }
 
 // 158 * 1024 * 768: the 124M parameters of GPT-2

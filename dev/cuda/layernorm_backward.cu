@@ -1,15 +1,17 @@
-/* layernorm_backward: the gradient of layernorm_forward, added to the gradient of the residual stream that runs past it
+/* layernorm_backward: gradient of layernorm_forward, plus the gradient of the residual stream that bypasses it
 
-   dinp (N,C) floatX out | dweight, dbias (C) float, added to | scratch float, layernorm_backward_scratch(C) of them
+   dinp (N,C) floatX out | dweight, dbias (C) float inout, accumulated | scratch (layernorm_backward_scratch(C)) float
    dout (N,C) floatX in | dresidual (N,C) floatX in, may be NULL or dinp | inp (N,C), weight (C) floatX in
    mean, rstd (N) float in; N = B*T
-   With norm = (inp - mean) * rstd and dnorm = dout * weight, over each row:
+   Per row, with norm = (inp - mean) * rstd and dnorm = dout * weight:
        dinp = dresidual + rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm))
-   and over all rows: dweight += sum(dout * norm), dbias += sum(dout).
-   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
-   Error: against the fp64 reference, half an ulp of floatX for the rounding, and for the fp32 arithmetic 8 ulps of fp32
-   of the result and 64 of 1 for terms that cancel; dweight and dbias 16 ulps of fp32 of the result and of sqrt(N), which
-   is the size of a sum of N terms of size 1; twice that in kernel 2, which adds thousands of partial sums one by one.
+   Over all rows: dweight += sum(dout * norm), dbias += sum(dout).
+   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 8192 in 16 bits (kernels 2,
+   4 and 5: 6144).
+   Error of dinp against the fp64 reference: half an ulp of floatX for the final rounding, plus the error of the fp32
+   arithmetic: 8 fp32 ulps of the result and 64 fp32 ulps of 1, because terms cancel.
+   Error of dweight, dbias: 16 fp32 ulps of the result plus 16 fp32 ulps of sqrt(N), the typical size of a sum of N
+   terms of size 1. Kernel 2 may be off by twice as much, because it adds thousands of partial sums one by one.
    Source: Ba et al. 2016, arXiv:1607.06450.
 
    nvcc -O3 --use_fast_math layernorm_backward.cu -o layernorm_backward      (or: make layernorm_backward)
@@ -18,7 +20,7 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
-// ---- kernel 1: one thread per row; one thread per column and 256 rows, sums by atomics ------------
+// ---- kernel 1: dinp: one thread per row; dweight, dbias: one thread per column and 256 rows, atomics ------------
 
 __global__ void layernorm_backward_rows_kernel1(floatX* dinp, const floatX* dout, const floatX* dresidual,
                                                 const floatX* inp, const floatX* weight, const float* mean,
@@ -55,7 +57,7 @@ __global__ void layernorm_backward_columns_kernel1(float* dweight, float* dbias,
 void layernorm_backward1(floatX* dinp, float* dweight, float* dbias, float*, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    // the columns first: dresidual may be dinp, but dout and inp are whole in any order
+    // the order of the two launches is free: the column kernel reads dout and inp, which the row kernel does not change
     dim3 grid(ceil_div(N, 256), ceil_div(C, block_size));
     layernorm_backward_columns_kernel1<<<grid, block_size, 0, stream>>>(dweight, dbias, dout, inp, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
@@ -64,7 +66,7 @@ void layernorm_backward1(floatX* dinp, float* dweight, float* dbias, float*, con
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one kernel, one warp per row; a block sums columns in shared memory by atomics ---------
+// ---- kernel 2: one launch, one warp per row; each block sums the columns by atomics in shared memory ---------
 
 __global__ void layernorm_backward_kernel2(floatX* dinp, float* dweight, float* dbias, const floatX* dout,
                                            const floatX* dresidual, const floatX* inp, const floatX* weight,
@@ -102,14 +104,14 @@ __global__ void layernorm_backward_kernel2(floatX* dinp, float* dweight, float* 
 void layernorm_backward2(floatX* dinp, float* dweight, float* dbias, float*, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    require(C <= 6144); // 48 KB of shared memory
+    require(C <= 6144); // 2 * C floats must fit in 48 KB of shared memory
     int grid_size = min(ceil_div(N, block_size / 32), num_multiprocessors() * max(1, 1024 / block_size));
     layernorm_backward_kernel2<<<grid_size, block_size, 2 * C * sizeof(float), stream>>>(
         dinp, dweight, dbias, dout, dresidual, inp, weight, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: no atomics: rows in one kernel, columns in another that reads dout and inp again ---------
+// ---- kernel 3: no atomics: one kernel for dinp; a second one reads dout and inp again for the column sums ---------
 
 __global__ void layernorm_backward_rows_kernel3(floatX* dinp, const floatX* dout, const floatX* dresidual,
                                                 const floatX* inp, const floatX* weight, const float* mean,
@@ -139,10 +141,11 @@ __global__ void layernorm_backward_rows_kernel3(floatX* dinp, const floatX* dout
     }
 }
 
-// A block sums 32 vectors' columns over its share of the rows: partials (gridDim.y, 2, C).
+// partials (gridDim.y, 2, C): partial sums of dweight and dbias. Each block sums 32 vectors of columns, one vector per
+// lane, over 1 / gridDim.y of the rows.
 __global__ void layernorm_backward_columns_kernel3(float* partials, const floatX* dout, const floatX* inp,
                                                    const float* mean, const float* rstd, int N, int C) {
-    __shared__ float sums[32][2 * x128::size]; // of one warp, all warps in turn
+    __shared__ float sums[32][2 * x128::size]; // [lane][column]; the warps add to it one after the other
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int c = (blockIdx.x * 32 + lane) * x128::size;
     float dw[x128::size] = {}, db[x128::size] = {};
@@ -171,7 +174,7 @@ __global__ void layernorm_backward_columns_kernel3(float* partials, const floatX
     }
 }
 
-// dweight, dbias (C) += the sum of partials (num_partials, 2, C); one thread per column
+// dweight, dbias (C) += partials (num_partials, 2, C) summed over num_partials; one thread per element of the result
 __global__ void layernorm_backward_sum_kernel3(float* dweight, float* dbias, const float* partials, int num_partials,
                                                int C) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -195,9 +198,9 @@ void layernorm_backward3(floatX* dinp, float* dweight, float* dbias, float* scra
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: one block per row: a thread keeps its columns, and their sums in registers, over many rows ------
+// ---- kernel 4: one block per row, many rows per block: a thread keeps its columns, sums them in registers ------
 
-constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 = 768; // C = 6144 in 16 bits with one vector for each thread
+constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 = 768; // one 16-bit vector per thread covers C = 6144
 
 template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4)
     layernorm_backward_kernel4(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
@@ -251,10 +254,10 @@ void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scra
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int) {
     require(C % x128::size == 0 && C <= 6144);
-    constexpr int most = x128::size == 4 ? 2 : 1; // vectors a thread for the longest row
+    constexpr int most = x128::size == 4 ? 2 : 1; // vectors per thread for the longest row
     int num_vecs = C / x128::size <= LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 ? 1 : most;
-    int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32; // the row decides
-    int grid_size = min(N, num_multiprocessors() * 4);             // as many as scratch has room for
+    int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32; // fixed by the length of a row
+    int grid_size = min(N, num_multiprocessors() * 4);             // scratch holds the partial sums of 4 blocks per SM
     auto kernel = num_vecs == 1 ? layernorm_backward_kernel4<1> : layernorm_backward_kernel4<most>;
     kernel<<<grid_size, block_size, 0, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
@@ -262,10 +265,15 @@ void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scra
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: 4 rows at a time: one barrier for all of them, and 9 shuffles for their 8 sums --------------------
+// ---- kernel 5: 4 rows at a time: one barrier for the 4 rows, 9 shuffles for their 8 sums --------------------
 
-// The sums over the warp of 8 values: lane gets that of v[lane / 4]. A lane hands half of what it still has to its
-// partner, and adds up the other half: 4 + 2 + 1 shuffles, then 2 for the 4 lanes that share a value.
+// Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
+// to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
+// 4 lanes that then share a value. Values that each lane keeps:
+//     lane      0-3   4-7   8-11  12-15  16-19  20-23  24-27  28-31
+//     half = 4  v[0], v[1], v[2], v[3]   v[4], v[5], v[6], v[7]           exchange with lane ^ 16
+//     half = 2  v[0], v[1]  v[2], v[3]   v[4], v[5]    v[6], v[7]         exchange with lane ^ 8
+//     half = 1  v[0]  v[1]  v[2]  v[3]   v[4]   v[5]   v[6]   v[7]        exchange with lane ^ 4
 __device__ inline float layernorm_backward_sum8(float v[8]) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -281,15 +289,15 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
 
-constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5 = 384; // 168 registers each
+constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5 = 384; // 168 registers per thread
 
-// Long rows have 2 or 4 vectors for each thread, and 2 or 1 at a time.
+// Long rows take num_vecs = 2 or 4 vectors per thread; the block then handles only 2 rows or 1 row at a time.
 template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5)
     layernorm_backward_kernel5(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C) {
     constexpr int rows = 4 / num_vecs;
-    __shared__ float shared[2][32][8]; // of each warp: sum and dot of each row; two sets, used in turn
+    __shared__ float shared[2][32][8]; // [buffer][warp]: sum, dot per row; buffers alternate, so one barrier is enough
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, parity = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
     x128 w[num_vecs] = {};
@@ -363,7 +371,7 @@ void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scra
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int) {
     require(C % x128::size == 0 && C <= 6144);
-    constexpr int most = x128::size == 4 ? 4 : 2; // vectors a thread for the longest row
+    constexpr int most = x128::size == 4 ? 4 : 2; // vectors per thread for the longest row
     int num_vecs = 1;
     while (C / x128::size > num_vecs * LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5) { num_vecs *= 2; }
     int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32, resident;
@@ -378,9 +386,10 @@ void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scra
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: one warp per row, no barrier; a warp's own column sums lie in shared memory ---------------------------
+// ---- kernel 6: one warp per row, no barrier between rows; each warp has its own column sums in shared memory ----
 
-// The sums (warps, 2, C) take the registers' place: any C, many warps, for 16 bytes of shared memory traffic an element.
+// The sums (num_warps, 2, C) are in shared memory, not in registers, so the registers limit neither C nor the number of
+// warps. The price is 16 bytes of shared-memory traffic per element.
 __global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                            const floatX* inp, const floatX* weight, const float* mean,
                                            const float* rstd, int N, int C) {
@@ -436,7 +445,7 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
     require(C % x128::size == 0);
     size_t warp_bytes = 2 * C * sizeof(float);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    block_size = min(block_size, 32 * (int)(limit / warp_bytes)); // rows are long: fewer warps
+    block_size = min(block_size, 32 * (int)(limit / warp_bytes)); // fewer warps where rows are long
     require(block_size >= 32);
     size_t shared_bytes = block_size / 32 * warp_bytes;
     int resident;
@@ -452,21 +461,24 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: persistent warps, row and column sums both in registers, everything read once ---------------------------
+// ---- kernel 7: persistent blocks, row sums and column sums in registers, every input read once ----
 
 // ==== promoted: layernorm_backward ====
-// A team of 1, 2, 4, 8 or 16 warps owns a row, and a thread holds up to 3 vectors of it. Its columns stay the same from
-// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams, one partial sum
-// per column, and column_sums() adds up those of all blocks, always in the same order.
+// A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
+//     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..
+//     held by thread      0 .. team_size-1 | 0 .. team_size-1           | 0 ..             of the team
+//     as its vector       j = 0            | j = 1                      | j = 2
+// A thread has the same columns in every row, so it sums dweight and dbias in registers. At the end each block adds up
+// its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
-constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers each
-constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of partial sums
-constexpr int LAYERNORM_BACKWARD_PADDING = 4;          // floats: threads that read one vector's columns hit all banks
+constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so of partial sums
+constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`: no bank conflicts in 16 bits
 
-// Sums a and b over the team; all its threads get the same bits. Callers alternate between two `shared` (2, 16) buffers,
-// so one barrier per call is enough.
+// Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
+// buffers, so one barrier per call is enough.
 __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
-    // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
+    // the lower half-warp sums a, the upper half-warp sums b: 6 shuffles instead of 10
     bool upper = threadIdx.x & 16;
     float mine = upper ? b : a, other = upper ? a : b;
     mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
@@ -477,13 +489,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    __syncthreads(); // of the whole block: all its teams make the same number of calls
+    __syncthreads(); // for the whole block: all its teams make the same number of calls
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread
-// at a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
+// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. One vector per
+// thread at a time goes through `columns` (2 * x128::size, blockDim.x + padding) in shared memory.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
@@ -510,7 +522,7 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
     }
 }
 
-// one_warp: a team is one warp. It meets no barrier, so it may have fewer rows than other teams.
+// one_warp: each team is one warp. It then needs no barrier, so the teams may process different numbers of rows.
 template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
@@ -519,7 +531,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
     int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
     int parity = 0;
 
@@ -529,7 +541,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         if (one_warp && row >= N) { break; }
         bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
-        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // beyond the row dy is zero and adds nothing
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the row's end dy is 0 and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
@@ -547,7 +559,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
               dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 w = {}; // read from L1 for every row: no register is left to keep it in
+            x128 w = {}; // reread for every row, from L1: no registers are left to keep it
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
@@ -562,7 +574,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // same value, hidden from the compiler, so that it recomputes norm from x: keeping norm would spill
+        // m keeps its value, but the compiler cannot know that: it recomputes norm from x. Keeping norm would spill.
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -577,13 +589,13 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
 }
 
-// Floats of scratch: partial sums of dweight and dbias for each block.
+// Number of floats in scratch: the partial sums of dweight and dbias of every block.
 size_t layernorm_backward_scratch(int C) {
     int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
-// Warps per row. Teams of several warps take at most 2 vectors per thread in 16 bits: 3 would spill.
+// Warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors: 3 would spill.
 inline int layernorm_backward_team_warps(int num_vectors) {
     const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
     int team_warps = 1;
@@ -608,14 +620,14 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
 typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
                                         const float*, const float*, int, int, int);
 
-// How to launch the kernel that writes dinp and the partial sums: grid_size rows of them.
+// How to launch the kernel that writes dinp and partials (grid_size, 2, C).
 struct LayernormBackwardLaunch {
     LayernormBackwardKernel kernel;
     int grid_size, block_size, num_vecs, team_warps;
     size_t shared_bytes;
 };
 
-// Kernel 7 for rows of C elements; the block is enlarged to a whole team.
+// Chooses the instance and the grid of kernel 7 for rows of C elements. A block is at least one team.
 inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
@@ -634,7 +646,7 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
 }
 // ==== end promoted: layernorm_backward ====
 
-// Variants 7 and 8: the second kernel starts after the first one has ended.
+// Kernels 7 and 8: column_sums_kernel is launched as usual, so it starts after the first kernel has ended.
 static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, floatX* dinp, float* dweight, float* dbias,
                                            float* scratch, const floatX* dout, const floatX* dresidual,
                                            const floatX* inp, const floatX* weight, const float* mean,
@@ -653,7 +665,7 @@ void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scra
                                    dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
-// ---- kernel 8: rows loaded ahead by cp.async: kernel 9, but the second launch waits for the end of the first ----
+// ---- kernel 8: cp.async copies the next row ahead: kernel 9 without programmatic dependent launch ----
 
 inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size);
 
@@ -664,18 +676,21 @@ void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scra
                                    dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
-// ---- kernel 9: rows loaded ahead, and the second kernel starts as the first one ends ----
+// ---- kernel 9: cp.async copies the next row ahead, and programmatic dependent launch of the second kernel ----
 
 // ==== promoted: layernorm_backward ====
-// As kernel 7 with one warp per team; the next rows are copied into a ring in shared memory while this one is summed.
-// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+// Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
+// current row is summed. A thread reads only what it copied itself: it waits for its own copies, without a barrier.
+//                before the loop   1st row         2nd row         3rd row
+//     stage 0    copy row 0        read, copy 2    (2 in flight)   read, copy 4
+//     stage 1    copy row 1        (1 in flight)   read, copy 3    (3 in flight)
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int /*team_warps*/) {
-    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x) of dout, inp, dresidual
+    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
     const int team_size = 32, stride = team_size * x128::size;
     int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
@@ -683,7 +698,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
     float inv_C = 1.0f / C;
     int stage = 0;
 
-    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
+    // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int to_stage) {
         if (row < N) {
 #pragma unroll
@@ -691,7 +706,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
                 size_t i = (size_t)row * C + first + j * stride;
                 bool valid = j < num_vecs - 1 || last_valid;
                 int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
-                // copies that are not valid fill in zeros, but still need a valid address
+                // an invalid copy writes zeros and reads nothing, but still needs a valid address
                 cp_async_16(slot, dout + (valid ? i : 0), valid);
                 cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
                 bool add = valid && dresidual;
@@ -724,7 +739,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         layernorm_backward_team_sums(sum, dot, nullptr, 1);
         sum *= inv_C;
         dot *= inv_C;
-        __syncwarp(); // makes the compiler read shared memory again: keeping the row in registers would spill
+        __syncwarp(); // makes the compiler reread the row from shared memory: keeping it in registers would spill
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
@@ -736,16 +751,16 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
             }
             if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
         }
-        fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // its slot has been read
+        fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // the row in this stage has been read
         stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
     }
     cp_async_wait<0>();
-    __syncthreads(); // the column sums reuse the ring's memory
+    __syncthreads(); // all threads have read the ring: the column sums reuse its memory
 
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
 }
 
-// Kernel 9 where a team is one warp and the ring fits, else kernel 7.
+// Kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; else kernel 7.
 inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
     LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
     auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
@@ -761,8 +776,9 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
     return l;
 }
 
-// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs | scratch (layernorm_backward_scratch(C))
-// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
+// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
+// | scratch (layernorm_backward_scratch(C)) | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C),
+// mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
@@ -799,7 +815,7 @@ static void declare(Bench& b) {
     Buffer<float> dweight_start = b.input<float>("dweight_start", C);
     Buffer<float> dbias_start = b.input<float>("dbias_start", C);
     Tolerance rounding = {64 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
-    // some shapes are checked without dresidual, some with dresidual in dinp itself
+    // some of the checked shapes have no dresidual, some work in place (dresidual is dinp)
     const bool no_residual = C % 16 != 0, in_place = !no_residual && C % 128 != 0;
     Buffer<floatX> dinp =
         in_place ? b.inout<floatX>("dinp", n, dresidual, rounding) : b.output<floatX>("dinp", n, rounding);
@@ -823,16 +839,20 @@ static void declare(Bench& b) {
             },
             block_sizes);
     };
-    variant(1, "one thread per row; one per column and 256 rows", layernorm_backward1, {64, 128, 256, 512, 1024});
-    variant(2, "one warp per row, column sums by shared atomics", layernorm_backward2, {64, 128, 256, 512, 1024});
+    variant(1, "dinp: one thread per row; dweight, dbias: one per column and 256 rows", layernorm_backward1,
+            {64, 128, 256, 512, 1024});
+    variant(2, "one warp per row, column sums by atomics in shared memory", layernorm_backward2,
+            {64, 128, 256, 512, 1024});
     b.coarser(2);
-    variant(3, "no atomics: rows, then columns from memory again", layernorm_backward3, {64, 128, 256, 512, 1024});
+    variant(3, "no atomics: a second kernel rereads the inputs for the column sums", layernorm_backward3,
+            {64, 128, 256, 512, 1024});
     variant(4, "one block per row, column sums in registers", layernorm_backward4, {0});
-    variant(5, "4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0});
-    variant(6, "one warp per row, its column sums in shared memory", layernorm_backward6, {64, 128, 256, 512});
-    variant(7, "one warp per row, all sums in registers, read once", layernorm_backward7, {128, 256, 512});
-    variant(8, "rows loaded ahead into shared memory", layernorm_backward8, {128, 256, 512});
-    b.kernel(9, "the second kernel starts under the first",
+    variant(5, "one block for 4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0});
+    variant(6, "one warp per row, column sums per warp in shared memory", layernorm_backward6, {64, 128, 256, 512});
+    variant(7, "one warp per row, persistent, all sums in registers, inputs read once", layernorm_backward7,
+            {128, 256, 512});
+    variant(8, "7 with the next row copied ahead by cp.async", layernorm_backward8, {128, 256, 512});
+    b.kernel(9, "8 with programmatic dependent launch of the second kernel",
              [=](int bs) {
                  bs ? layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N,
                                          C, stream, bs)

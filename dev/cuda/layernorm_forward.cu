@@ -1,9 +1,10 @@
-/* layernorm_forward: out = (inp - mean) * rstd * weight + bias, for each row of C; rstd = 1 / sqrt(var + 1e-5)
+/* layernorm_forward: out = (inp - mean) * rstd * weight + bias, per row of C elements; rstd = 1 / sqrt(var + 1e-5)
 
    out (N,C) floatX out | mean, rstd (N) float out | inp (N,C) floatX in | weight, bias (C) floatX in; N = B*T
    Bound: memory, 2*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits.
-   Error: against the fp64 reference, half an ulp of floatX for the rounding, and for the fp32 arithmetic 8 ulps of fp32
-   of the result and 32 of 1 for terms that cancel (they are up to 5 in size); mean and rstd some ulps of fp32.
+   Error of out against the fp64 reference: half an ulp of floatX for the final rounding, plus the error of the fp32
+   arithmetic: 8 fp32 ulps of the result and 32 fp32 ulps of 1, because terms of size up to 5 cancel.
+   Error of mean: 4 fp32 ulps of the result and of 1; of rstd: 16 fp32 ulps of the result.
    Source: Ba et al. 2016, arXiv:1607.06450; kernel 4: Chan, Golub and LeVeque 1983, on merging variances.
 
    nvcc -O3 --use_fast_math layernorm_forward.cu -o layernorm_forward      (or: make layernorm_forward)
@@ -12,7 +13,7 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
 
 // ---- kernel 1: one thread per row, three passes over memory -----------------------------------
 
@@ -43,7 +44,7 @@ void layernorm_forward1(floatX* out, float* mean, float* rstd, const floatX* inp
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one block per row: neighbours read neighbours, sums through shared memory --------
+// ---- kernel 2: one block per row: coalesced reads, sums through shared memory --------
 
 __global__ void layernorm_forward_kernel2(floatX* out, float* mean, float* rstd, const floatX* inp,
                                           const floatX* weight, const floatX* bias, int C) {
@@ -99,9 +100,10 @@ void layernorm_forward3(floatX* out, float* mean, float* rstd, const floatX* inp
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: 128-bit loads, statistics in one pass: means and squares of parts are merged -------
+// ---- kernel 4: 128-bit loads, one pass for the statistics: partial means and variances are merged -------
 
-// (count, mean, sum of centred squares) of some elements; merge() is exact up to rounding, whatever the means are
+// Count, mean and sum of centred squares of a subset of the row. Merging two subsets is exact up to rounding, even if
+// their means are far apart.
 struct LayernormForwardPart {
     float count, mean, squares;
 };
@@ -133,7 +135,7 @@ __global__ void layernorm_forward_kernel4(floatX* out, float* mean, float* rstd,
         LayernormForwardPart other = {__shfl_xor_sync(0xFFFFFFFFu, all.count, offset),
                                       __shfl_xor_sync(0xFFFFFFFFu, all.mean, offset),
                                       __shfl_xor_sync(0xFFFFFFFFu, all.squares, offset)};
-        // the lower lane's part first, so that both lanes get the same bits
+        // both lanes of a pair merge the lower lane's subset first, so that both get the same bits
         all = lane & offset ? layernorm_forward_merge(other, all) : layernorm_forward_merge(all, other);
     }
     float m = all.mean, r = rsqrtf(all.squares / C + 1e-5f);
@@ -153,7 +155,7 @@ void layernorm_forward4(floatX* out, float* mean, float* rstd, const floatX* inp
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: one block per row, which waits in shared memory: global memory is read once ------
+// ---- kernel 5: one block per row, the row is kept in shared memory: global memory is read once ------
 
 __global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd, const floatX* inp,
                                           const floatX* weight, const floatX* bias, int C) {
@@ -161,7 +163,7 @@ __global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd,
     extern __shared__ int4 layernorm_forward_row[]; // (C) floatX
     floatX* x = (floatX*)layernorm_forward_row;
     float sum = 0.0f, squares = 0.0f;
-    // a thread reads back only what it wrote itself: no barrier but those of the sums
+    // a thread reads back only what it wrote itself, so the barriers in block_sum() are the only ones
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(inp + (size_t)blockIdx.x * C + c);
         store128(x + c, xv);
@@ -193,14 +195,17 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
 }
 #endif
 
-// ---- kernel 6: the row is kept in registers, by a warp or a few; the many warps of an SM hide latency ----
+// ---- kernel 6: one or a few warps keep the row in registers; the other warps of the SM hide the latency ----
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
+// One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 3 vectors:
+//     vector of the row   0 .. width-1 | width .. 2*width-1 | 2*width ..      width = 32 * row_warps threads
+//     held by thread      0 .. width-1 | 0 .. width-1       | 0 ..
+//     as its vector       x[0]         | x[1]               | x[2]
 constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
-// barrier per call is enough.
+// Sums x over the warps of the row; all threads get the same bits. A kernel alternates between two `partial` (16)
+// buffers, so one barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -217,12 +222,12 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
+    if (row >= N) { return; }                              // only whole warps return, and no barrier waits for them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zeros beyond the row
+    x128 x[num_vecs] = {}; // zeros past the row's end
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
@@ -246,7 +251,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // the same for all rows: from L1
+            // weight and bias are the same for all rows, so these loads hit L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -257,14 +262,14 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (first == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N), of each row | inp (N,C), weight, bias (C)
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block: the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -281,8 +286,9 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 
 #ifndef PROMOTED_ONLY
 
-// Kernels 7 to 9 are persistent: as many blocks as fit the device at once, each for many rows. `kernels` are for 1, 2
-// and 3 vectors a thread; `stages` of 16 bytes for each vector are their shared memory.
+// Launches kernels 7 to 9, which are persistent: as many blocks as fit on the device at once, many rows per block.
+// kernels[i] is the instance with i + 1 vectors per thread. Dynamic shared memory has room for `stages` rows, each as
+// num_vecs vectors per thread.
 template <class Kernel> static void layernorm_forward_persistent(Kernel* const kernels[3], int stages, floatX* out,
                                                                  float* mean, float* rstd, const floatX* inp,
                                                                  const floatX* weight, const floatX* bias, int N, int C,
@@ -302,7 +308,7 @@ template <class Kernel> static void layernorm_forward_persistent(Kernel* const k
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: persistent: weight and bias stay in registers too, for fewer warps -----------------
+// ---- kernel 7: persistent: weight and bias stay in registers too, which leaves room for fewer warps -----------------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
@@ -428,7 +434,7 @@ void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp
 
 // ---- kernel 9: persistent: a ring in shared memory, filled by cp.async, holds the next 4 rows ------
 
-// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+// A thread reads only what it copied itself, so it waits for its own copies and needs no barrier.
 constexpr int LAYERNORM_FORWARD_STAGES = 4;
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
@@ -441,7 +447,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     bool last_valid = first + (num_vecs - 1) * stride < C;
     float inv_C = 1.0f / C;
 
-    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
+    // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int stage) {
         if (row < N) {
 #pragma unroll
@@ -472,7 +478,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
             }
         }
         float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + LAYERNORM_FORWARD_STAGES * row_step, stage); // its slot has been read for the sum
+        fetch(row + LAYERNORM_FORWARD_STAGES * row_step, stage); // the row in this stage is in registers now
         stage = (stage + 1) % LAYERNORM_FORWARD_STAGES;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -493,7 +499,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     }
 }
 
-// Without cp.async (code for devices before 8.0): kernel 8.
+// Device code without cp.async (compute capability below 8.0) takes kernel 8.
 void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     if (compiled_arch(layernorm_forward_kernel9<1>) < 80) {
@@ -506,9 +512,9 @@ void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp
                                  block_size);
 }
 
-// ---- kernels 10 and 11: rows wait in shared memory, for half the registers: more warps; 11: two rows at once ------
+// ---- kernels 10 and 11: rows in shared memory, half the registers, more warps; 11: two rows per warp ------
 
-// layernorm_forward_row_sum for several rows at once: one barrier, and the shuffles do not wait for each other
+// layernorm_forward_row_sum for several rows at once: one barrier, and the shuffles of different rows overlap
 template <int rows>
 __device__ inline void layernorm_forward_row_sums(float x[rows], float partial[rows][16], int row_warps) {
 #pragma unroll
@@ -529,18 +535,20 @@ __device__ inline void layernorm_forward_row_sums(float x[rows], float partial[r
     }
 }
 
-constexpr int layernorm_forward_min_blocks(int rows) { // of 256 threads
+constexpr int layernorm_forward_min_blocks(int rows) { // per SM, of 256 threads each
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
     return rows == 1 ? 8 : 5;
 #else
-    return rows == 1 ? 4 : 3; // an SM may hold no more than 1024 threads
+    return rows == 1 ? 4 : 3; // other SMs may hold no more than 1024 threads
 #endif
 }
 
-// A row in registers becomes floats there: 57 registers, 32 warps an SM. Here a lane reads its vectors back three times:
-// 32 registers, 64 warps; two rows at once 48, 40 warps with twice as much in flight, and one read of weight and bias for
-// both. Kernels 7 to 9 save those reads too, but their blocks have fixed shares of the rows, and the SMs do not get equal
-// shares of the bandwidth: all wait for the last. Short-lived blocks go where there is room.
+// Kernel 6 keeps the row in registers as floats: 57 registers, 32 warps per SM. Here a lane reads its vectors from
+// shared memory three times: 32 registers, 64 warps per SM. Kernel 11 has two rows per warp: 48 registers, 40 warps per
+// SM, twice the bytes in flight per warp, and one read of weight and bias for two rows.
+
+// Kernels 7 to 9 save those reads too, but each of their blocks has a fixed share of the rows. The SMs do not get equal
+// shares of the bandwidth, so all wait for the slowest one. Short-lived blocks are scheduled on whichever SM has room.
 template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(rows))
     layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
@@ -575,7 +583,7 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
         }
     }
     layernorm_forward_row_sums<rows>(m, partial[0], row_warps);
-    __syncwarp(); // else the compiler would know what it reads, and keep it in registers
+    __syncwarp(); // makes the compiler reread the rows from shared memory instead of keeping them in registers
 #pragma unroll
     for (int i = 0; i < rows; i++) {
         m[i] *= inv_C, r[i] = 0.0f;
@@ -617,7 +625,7 @@ template <int rows> void layernorm_forward10(floatX* out, float* mean, float* rs
                                              cudaStream_t stream, int block_size) {
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
-    if (row_warps > 8) { // more threads than there are registers for
+    if (row_warps > 8) { // the block would exceed the 256 threads of __launch_bounds__
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
         return;
     }
@@ -633,12 +641,12 @@ template <int rows> void layernorm_forward10(floatX* out, float* mean, float* rs
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 12: kernel 6 with one vector for each thread: as many warps to a row as it has vectors for ----
+// ---- kernel 12: kernel 6 with one vector per thread: a block of as many warps as the row fills ----
 
 void layernorm_forward12(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                          const floatX* bias, int N, int C, cudaStream_t stream, int) {
     int row_warps = ceil_div(C / x128::size, 32);
-    if (row_warps > 16) { // longer rows: as kernel 6 does them
+    if (row_warps > 16) { // longer rows take kernel 6
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
         return;
     }
@@ -668,8 +676,8 @@ static void declare(Bench& b) {
     variant(2, "one block per row, sums through shared memory", layernorm_forward2, {64, 128, 256, 512, 1024});
     variant(3, "one warp per row, sums by shuffles", layernorm_forward3, {64, 128, 256, 512, 1024});
     variant(4, "128-bit loads, statistics in one pass", layernorm_forward4, {64, 128, 256, 512, 1024});
-    variant(5, "one block per row, which waits in shared memory", layernorm_forward5, {64, 128, 256, 512, 1024});
-    b.kernel(6, "row in registers, by a warp or a few, 128-bit",
+    variant(5, "one block per row, the row kept in shared memory", layernorm_forward5, {64, 128, 256, 512, 1024});
+    b.kernel(6, "one or a few warps per row, the row in registers, 128-bit",
              [=](int bs) {
                  bs ? layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, bs)
                     : layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
@@ -677,11 +685,11 @@ static void declare(Bench& b) {
              {0, 64, 128, 256, 512});
     b.promoted(6);
     variant(7, "persistent, weight and bias in registers too", layernorm_forward7, {64, 128, 256, 512});
-    variant(8, "persistent, the next row loaded ahead into registers", layernorm_forward8, {64, 128, 256, 512});
-    variant(9, "persistent, rows loaded ahead into shared memory", layernorm_forward9, {64, 128, 256, 512});
-    variant(10, "row in shared memory, by a warp or a few: more warps", layernorm_forward10<1>, {64, 128, 256});
-    variant(11, "two rows at once, weight and bias read for both", layernorm_forward10<2>, {64, 128, 256});
-    variant(12, "one vector for each thread, a block per row", layernorm_forward12, {0});
+    variant(8, "persistent, the next row prefetched into registers", layernorm_forward8, {64, 128, 256, 512});
+    variant(9, "persistent, the next rows prefetched by cp.async", layernorm_forward9, {64, 128, 256, 512});
+    variant(10, "6 with the row in shared memory: more warps per SM", layernorm_forward10<1>, {64, 128, 256});
+    variant(11, "10 with two rows per warp, weight and bias read once", layernorm_forward10<2>, {64, 128, 256});
+    variant(12, "one vector per thread, one block per row", layernorm_forward12, {0});
 }
 
 int main(int argc, char** argv) {

@@ -1,19 +1,19 @@
-/* nccl_all_reduce: out = sum over the GPUs of inp, on each of them; how fast NCCL adds gradients up
+/* nccl_all_reduce: out = sum of inp over all GPUs, on every GPU; measures how fast NCCL all-reduces gradients
 
    out (n) float out, on each GPU | inp (n) float in, on each GPU
-   Bound: the links between GPUs. A ring sends 2*(k-1)/k of a message over each of the links of k GPUs; that, over the
-   time, is the bus bandwidth, to be compared with what a link carries. The message over the time is the algorithm's
-   bandwidth. With one GPU it is a copy, and the bus carries nothing.
-   Error: none. Inputs are whole numbers whose sums fit the type, so that every order of additions gives the same; the
-   mean, the sum times 1/k, is within one ulp. float and floatX are checked, float is what gradients are.
-   Source: NCCL; the two bandwidths are those of nccl-tests, PERFORMANCE.md.
+   Bound: the links between GPUs. With k GPUs, a ring sends 2*(k-1)/k of the message over each link. These bytes divided
+   by the time are the bus bandwidth, to be compared with the bandwidth of a link. The bytes of the message divided by
+   the time are the algorithm bandwidth. With one GPU the operation is a copy and the bus bandwidth is 0.
+   Error: none. The inputs are integers whose sums the type holds exactly, so every order of additions gives the same
+   result. The mean (sum times 1/k) is within one ulp. float, the type of the gradients, and floatX are checked.
+   Source: NCCL; both bandwidths are defined in nccl-tests, PERFORMANCE.md.
 
-   The harness of bench.h has one device and one stream. This needs all devices of one process, so it has a main of its
-   own; flags, checks of numbers, timing of percentiles and files are those of bench.h.
+   The harness of bench.h has one device and one stream. This program drives several devices from one process, so it has
+   its own main; flag names, comparison of results, timing percentiles and file formats are those of bench.h.
 
    nvcc -O3 --use_fast_math nccl_all_reduce.cu -lnccl -o nccl_all_reduce      (or: make nccl_all_reduce)
-   ./nccl_all_reduce --check     against a sum on the CPU
-   ./nccl_all_reduce             the same, then message sizes from 1 KB to 1 GB             */
+   ./nccl_all_reduce --check     check against a sum on the CPU
+   ./nccl_all_reduce             the same check, then time message sizes from 1 KB to 1 GB   */
 #include <nccl.h>
 
 #include "bench.h"
@@ -114,7 +114,7 @@ static void synchronize(std::vector<Gpu>& gpus) {
     }
 }
 
-// One thread speaks for all GPUs: what stands in a group starts together.
+// One host thread issues the call of every GPU: calls between GroupStart and GroupEnd start together.
 template <class T> static void all_reduce(std::vector<Gpu>& gpus, size_t n, bool in_place) {
     ncclCheck(ncclGroupStart());
     for (Gpu& g : gpus) {
@@ -125,13 +125,13 @@ template <class T> static void all_reduce(std::vector<Gpu>& gpus, size_t n, bool
 
 // ---- check ----------------------------------------------------------------------------------------
 
-// The mean is the sum times 1 / num_gpus: as the optimizer scales gradients.
+// Turns the sum into the mean by scale = 1 / num_gpus, as the optimizer scales gradients.
 template <class T> __global__ void scale_kernel(T* inout, float scale, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) { inout[i] = (T)((float)inout[i] * scale); }
 }
 
-// Whole numbers -limit..limit, so few that sums over all GPUs stay below 256, which every type here holds exactly.
+// Random integers in -limit..limit. Sums over all GPUs stay below 256 in size, which every type here holds exactly.
 static float check_value(size_t i, int gpu, int num_gpus) {
     int limit = 255 / num_gpus;
     return (float)((int)(bench_random(i, (uint32_t)gpu) % (2u * limit + 1)) - limit);
@@ -139,7 +139,7 @@ static float check_value(size_t i, int gpu, int num_gpus) {
 
 template <class T> static std::string check(std::vector<Gpu>& gpus, size_t n, bool in_place, bool mean) {
     int num_gpus = (int)gpus.size();
-    const size_t guarded = 64; // elements after the result that must stay as they were
+    const size_t guarded = 64; // elements after the result that must not change
     std::vector<float> right(n, 0.0f), host(n);
     for (Gpu& g : gpus) {
         for (size_t i = 0; i < n; i++) {
@@ -202,17 +202,17 @@ static int check_all(std::vector<Gpu>& gpus) {
 
 // ---- timing -----------------------------------------------------------------------------------------
 
-// Each launch's time is that of the GPU that took longest. All launches are queued while the GPUs are kept waiting, so
-// that they follow each other without a gap and no GPU waits for the host.
+// The time of a launch is the maximum over the GPUs. All launches are queued while a delay kernel keeps the GPUs busy,
+// so that they run back to back and no GPU waits for the host.
 static BenchTime time_size(std::vector<Gpu>& gpus, size_t n, int launches) {
     all_reduce<float>(gpus, n, false); // NCCL sets up its connections at the first use
     synchronize(gpus);
     for (Gpu& g : gpus) {
         cudaCheck(cudaSetDevice(g.device));
-        bench_delay_kernel<<<1, 1, 0, g.stream>>>(30000ull * gpus.size() * (launches + 2)); // 30 us a GPU and launch
+        bench_delay_kernel<<<1, 1, 0, g.stream>>>(30000ull * gpus.size() * (launches + 2)); // 30 us per GPU and launch
         cudaCheck(cudaGetLastError());
     }
-    for (int i = -2; i < launches; i++) { // the first two bring the GPUs into step
+    for (int i = -2; i < launches; i++) { // the first two, not timed, synchronise the GPUs
         for (int end = 0; end < 2; end++) {
             for (Gpu& g : gpus) {
                 if (i < 0) { continue; }
@@ -257,7 +257,7 @@ static std::vector<Row> sweep(std::vector<Gpu>& gpus, const Flags& f) {
 
 // ---- files --------------------------------------------------------------------------------------------
 
-// C counts the elements, NH the GPUs; bytes and GB/s are the bus's.
+// Column C is the number of elements, NH the number of GPUs; bytes and GB/s are those on the bus.
 static void write_csv(const char* path, const BenchDevice& d, const Row& r, int num_gpus) {
     BenchState state;
     state.bytes = (double)r.bytes * 2 * (num_gpus - 1) / num_gpus;

@@ -1,27 +1,29 @@
-/* permute: qkv (B,T,3,NH,HS), as the matmul before attention leaves it, to q, k, v (B,NH,T,HS), or the way back
+/* permute: packed qkv (B,T,3,NH,HS), the output of the matmul before attention, to q, k, v (B,NH,T,HS), or back
 
-   q, k, v (B,NH,T,HS) floatX out | packed (B,T,3,NH,HS) floatX in; with -V 2 the other way round; C = NH*HS
+   q, k, v (B,NH,T,HS) floatX out | packed (B,T,3,NH,HS) floatX in; with -V 2 the reverse; C = NH*HS
    Bound: memory, 2*B*T*3*C*sizeof(floatX) bytes. Constraint: HS % x128::size == 0 from kernel 3 on.
-   Error: none, values are moved. The HS neighbours of a head stay neighbours: 64 of 16 bits are a line of 128 bytes, so
-   that no order of access wastes part of a line. What differs is how far apart the lines are that a block reads and
-   writes, and how much arithmetic and how many loads in flight there are for a byte.
-   Kernels that read packed tensors where they lie, as attention_forward does, need none of this.
-   Source: the layouts of Vaswani et al. 2017, arXiv:1706.03762, heads side by side and heads apart.
+   Error: none, values are only moved.
+   The HS elements of a head stay contiguous: 64 elements of 16 bits are a cache line of 128 bytes, so no order of
+   access wastes part of a line. The kernels differ in how far apart the lines are that a block reads and writes, and in
+   the arithmetic and the loads in flight per byte.
+   A kernel that reads the packed tensor directly, as attention_forward does, needs no permute.
+   Source: the layouts of Vaswani et al. 2017, arXiv:1706.03762: heads of a token side by side, or one head at a time.
 
    nvcc -O3 --use_fast_math permute.cu -o permute      (or: make permute)
    ./permute 4           check kernel 4 against the CPU and sweep its block sizes
    ./permute             every kernel, side by side
-   ./permute -V 2        the way back: q, k, v to packed                                     */
+   ./permute -V 2        the reverse: q, k, v to packed                                      */
 #include "bench.h"
 
-// Both sides of the move. One of them is the input; the kernels' `back` says which.
+// Both layouts. The kernels' template parameter `back` says which one is the input: false: packed, true: q, k, v.
 struct Permute {
     floatX* packed;    // (B,T,3,NH,HS)
     floatX *q, *k, *v; // (B,NH,T,HS)
     int B, T, NH, HS;
 };
 
-// Of element d of a head in q, k or v; slot = part * NH + h, in the order in which they lie in a token of packed.
+// Address of element d of a head in q, k or v. slot = part * NH + h is the head's index within a token of packed, with
+// part 0, 1, 2 for q, k, v.
 __device__ inline floatX* permute_split_at(const Permute& p, int b, int t, int slot, int d) {
     int part = slot / p.NH, h = slot % p.NH;
     floatX* first = part == 0 ? p.q : part == 1 ? p.k : p.v;
@@ -31,7 +33,7 @@ __device__ inline floatX* permute_packed_at(const Permute& p, int b, int t, int 
     return p.packed + ((size_t)b * p.T + t) * 3 * p.NH * p.HS + column;
 }
 
-// ---- kernel 1: one thread per element, its place by 64-bit divisions ----------------------
+// ---- kernel 1: one thread per element, 64-bit divisions to find its address ----------------------
 
 template <bool back> __global__ void permute_kernel1(Permute p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, T = p.T, NH = p.NH, HS = p.HS;
@@ -52,7 +54,7 @@ template <bool back> void permute1(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: a block for each token, so that the grid counts and divisions are 32-bit ones ----
+// ---- kernel 2: one block per token: the grid counts the tokens, and divisions are 32-bit ----
 
 template <bool back> __global__ void permute_kernel2(Permute p) {
     int b = blockIdx.x / p.T, t = blockIdx.x % p.T;
@@ -94,18 +96,18 @@ template <bool back> void permute3(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: a thread finds its column once and walks down four tokens, four loads in flight ----
+// ---- kernel 4: a thread computes its column once for four successive tokens, four loads in flight ----
 
 constexpr int PERMUTE_NUM_LOADS = 4;
 
 template <bool back> __global__ void permute_kernel4(Permute p, unsigned num_threads) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row_vectors = 3u * p.NH * p.HS / x128::size;
     if (i >= num_threads) { return; }
-    unsigned group = i / row_vectors, groups = ceil_div(p.T, PERMUTE_NUM_LOADS); // of tokens; in a sequence
+    unsigned group = i / row_vectors, groups = ceil_div(p.T, PERMUTE_NUM_LOADS); // of 4 tokens, per sequence
     int column = (int)(i % row_vectors) * x128::size, b = group / groups, t0 = group % groups * PERMUTE_NUM_LOADS;
     floatX* packed = permute_packed_at(p, b, t0, column);
     floatX* split = permute_split_at(p, b, t0, column / p.HS, column % p.HS);
-    size_t packed_step = (size_t)3 * p.NH * p.HS, split_step = p.HS; // from token to token
+    size_t packed_step = (size_t)3 * p.NH * p.HS, split_step = p.HS; // elements from token to token
     x128 x[PERMUTE_NUM_LOADS];
 #pragma unroll
     for (int j = 0; j < PERMUTE_NUM_LOADS; j++) {
@@ -126,7 +128,7 @@ template <bool back> void permute4(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: in the order of q, k, v: a block's part of them is one run, its lines of packed lie apart ----
+// ---- kernel 5: threads in the order of q, k, v: a block's part of these is contiguous, in packed it is scattered ----
 
 template <bool back> __global__ void permute_kernel5(Permute p, unsigned num_vectors) {
     unsigned first = blockIdx.x * blockDim.x * PERMUTE_NUM_LOADS + threadIdx.x, head_vectors = p.HS / x128::size;
@@ -159,15 +161,21 @@ template <bool back> void permute5(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: a tile of tokens and heads through shared memory: long runs on both sides ----
+// ---- kernel 6: a tile of tokens and heads goes through shared memory: long contiguous runs on both sides ----
 
+// In packed, a run is the tile's heads of one token; in q, k, v it is the tile's tokens of one head:
+//     tile         head 0   head 1   ...
+//     token 0      HS       HS             each row is a run in packed
+//     token 1      HS       HS
+//     ...          each column is a run in q, k or v
 struct PermuteTile {
     int rows, heads;          // tokens, slots
-    int head_vectors, width;  // vectors of a head, of a token's part of the tile
-    int num_vectors, in_time; // of the whole tile; how many tiles a sequence takes
+    int head_vectors, width;  // vectors per head, per token of the tile
+    int num_vectors, in_time; // vectors in the tile; tiles per sequence
 };
 
-// The tile's vector i in the order of packed, and in that of q, k, v. *at: its place in shared memory, -1: it is none.
+// Address of the tile's vector i, counted in the order of packed (first function) or of q, k, v (second function).
+// *at = its index in shared memory, or -1 if the vector is outside the tensor.
 __device__ inline floatX* permute_packed_vector(const Permute& p, const PermuteTile& tile, int i, int* at) {
     int row = i / tile.width, column = i % tile.width, t = blockIdx.x % tile.in_time * tile.rows + row;
     bool inside = i < tile.num_vectors && t < p.T && blockIdx.y * tile.heads + column / tile.head_vectors < 3 * p.NH;
@@ -209,7 +217,7 @@ template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile
 template <bool back> void permute6(const Permute& p, cudaStream_t stream, int block_size) {
     require(p.HS % x128::size == 0);
     int head_bytes = p.HS * (int)sizeof(floatX);
-    const int max_bytes = 32 << 10, run_bytes = 512; // 7 blocks an SM; what a warp reads at once
+    const int max_bytes = 32 << 10, run_bytes = 512; // of a tile: 7 blocks fit an SM; what a warp reads in one request
     require(head_bytes <= max_bytes);
     PermuteTile tile;
     tile.heads = head_bytes < run_bytes ? run_bytes / head_bytes : 1;
@@ -230,12 +238,12 @@ template <bool back> void permute6(const Permute& p, cudaStream_t stream, int bl
 template <bool back> static void declare_kernels(Bench& b, const Permute& p) {
     cudaStream_t stream = b.stream;
     b.kernel(1, "one thread per element", [=](int bs) { permute1<back>(p, stream, bs); });
-    b.kernel(2, "a block for each token", [=](int bs) { permute2<back>(p, stream, bs); });
+    b.kernel(2, "one block per token", [=](int bs) { permute2<back>(p, stream, bs); });
     if (p.HS % x128::size != 0) { return; }
     b.kernel(3, "128-bit vectors", [=](int bs) { permute3<back>(p, stream, bs); }, {64, 96, 128, 256, 288, 512});
-    b.kernel(4, "column found once, four tokens a thread", [=](int bs) { permute4<back>(p, stream, bs); });
-    b.kernel(5, "in the order of q, k, v", [=](int bs) { permute5<back>(p, stream, bs); });
-    b.kernel(6, "through shared memory, long runs on both sides", [=](int bs) { permute6<back>(p, stream, bs); });
+    b.kernel(4, "four tokens per thread, its column computed once", [=](int bs) { permute4<back>(p, stream, bs); });
+    b.kernel(5, "threads in the order of q, k, v", [=](int bs) { permute5<back>(p, stream, bs); });
+    b.kernel(6, "tiles through shared memory, long runs on both sides", [=](int bs) { permute6<back>(p, stream, bs); });
 }
 
 static void declare(Bench& b) {

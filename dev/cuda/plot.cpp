@@ -1,6 +1,7 @@
 /*
-Draws what `make bench` measured: for each OP.csv of a folder a bar chart OP.svg beside it, a bar for each kernel at its
-best block size, and roofline.svg, in which the best kernel of each op that counts FLOPs is a dot.
+Plots the measurements of `make bench`. For each OP.csv in a folder, it writes a bar chart OP.svg next to it, with one
+bar per kernel at its best block size. For each folder it writes roofline.svg, with a dot for the best kernel of each op
+that counts FLOPs.
 
     make plots                              every folder of results/ that holds a CSV
     ./plot results/h200                     one or more folders
@@ -44,18 +45,18 @@ __attribute__((format(printf, 1, 2))) static std::string text(const char* format
 
 // ---- the CSV files of bench.h ----------------------------------------------------------------------
 
-// One kernel at one block size.
+// One line of a CSV: one kernel at one block size.
 struct Row {
     std::string op, dtype, l2, gpu, what;
     int kernel, block_size, B, T, C, NH, V, num_launches;
-    double time_ms, bytes, copy_gbs, flops, matrix_tflops, bytes_moved; // 0: not known, but for the time
+    double time_ms, bytes, copy_gbs, flops, matrix_tflops, bytes_moved; // 0 means unknown, except for the time
     bool promoted;
 };
 
-// One file.
+// One CSV file.
 struct Op {
-    std::string name;      // of the file, without .csv
-    std::vector<Row> best; // of each kernel, in the order of their numbers
+    std::string name;      // file name without .csv
+    std::vector<Row> best; // the fastest row of each kernel, in ascending order of kernel numbers
 };
 
 static std::string read_file(const std::string& path) {
@@ -97,7 +98,7 @@ static std::vector<std::vector<std::string>> parse_csv(const std::string& path, 
     return lines;
 }
 
-// Fields of one line by the names of their columns; what is wrong ends the program.
+// Access to the fields of one line by column name. An error in the file ends the program.
 struct Fields {
     const std::string& path;
     size_t line; // 1: the header
@@ -112,7 +113,7 @@ struct Fields {
         if (!value) { die("%s: no column '%s'", path.c_str(), name); }
         return *value;
     }
-    // Not below 0. A column that is optional and not there is 0.
+    // A number >= 0. A missing optional column counts as 0.
     double number(const char* name, bool optional = false) const {
         if (optional && !find(name)) { return 0; }
         const std::string& value = word(name);
@@ -168,7 +169,7 @@ static Op read_op(const std::filesystem::path& file) {
 
 // ---- SVG --------------------------------------------------------------------------------------------
 
-// A white card with a border: it stands on light and on dark pages.
+// Colours of a white card with a border, which is readable on light and on dark pages.
 static const char *INK = "#1f2328", *FAINT = "#59636e", *LINE = "#d1d9e0", *RUNG = "#8fb3d1", *PROMOTED = "#2da44e",
                   *LIBRARY = "#d4a72c", *ROOF = "#cf222e";
 
@@ -182,7 +183,7 @@ static std::string escaped(const std::string& s) {
         } else if (c == '>') {
             out += "&gt;";
         } else {
-            out += c >= ' ' && c <= '~' ? c : '?'; // what is not ASCII might not be UTF-8 either
+            out += c >= ' ' && c <= '~' ? c : '?'; // bytes outside ASCII may be invalid UTF-8
         }
     }
     return out;
@@ -193,7 +194,8 @@ struct Svg {
     std::string body;
 
     enum Style { PLAIN, BOLD, HALO };
-    // HALO: for text that may cross a line; drawn twice, for not every viewer knows paint-order.
+    // HALO: a white outline for text that may cross a line. The text is drawn twice, because not every viewer supports
+    // paint-order.
     void label(double x, double y, int size, const char* color, const std::string& s, const char* anchor = "start",
                Style style = PLAIN) {
         std::string place = text("<text x=\"%.2f\" y=\"%.2f\" font-size=\"%d\" text-anchor=\"%s\"%s", x, y, size,
@@ -232,7 +234,8 @@ static std::string bytes_text(double bytes) {
 
 // ---- bars ---------------------------------------------------------------------------------------------
 
-// The time that the op would take at the rate it is measured against, in ms; 0: not known.
+// The op's time in ms at the roof it is compared with: the matrix rate if it counts FLOPs, else the copy rate. 0:
+// unknown.
 static double roof_ms(const Row& r) {
     if (r.flops > 0 && r.matrix_tflops > 0) { return r.flops / r.matrix_tflops / 1e9; }
     return r.copy_gbs > 0 ? r.bytes / r.copy_gbs / 1e6 : 0;
@@ -257,7 +260,8 @@ static std::string bar_text(const Row& r) {
 
 static Svg draw_bars(const Op& op) {
     const double left = 20, top = 92, step = 44, bar_height = 16, longest = 440;
-    const double cut = 8; // times the fastest: a bar beyond is cut, for the others to be told apart
+    const double cut =
+        8; // bars longer than this multiple of the fastest are cut, so that the others stay distinguishable
     const Row& first = op.best[0];
     double fastest = first.time_ms, slowest = first.time_ms;
     bool has_promoted = false, has_library = false;
@@ -305,7 +309,7 @@ static Svg draw_bars(const Op& op) {
         name += r.promoted ? " (promoted)" : r.kernel == 0 ? " (library)" : "";
         svg.label(left, y + 12, 13, INK, name);
         svg.rect(left, y + 18, width, bar_height, color, text(" id=\"kernel%d\"", r.kernel));
-        if (r.time_ms > cut * fastest) { // a slanted gap says so
+        if (r.time_ms > cut * fastest) { // a slanted gap marks a cut bar
             svg.body += text("<path d=\"M%.2f %.2fl6 -18h6l-6 18z\" fill=\"#ffffff\"/>\n", left + width - 24, y + 35);
         }
         if (has_roof) { svg.line(left + roof, y + 15, left + roof, y + 37, ROOF); }
@@ -317,8 +321,8 @@ static Svg draw_bars(const Op& op) {
 // ---- roofline -----------------------------------------------------------------------------------------
 
 struct Dot {
-    std::string name;         // of the op and the number of its kernel
-    double intensity, tflops; // FLOPs a byte, TFLOP/s
+    std::string name;         // op name and kernel number
+    double intensity, tflops; // FLOPs per byte, TFLOP/s
 };
 
 struct Box {
@@ -328,7 +332,7 @@ static bool overlap(const Box& a, const Box& b) {
     return a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;
 }
 
-// The step of 1, 2, 5, 10, 20, 50 ... at or above x, or at or below it.
+// The number of the series ... 1, 2, 5, 10, 20, 50 ... nearest to x that is >= x (above) or <= x (not above).
 static double step_near(double x, bool above) {
     const double mantissas[] = {0.1, 0.2, 0.5, 1, 2, 5, 10};
     double decade = pow(10, floor(log10(x))), step = 0;
@@ -340,7 +344,7 @@ static double step_near(double x, bool above) {
     return step;
 }
 
-// A logarithmic axis: values low..high, both of them steps, on pixels from..to.
+// A logarithmic axis: values low..high, both numbers of the series 1, 2, 5, 10 ..., are drawn at pixels from..to.
 struct Axis {
     double low, high, from, to;
     double at(double value) const { return from + (to - from) * log10(value / low) / log10(high / low); }
@@ -350,7 +354,7 @@ static Axis make_axis(double smallest, double largest, double from, double to) {
     return {step_near(smallest, false), step_near(largest, true), from, to};
 }
 
-// A label goes where it covers no dot and no other label: right of its dot, left of it, then ever further up and down.
+// Places each label where it covers no dot and no other label: right of its dot, left of it, then further up and down.
 static void draw_dots(Svg& svg, const std::vector<Dot>& dots, const Axis& ax, const Axis& ay, std::vector<Box> taken) {
     const double height = 14;
     for (const Dot& d : dots) { taken.push_back({ax.at(d.intensity) - 5, ay.at(d.tflops) - 5, 10, 10}); }
@@ -390,7 +394,7 @@ static void draw_axes(Svg& svg, const Axis& ax, const Axis& ay) {
     svg.label(ax.from, ay.to - 10, 12, INK, "TFLOP/s");
 }
 
-// Words with commas between them, in lines of 130 characters at most; their number of lines goes into the height.
+// Draws the words, separated by commas, below the figure in lines of at most 130 characters, and enlarges the figure.
 static void draw_list(Svg& svg, const std::string& title, const std::vector<std::string>& words) {
     std::string line = title;
     auto flush = [&] {
@@ -405,15 +409,15 @@ static void draw_list(Svg& svg, const std::string& title, const std::vector<std:
     if (!words.empty()) { flush(); }
 }
 
-// The number of dots. One type's roofs are drawn, for they differ from type to type: bf16's, where there is one.
+// Returns the number of dots. Roofs differ between data types, so only one type is drawn: bf16 if any op has it.
 static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path, std::vector<std::string>* without) {
     std::string dtype = ops[0].best[0].dtype, gpu;
     for (const Op& op : ops) { dtype = op.best[0].dtype == "bf16" ? "bf16" : dtype; }
     std::vector<Dot> dots;
     std::vector<std::string> others;
-    double copy_tbs = 0, matrix_tflops = 0; // the best that was measured beside any of the ops
+    double copy_tbs = 0, matrix_tflops = 0; // the highest rates measured in the runs of these ops
     for (const Op& op : ops) {
-        const Row* best = nullptr; // not the library's
+        const Row* best = nullptr; // the fastest kernel other than the library's (kernel 0)
         for (const Row& r : op.best) {
             if (r.kernel > 0 && (!best || r.time_ms < best->time_ms)) { best = &r; }
         }
@@ -439,7 +443,7 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
         least_x = std::min(least_x, d.intensity), most_x = std::max(most_x, d.intensity);
         least_y = std::min(least_y, d.tflops), most_y = std::max(most_y, d.tflops);
     }
-    double ridge = copy_tbs > 0 ? matrix_tflops / copy_tbs : 0; // the intensity from which on arithmetic is the bound
+    double ridge = copy_tbs > 0 ? matrix_tflops / copy_tbs : 0; // intensity above which the op is bound by arithmetic
     if (ridge > 0) { least_x = std::min(least_x, ridge), most_x = std::max(most_x, 2 * ridge); }
     Axis ax = make_axis(least_x / 1.5, 1.5 * most_x, 64, 820);
     Axis ay = make_axis(least_y / 1.5, 1.2 * std::max(most_y, matrix_tflops), 520, 92);
@@ -448,9 +452,9 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
     svg.label(20, 50, 12, FAINT,
               "the fastest kernel of each op that is not the library's; roofs as measured in the same runs");
     draw_axes(svg, ax, ay);
-    std::vector<Box> taken; // by the names of the roofs
+    std::vector<Box> taken; // areas of the roofs' labels
     if (copy_tbs > 0) {
-        // the slope enters where it rises above the bottom, and ends at the ridge or at the frame
+        // the slope starts where it rises above the bottom of the frame, and ends at the ridge or at the frame
         double begin = std::max(ax.low, ay.low / copy_tbs), end = std::min(ax.high, ay.high / copy_tbs);
         if (ridge > 0) { end = std::min(end, ridge); }
         svg.line(ax.at(begin), ay.at(begin * copy_tbs), ax.at(end), ay.at(end * copy_tbs), ROOF,
@@ -631,7 +635,7 @@ static void draw_folder(const std::string& folder) {
     if (error) { die("%s: %s", folder.c_str(), error.message().c_str()); }
     if (files.empty()) { die("%s: no CSV here: make bench writes them, on a machine with a GPU", folder.c_str()); }
     std::sort(files.begin(), files.end());
-    std::vector<Op> ops; // all are read before the first is drawn
+    std::vector<Op> ops; // all files are read before the first chart is written
     for (const auto& file : files) { ops.push_back(read_op(file)); }
     for (const Op& op : ops) { draw_bars(op).write(folder + "/" + op.name + ".svg"); }
     std::vector<std::string> without;

@@ -2,7 +2,7 @@
 
    out (n) floatX out | inp1, inp2 (n) floatX in; n = B*T*C
    Bound: memory, 3*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0, pointers aligned to 16 bytes.
-   Error: none, the sum is rounded once.
+   Error: none, the result is the exact sum rounded once.
    Source: He et al. 2015, arXiv:1512.03385.
 
    nvcc -O3 --use_fast_math residual_forward.cu -o residual_forward      (or: make residual_forward)
@@ -10,7 +10,7 @@
    ./residual_forward        every kernel, side by side                                         */
 #include "bench.h"
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
 
 // ---- kernel 1: one thread per element -----------------------------------------------------------
 
@@ -26,7 +26,7 @@ void residual_forward1(floatX* out, const floatX* inp1, const floatX* inp2, size
 }
 #endif
 
-// ---- kernel 2: one 128-bit vector per thread: full lines, an eighth of the instructions -------------
+// ---- kernel 2: one 128-bit vector per thread: warps access full lines, in 16 bits with 1/8 of the instructions ----
 
 // ==== promoted: residual_forward ====
 __global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
@@ -34,10 +34,10 @@ __global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const 
     if (i >= n) { return; }
     x128 a = load128(inp1 + i), b = load128(inp2 + i), sum;
     for (int k = 0; k < x128::size; k++) { sum[k] = (floatX)((float)a[k] + (float)b[k]); }
-    store128(out + i, sum); // stays in L2 as far as there is room: the next kernel reads it
+    store128(out + i, sum); // no streaming hint: the next kernel reads out, so as much of it as fits should stay in L2
 }
 
-// out (n) = inp1 + inp2; out may be one of them
+// out (n) = inp1 (n) + inp2 (n); out may be inp1 or inp2
 void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_t n, cudaStream_t stream,
                       int block_size = 256) {
     require(n >= 1 && n % x128::size == 0);
@@ -49,11 +49,11 @@ void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 3: persistent: the device's threads step over the tensor, 4 vectors of each input under way ---
+// ---- kernel 3: persistent: a grid-stride loop with 4 vectors of each input in flight per thread ---
 
 __global__ void residual_forward_kernel3(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
     constexpr int unroll = 4;
-    size_t chunk = (size_t)blockDim.x * x128::size; // what a block covers with one vector per thread
+    size_t chunk = (size_t)blockDim.x * x128::size; // elements that a block covers with one vector per thread
     for (size_t start = blockIdx.x * unroll * chunk; start < n; start += gridDim.x * unroll * chunk) {
         x128 a[unroll], b[unroll];
 #pragma unroll
@@ -100,8 +100,8 @@ static void declare(Bench& b) {
              },
              {0, 64, 128, 256, 512, 1024});
     b.promoted(2);
-    b.kernel(3, "persistent, 4 vectors under way", [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); },
-             {64, 128, 256, 512});
+    b.kernel(3, "persistent, 4 vectors per input in flight",
+             [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); }, {64, 128, 256, 512});
 }
 
 int main(int argc, char** argv) {

@@ -1,4 +1,4 @@
-/* simple_kernel: out = 2 * inp, elementwise: the first lesson, see dev/learn/1_simple_kernel.md
+/* simple_kernel: out = 2 * inp, elementwise; the subject of the first lesson, dev/learn/1_simple_kernel.md
 
    out (n) floatX out | inp (n) floatX in; n = B*T*C
    Bound: memory, 2*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 5 on, pointers aligned to 16
@@ -11,34 +11,36 @@
    ./simple_kernel 1      check kernel 1 against the CPU and sweep its block sizes
    ./simple_kernel        every kernel, side by side
 
-   Words, for who has never written a kernel. A kernel is a function (__global__) that the GPU runs many times at once;
-   one run is a thread. 32 threads, a warp, execute each instruction together. Some warps form a block (up to 1024
-   threads), which stays on one of the chip's multiprocessors, SMs, until it is done. All blocks of a launch are its
-   grid: kernel<<<blocks in the grid, threads in a block, bytes of shared memory, stream>>>(arguments). The launch
-   returns at once; the stream is the queue in which the GPU finds the work. */
+   The terms, for readers who have never written a kernel. A kernel is a function (__global__) that the GPU executes
+   many times in parallel; each execution is a thread. A warp is 32 threads that execute each instruction together. A
+   block is one or more warps, up to 1024 threads; it stays on one of the GPU's multiprocessors (SMs) until it is done.
+   The grid is all blocks of a launch: kernel<<<blocks in the grid, threads in a block, bytes of shared memory,
+   stream>>>(arguments). The launch returns at once; the stream is the queue from which the GPU takes the work. */
 #include "bench.h"
 
-// ---- kernel 1: one thread for each element --------------------------------------------------------
-// The index: blocks in front of this one times their size, plus the place in this one. The guard: a grid consists of
-// whole blocks, so the last one reaches past n, and what lies there belongs to someone else. Neighbours in a warp read
-// neighbours in memory: 32 loads of 2 bytes are one request for 64 bytes. floatX is bf16, fp16 or fp32; arithmetic is
-// done in float.
+// ---- kernel 1: one thread per element --------------------------------------------------------
+// Index: the number of blocks before this one times the block size, plus the thread's index in its block.
+//     block 0                 block 1                 block 2               with blockDim.x = 4, n = 10
+//     i = 0   1   2   3       i = 4   5   6   7       i = 8   9   -   -
+// Guard: a grid consists of whole blocks, so the last block may reach past n, where the memory belongs to someone else.
+
+// Adjacent threads of a warp read adjacent elements (a coalesced access): 32 loads of 2 bytes become one request for 64
+// bytes. floatX is bf16, fp16 or fp32; the arithmetic is done in float.
 
 __global__ void simple_kernel_kernel1(floatX* out, const floatX* inp, size_t n) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // size_t before the product: n may pass 2^32
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; // cast before the product: n may exceed 2^32
     if (i < n) { out[i] = (floatX)(2.0f * (float)inp[i]); }
 }
 
 void simple_kernel1(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
-    size_t num_blocks = ceil_div(n, (size_t)block_size); // rounded up: the elements left over need a block too
+    size_t num_blocks = ceil_div(n, (size_t)block_size); // rounded up: the remaining elements need a block too
     simple_kernel_kernel1<<<(unsigned)num_blocks, block_size, 0, stream>>>(out, inp, n);
-    cudaCheck(cudaGetLastError()); // a launch that cannot be made, say of 2048 threads a block, is seen only here
+    cudaCheck(cudaGetLastError()); // only this call reports an invalid launch, e.g. 2048 threads per block
 }
 
-// ---- kernel 2: a single block steps over everything: what the grid is for -----------------------------
-// The loop is a grid stride: a thread takes its element, then the one that lies as many elements further as the grid
-// has threads. It is right for a grid of any size, so the size is free to be chosen; with one block, one SM works and
-// the others are idle.
+// ---- kernel 2: a grid-stride loop in a single block: shows what the grid is for -----------------------------
+// After each element, a thread advances by the number of threads in the grid (a grid-stride loop). The loop is correct
+// for a grid of any size. With only one block, one SM works and all others are idle.
 
 __global__ void simple_kernel_kernel2(floatX* out, const floatX* inp, size_t n) {
     size_t stride = (size_t)gridDim.x * blockDim.x;
@@ -52,20 +54,22 @@ void simple_kernel2(floatX* out, const floatX* inp, size_t n, cudaStream_t strea
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: the same kernel, a grid of as many blocks as the chip holds at once -----------------------
+// ---- kernel 3: kernel 2 with as many blocks as the GPU holds at once -----------------------
 
 void simple_kernel3(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
-    int per_sm; // blocks that fit one SM, by registers and threads
+    int per_sm; // number of blocks that fit on one SM, limited by their registers and threads
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, simple_kernel_kernel2, block_size, 0));
     simple_kernel_kernel2<<<num_multiprocessors() * per_sm, block_size, 0, stream>>>(out, inp, n);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: a run of elements for each thread, as one would cut it for CPU threads: what goes wrong -----
-// Now neighbours in a warp are a run apart. One load of the warp touches 32 lines of memory and takes an element out of
-// each; that the rest of a line is still in the cache when its turn comes, is luck.
+// ---- kernel 4: contiguous elements per thread, as one would split the work on a CPU: shows uncoalesced access -----
+// Adjacent threads now read addresses that are 64 elements apart. One load of a warp touches 32 cache lines and uses
+// one element of each. The rest of a line is needed later and may have left the cache by then.
+//     load 0 of the warp   X...............|X...............|X...............| ...     one line per thread
+//     load 1               .X..............|.X..............|.X..............| ...
 
-constexpr int SIMPLE_KERNEL_RUN = 64; // elements: a line of 128 bytes in 16 bits
+constexpr int SIMPLE_KERNEL_RUN = 64; // elements per thread: a cache line of 128 bytes in 16 bits
 
 __global__ void simple_kernel_kernel4(floatX* out, const floatX* inp, size_t n) {
     size_t begin = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SIMPLE_KERNEL_RUN;
@@ -79,10 +83,10 @@ void simple_kernel4(floatX* out, const floatX* inp, size_t n, cudaStream_t strea
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: 16 bytes for each thread, in one load: CUDA's float4, here x128 -----------------------------
-// A 128-bit load is the widest that all these GPUs have; it holds 4 floats or 8 numbers of 16 bits. An eighth of the
-// instructions moves the same bytes, and a warp's request covers 512 bytes in a row. It needs an address that is a
-// multiple of 16.
+// ---- kernel 5: one 16-byte load per thread: CUDA's float4, here x128 -----------------------------
+// 128 bits is the widest load that all these GPUs have: 4 floats, or 8 elements of 16 bits. In 16 bits, an eighth of
+// the load instructions move the same bytes, and one request of a warp covers 512 contiguous bytes. The address must be
+// a multiple of 16.
 
 __global__ void simple_kernel_kernel5(floatX* out, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -92,7 +96,7 @@ __global__ void simple_kernel_kernel5(floatX* out, const floatX* inp, size_t n) 
     store128(out + i, x);
 }
 
-// out, inp (n)
+// out (n) = 2 * inp (n)
 void simple_kernel(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size = 128) {
     require(n % x128::size == 0);
     size_t num_blocks = ceil_div(n, (size_t)x128::size * block_size);
@@ -100,16 +104,17 @@ void simple_kernel(floatX* out, const floatX* inp, size_t n, cudaStream_t stream
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: four loads under way in each thread before the first is used ----------------------------------
-// Memory answers after hundreds of cycles. To be kept busy it needs bandwidth times that delay of bytes asked for and
-// not yet arrived: bytes in flight. They are threads on the chip, times loads a thread, times bytes a load. A thread
-// waits where it uses a value, not where it loads it, so loads that stand together are under way together.
+// ---- kernel 6: four loads in flight per thread before the first value is used ----------------------------------
+// A load takes hundreds of cycles. To use the full bandwidth, the bytes in flight (requested and not yet arrived) must
+// be at least bandwidth * latency. Bytes in flight = threads on the GPU * loads in flight per thread * bytes per load.
+
+// A thread stalls where it uses a value, not where it loads it, so loads issued back to back are in flight together.
 
 __global__ void simple_kernel_kernel6(floatX* out, const floatX* inp, size_t n) {
     constexpr int num_loads = 4;
-    size_t step = (size_t)blockDim.x * x128::size; // from one load of a thread to its next: neighbours stay neighbours
+    size_t step = (size_t)blockDim.x * x128::size; // elements from one load of a thread to its next: stays coalesced
     size_t first = (size_t)blockIdx.x * num_loads * step + threadIdx.x * x128::size;
-    x128 x[num_loads]; // in registers, for the loops are unrolled
+    x128 x[num_loads]; // stays in registers, because the loops are unrolled
 #pragma unroll
     for (int j = 0; j < num_loads; j++) {
         if (first + j * step < n) { x[j] = load128(inp + first + j * step); }
@@ -138,17 +143,19 @@ static void declare(Bench& b) {
     b.cost(bytes, 0);
     b.kernel(1, "one thread per element", [=](int bs) { simple_kernel1(out, inp, n, stream, bs); });
     b.moves(1, bytes);
-    b.kernel(2, "grid stride, one block", [=](int bs) { simple_kernel2(out, inp, n, stream, bs); }, {256, 1024});
+    b.kernel(2, "grid-stride loop, one block", [=](int bs) { simple_kernel2(out, inp, n, stream, bs); }, {256, 1024});
     b.moves(1, bytes);
-    b.kernel(3, "grid stride, a chip full of blocks", [=](int bs) { simple_kernel3(out, inp, n, stream, bs); });
+    b.kernel(3, "grid-stride loop, as many blocks as the GPU holds at once",
+             [=](int bs) { simple_kernel3(out, inp, n, stream, bs); });
     b.moves(1, bytes);
-    b.kernel(4, "a run of 64 elements a thread", [=](int bs) { simple_kernel4(out, inp, n, stream, bs); });
+    b.kernel(4, "64 contiguous elements per thread: not coalesced",
+             [=](int bs) { simple_kernel4(out, inp, n, stream, bs); });
     b.moves(1, bytes);
     b.kernel(5, "128-bit vectors",
              [=](int bs) { bs ? simple_kernel(out, inp, n, stream, bs) : simple_kernel(out, inp, n, stream); },
              {0, 64, 128, 256, 512, 1024});
     b.moves(1, bytes);
-    b.kernel(6, "four vectors in flight", [=](int bs) { simple_kernel6(out, inp, n, stream, bs); });
+    b.kernel(6, "four 128-bit vectors per thread in flight", [=](int bs) { simple_kernel6(out, inp, n, stream, bs); });
     b.moves(1, bytes);
     b.promoted(5);
 }

@@ -1,5 +1,5 @@
-// The file of chosen cuBLASLt algorithms, llmc/cublas_common.cuh: what is written, what is read back. The library is not
-// called, so no GPU is needed. dev/test/test_cublaslt.sh builds and runs it.
+// Tests that the file of chosen cuBLASLt algorithms (llmc/cublas_common.cuh) is written and read back correctly. The
+// library is not called, so no GPU is needed. dev/test/test_cublaslt.sh builds and runs this program.
 #include "test.h"
 #include "../../llmc/cublas_common.cuh"
 
@@ -12,13 +12,13 @@ static cublasLtMatmulAlgo_t algo_of(uint64_t value) {
     return algo;
 }
 
-// As if this process had met the product and chosen; found: the library has an algorithm for it.
+// Adds a plan, as if this process had met the product and chosen `algo`. found: the library has an algorithm for it.
 static void meet(int M, uint64_t algo, bool found = true) {
     CublasLtPlan plan = {};
     plan.key = key_of(M), plan.found = found, plan.algo = algo_of(algo);
     cublaslt().plans.push_back(plan);
 }
-// As if the process had ended and another one begun.
+// Forgets all plans and loaded choices, as if a new process had started.
 static void restart() { cublaslt() = CublasLt(); }
 
 static const char* choices_path() {
@@ -43,7 +43,7 @@ static void load() {
     check_msg(cublaslt_read_choices(choices_path(), header, &err), "%s", err.text);
 }
 
-// What is loaded must be these (M, algo), in this order.
+// Checks that exactly these (M, algo) are loaded, in this order.
 static void check_loaded(const std::vector<std::pair<int, uint64_t>>& want) {
     restart();
     load();
@@ -66,7 +66,7 @@ static void test_reads_what_it_wrote() {
     check_loaded({{1, 10}, {2, 20}});
 }
 
-// a resumed run saves before it has met every product of the run before
+// a resumed run may save before it has met every product of the earlier run: the loaded choices must not be lost
 static void test_keeps_what_it_loaded() {
     restart();
     meet(1, 10), meet(2, 20), meet(3, 30);
@@ -77,7 +77,7 @@ static void test_keeps_what_it_loaded() {
     save();
     check_loaded({{1, 10}, {2, 20}, {3, 30}});
     restart();
-    load(); // and one that meets nothing
+    load(); // the same for a run that meets no product
     save();
     check_loaded({{1, 10}, {2, 20}, {3, 30}});
 }
@@ -95,7 +95,7 @@ static void test_once_each_in_order() {
     check_loaded({{1, 10}, {2, 20}, {4, 40}, {3, 30}});
 }
 
-// a choice that the library refused was made again
+// a choice made in this run replaces the loaded one: the library had refused that, so the product was tuned again
 static void test_newer_choice_counts() {
     restart();
     meet(1, 10), meet(2, 20);
@@ -107,7 +107,7 @@ static void test_newer_choice_counts() {
     check_loaded({{1, 11}, {2, 20}});
 }
 
-// a line as every version of the program has written it: 12 words of the key, 16 of the algorithm
+// the format of a line, the same in every version of the program: 12 words of the key, 16 words of the algorithm
 static void test_format() {
     restart();
     meet(77, 3);

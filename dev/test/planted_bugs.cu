@@ -1,4 +1,4 @@
-/* planted_bugs: out = 2 * inp, right once and wrong in five ways: what dev/cuda/bench.h must find
+/* planted_bugs: out = 2 * inp, one correct kernel and five with a planted bug, which dev/cuda/bench.h must find
 
    out (n) floatX out | inp (n) floatX in; n = B*T*C
    Bound: memory, 2*n*sizeof(floatX) bytes. Error: none, doubling is exact.
@@ -9,7 +9,7 @@
 
 enum Bug { NO_BUG, ONE_OFF, ONE_NAN, ONE_UNWRITTEN, PAST_THE_END, CHANGES_INPUT };
 
-// ---- kernels 1 to 6: one thread per element, the bug a parameter ---------------------------
+// ---- kernels 1 to 6: one thread per element, the bug is a parameter ---------------------------
 
 __global__ void planted_bugs_kernel(floatX* out, floatX* inp, size_t n, Bug bug) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, victim = n / 2;
