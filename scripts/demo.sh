@@ -3,6 +3,7 @@
 # about a minute, saves it, loads it again and samples from it. It downloads nothing and writes only below demo/.
 #
 #     scripts/demo.sh [PROGRAM]      ./train_gpt2 by default; the programs run this when they have no arguments
+#     DEMO_FLAGS='-x 100' scripts/demo.sh      further flags for the training run
 set -eu
 cd "$(dirname "$0")/.."
 program=${1:-./train_gpt2}
@@ -36,7 +37,8 @@ for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev
 done
 run dev/data/tokenize -i "${sources#,}" -o demo/data/code --val-tokens 20000
 run "$program" -e d6 --layers 4 --heads 2 --channels 128 --positions 128 -i 'demo/data/code_train_*.bin' \
-    -j 'demo/data/code_val_*.bin' -o demo/log -b 8 -t 128 -x 1500 -l 3e-3 -u 100 -q 0.05 -c 0.1 -v 250 -m 8 -s 500 -g 110
+    -j 'demo/data/code_val_*.bin' -o demo/log -b 8 -t 128 -x 1500 -l 3e-3 -u 100 -q 0.05 -c 0.1 -v 250 -m 8 -s 500 -g 110 \
+    ${DEMO_FLAGS-}
 printf '\n'
 ls -l demo/log demo/log/step_*
 run "$program" -e demo/log --prompt 'for (int i' --temperature 0.8

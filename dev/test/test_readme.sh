@@ -1,0 +1,220 @@
+#!/usr/bin/env bash
+# Types every command of README.md: each line of its ```sh blocks, as it is written there, in a copy of the repository.
+#
+# What would take long is cut short by variables that the commands read (DEMO_FLAGS) or by flags after the command's own,
+# of which the last one counts. Downloads come from a folder here. Commands for the GPU are compiled, with the least
+# optimisation; where there is no GPU their program must accept the flags and then say that a GPU is missing.
+. "$(dirname "$0")/test.sh"
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY BIN_DIR
+export PATH=$PATH:/usr/local/cuda/bin
+have_gpu() { nvidia-smi -L >/dev/null 2>&1; }
+have_gpu || export GPU_COMPUTE_CAPABILITY=75 # the one that compiles fastest
+export NVCC="nvcc -Xcicc -O0 -Xptxas -O0"
+small_model='--layers 1 --heads 1 --channels 64 --positions 64'
+short='-x 2 -b 1 -t 64 -d 64'
+export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'
+
+# The lines of the ```sh blocks.
+commands() { awk '/^```/ { inside = $0 == "```sh"; next } inside' README.md; }
+
+# The copy, once for all tests: the files that git knows or would know.
+copy() {
+    [ ! -e "$tmp/top/README.md" ] || return 0
+    mkdir -p "$tmp/top"
+    git ls-files -z --cached --others --exclude-standard >"$tmp/files" 2>/dev/null || skip "needs git"
+    xargs -0 cp --parents -t "$tmp/top" <"$tmp/files"
+}
+
+# of_readme COMMAND: notes that a test types this command, which must be in the README
+of_readme() {
+    commands | grep -qxF -- "$1" || fail "not a command of README.md: $1"
+    echo "$1" >>"$tmp/typed"
+}
+
+# run RC COMMAND: types it in the copy; the exit code must be RC; stdout and stderr to $tmp/out and $tmp/err
+run() {
+    local rc=0
+    (cd "$tmp/top" && sh -c "$2") >"$tmp/out" 2>"$tmp/err" </dev/null || rc=$?
+    [ $rc -eq "$1" ] || { tail -n 20 "$tmp/out" "$tmp/err" && fail "exit code $rc, want $1: $2"; }
+}
+
+# run_gpu COMMAND [FLAGS]: with a GPU the command and the flags that cut it short; else the command must end at the GPU.
+run_gpu() {
+    if have_gpu; then
+        run 0 "$1 ${2-}"
+    else
+        run 1 "$1"
+        contains "no usable GPU" "$tmp/err"
+    fi
+}
+
+# for_gpu COMMAND ...: those of the README; skips what follows where nothing can be compiled
+for_gpu() {
+    local command
+    for command in "$@"; do of_readme "$command"; done
+    command -v nvcc >/dev/null || skip "needs nvcc"
+    copy
+}
+
+test_demo() {
+    of_readme 'make demo'
+    copy
+    run 0 'make demo'
+    contains " 20/20 | loss" "$tmp/out"
+    contains "saved demo/log/step_00000020" "$tmp/out"
+    contains "--prompt 'for (int i'" "$tmp/out"
+    contains "tok/s]" "$tmp/err"
+}
+
+test_demo_gpu() {
+    local command='make train_gpt2cu && ./train_gpt2cu'
+    for_gpu "$command"
+    run_gpu "$command"
+}
+
+test_kernel() {
+    local command='cd dev/cuda && make layernorm_forward && ./layernorm_forward 6'
+    for_gpu "$command"
+    if have_gpu; then
+        run 0 "$command"
+        contains "All results match" "$tmp/out"
+    else
+        run 1 "$command"
+        contains "no GPU here" "$tmp/err"
+    fi
+}
+
+# test_modal.sh tries the script; here the command must name it, and files and targets that are there
+test_modal() {
+    local command
+    command=$(commands | grep 'modal run')
+    of_readme "$command"
+    copy
+    mkdir -p "$tmp/bin"
+    printf '#!/bin/sh\n[ "$1" = run ] && [ -f "$2" ] && [ "$3" = --compile-command ] && make -n ${4#make } && echo "on $GPU_NAME"\n' \
+        >"$tmp/bin/modal"
+    chmod +x "$tmp/bin/modal"
+    PATH=$tmp/bin:$PATH run 0 "$command"
+    contains "layernorm_forward.cu" "$tmp/out"
+    contains "on H100" "$tmp/out"
+}
+
+tokenize="dev/data/tokenize -i data/tinyshakespeare.txt -t data/gpt2 -o data/ts --val-tokens 32768"
+finetune="./train_gpt2cu -e data/gpt2 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log -b 4 -t 1024 -l 1e-4 -x 100"
+continue='./train_gpt2cu -e log --prompt "ROMEO:" --temperature 0.8'
+new="./train_gpt2cu -e d12 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log124M -b 64 -t 1024 -d 524288 -x 1000"
+
+# The download: a model of 2 layers with 64 positions in place of 124M, and this repository's sources for Shakespeare's.
+prepare_data() {
+    local from=$tmp/served/hub
+    mkdir -p "$from"
+    cp dev/test/fixtures/tiny_gpt2/config.json dev/test/fixtures/tiny_gpt2/model.safetensors "$from/"
+    cat llmc/*.h >"$from/input.txt"
+    run 0 'make dev/data/tokenize'
+    mkdir -p "$tmp/vocabulary"
+    printf '#version: 0.2\ni n\nt h\nth e\n\xc4\xa0 the\n' >"$tmp/vocabulary/merges.txt"
+    # beside its shards, tokenize writes the vocabulary that belongs to the merges
+    run 0 "echo x | dev/data/tokenize -i - -t $tmp/vocabulary -o $tmp/vocabulary/made/x"
+    cp "$tmp/vocabulary/made/vocab.json" "$tmp/vocabulary/made/merges.txt" "$from/"
+    local name
+    for name in config.json vocab.json merges.txt model.safetensors; do
+        echo "gpt2 | gpt2/$name | https://hub/$name | - | -"
+    done >"$tmp/table"
+    echo "tinyshakespeare | tinyshakespeare.txt | https://hub/input.txt | - | -" >>"$tmp/table"
+    export LLMC_DOWNLOAD_TABLE=$tmp/table LLMC_DOWNLOAD_BASE=file://$tmp/served
+}
+
+# On the CPU: "the flags are the same".
+test_text_to_text() {
+    of_readme 'scripts/download.sh gpt2 tinyshakespeare'
+    of_readme "$tokenize"
+    command -v curl >/dev/null || skip "needs curl"
+    copy
+    prepare_data
+    run 0 'scripts/download.sh gpt2 tinyshakespeare'
+    run 0 "$tokenize"
+    run 0 'make train_gpt2'
+    run 0 "${finetune/train_gpt2cu/train_gpt2} $short"
+    contains " 2/2 | loss" "$tmp/out"
+    contains "saved log/step_00000002" "$tmp/out"
+    run 0 "${continue/train_gpt2cu/train_gpt2}"
+    contains "ROMEO:" "$tmp/out"
+    run 0 "${new/train_gpt2cu/train_gpt2} $small_model $short"
+    contains " 2/2 | loss" "$tmp/out"
+}
+
+test_text_to_text_gpu() {
+    for_gpu 'make train_gpt2cu dev/data/tokenize' "$finetune" "$continue" "$new" scripts/run_gpt2_124M.sh
+    run 0 'make train_gpt2cu dev/data/tokenize'
+    if have_gpu; then
+        prepare_data
+        run 0 "scripts/download.sh gpt2 tinyshakespeare && $tokenize"
+    fi
+    run_gpu "$finetune" "$short"
+    run_gpu "$continue"
+    run_gpu "$new" "$short"
+    export TRAIN_DATA='data/ts_train_*.bin' VAL_DATA='data/ts_val_*.bin'
+    run_gpu scripts/run_gpt2_124M.sh "$short"
+}
+
+test_precisions() {
+    local precision
+    for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'
+    for precision in FP16 FP32; do run 0 "make train_gpt2cu PRECISION=$precision"; done
+}
+
+# The flags that the README lists are in --help, with the same letters.
+test_help() {
+    of_readme 'dev/data/tokenize --help'
+    copy
+    run 0 'make dev/data/tokenize && dev/data/tokenize --help'
+    contains "--val-tokens" "$tmp/out"
+    for_gpu './train_gpt2cu --help'
+    run 0 'make train_gpt2cu >/dev/null && ./train_gpt2cu --help'
+    local flag flags
+    flags=$(awk '/^```/ { inside = !inside; next } inside && /^-/' README.md | grep -oE '(^|[ ,])--?[a-z][a-z-]*' |
+        tr -d ' ,' | sort -u)
+    [ "$(wc -w <<<"$flags")" -ge 8 ] || fail "only these flags found: $flags"
+    for flag in $flags; do
+        grep -qE -- "(^|[ ,])$flag([ ,=]|$)" "$tmp/out" || fail "$flag is in README.md and not in --help"
+    done
+}
+
+# These run this very test: make must know them.
+test_tests() {
+    local command
+    for command in 'make test' 'make test-full'; do
+        of_readme "$command"
+        copy
+        run 0 "${command/make/make -n}"
+    done
+    of_readme .ci/run
+    run 0 'bash -n .ci/run && test -x .ci/run'
+}
+
+# The files and folders that the map names are there.
+test_map() {
+    local name names
+    names=$(awk '/^## /{ map = $2 == "Map" } map && /^[a-z_0-9.]+\/? / { print $1 } map && /^[a-z_0-9.\/]+\/ / { print $1 }' README.md | sort -u)
+    [ "$(wc -w <<<"$names")" -ge 10 ] || fail "only these found: $names"
+    for name in $names; do [ -e "$name" ] || fail "$name is not there"; done
+    # links, too
+    for name in $(grep -oE '\]\([^)]*\)' README.md dev/measured/README.md | sed 's/^\([^:]*\):](\(.*\))$/\1|\2/'); do
+        case $name in
+        *http*) ;;
+        *) [ -e "$(dirname "${name%%|*}")/${name#*|}" ] || fail "a link to nothing: $name" ;;
+        esac
+    done
+}
+
+# last: all of them were typed
+test_every_command() {
+    [ "$(commands | wc -l)" -ge 15 ] || fail "README.md has only $(commands | wc -l) commands"
+    local missing
+    missing=$(commands | grep -vxF -f "$tmp/typed") || true
+    [ -z "$missing" ] || fail "no test types: $missing"
+}
+
+tests=(demo demo_gpu kernel modal text_to_text text_to_text_gpu help precisions tests map every_command)
+if [ $# -gt 0 ]; then commands >"$tmp/typed"; fi # some of the tests by name
+run_tests_once "$@"
