@@ -389,7 +389,7 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 
 // A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
 // over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
-// computed as [walked][owned], which is how the second product reads them. 64 * D >= HS.
+// computed as [walked][owned], the layout in which the second product reads them. 64 * D >= HS.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -1060,7 +1060,7 @@ __global__ void __launch_bounds__(128, 2)
                     }
                 }
             }
-            __syncthreads(); // ds is complete
+            __syncthreads(); // all warps have written ds
 
             // dq of 16 queries per warp, over all keys of the tile
             float dq[HS / 8][4] = {};
@@ -1376,7 +1376,7 @@ __global__ void __launch_bounds__(256, 1)
         attention_backward_sm90_ds(p, ds, s, dp, stats);
         attention_backward_sm90_store_ds(smem.ds, ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
-        __syncthreads();   // ds is complete
+        __syncthreads();   // all warps have written ds
         wgmma_fence();
         attention_backward_sm90_keys(dv, p, dout);
         attention_backward_sm90_keys(dk, ds, q);
@@ -1598,7 +1598,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_fence();
         attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
         wgmma_commit();
-        named_barrier_sync(1, 256); // ds is complete
+        named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
         wgmma_commit();

@@ -232,7 +232,7 @@ __device__ inline void fused_attention_normalise(floatX* normed, const floatX* x
 }
 
 // Normalises a warp's 16 rows in `heads` consecutive boxes of box_rows rows each. x: the warp's first row in the first
-// box; normed, weight, bias: at the first row and the first head. mean_rstd: lane i passes mean and rstd of row i % 16.
+// box; normed, weight, bias: at the first row and the first head. mean_rstd: lane i has mean and rstd of row i % 16.
 // empty: NULL, or one barrier per head, which is signalled once the head's box has been read.
 __device__ inline void fused_attention_normalise_rows(floatX* normed, const floatX* x, int box_rows, float2 mean_rstd,
                                                       const floatX* weight, const floatX* bias, int heads, int num_rows,
@@ -285,7 +285,8 @@ __global__ void __launch_bounds__(128)
     auto& smem = shared_aligned_1024<FusedAttentionSMem4>(attention_forward_shared);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, C = NH * 64, num_tiles = ceil_div(T, 64),
         num_sequences = gridDim.x / num_tiles;
-    int b = blockIdx.x % num_sequences, q0 = (num_tiles - 1 - (int)blockIdx.x / num_sequences) * 64; // longest first
+    // tiles with the most keys first
+    int b = blockIdx.x % num_sequences, q0 = (num_tiles - 1 - (int)blockIdx.x / num_sequences) * 64;
     int num_steps = ceil_div(min(q0 + 64, T), 128), num_blocks = num_steps * NH, t = q0 + warp * 16;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < 2; stage++) {
@@ -865,8 +866,8 @@ __device__ inline void fused_attention_add(FusedAttentionPairs& x, const FusedAt
     }
 }
 
-// Merges eight more columns of a row into mean and squares, which cover 8 * heads columns so far. share: 1 / (heads +
-// 1).
+// Merges eight more columns of a row into mean and squares, which cover 8 * heads columns so far. share: the weight of
+// the new columns, 1 / (heads + 1).
 __device__ inline void fused_attention_join(float& mean, float& squares, const FusedAttentionPairs& x, int heads,
                                             float share) {
     float2 sum = {0, 0}, more = {0, 0};
@@ -1358,8 +1359,8 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, int kind, uint32_
     }
 }
 
-// Fills inp (N,C) with normal numbers. ALIKE: 2 everywhere, so that the rows of the sum have no variance. HOT: row N /
-// 2 is a thousand times as large as the others, and its mean is 3 of its standard deviations.
+// Fills inp (N,C) with normal numbers. ALIKE: 2 everywhere, so that the rows of the sum have no variance. HOT: the
+// middle row is a thousand times as large as the others, and its mean is 3 of its standard deviations.
 static void fill_inp(float* inp, int N, int C, int kind, uint32_t seed) {
     bench_fill_normal(inp, (size_t)N * C, seed, 1.0f, 0.0f);
     for (size_t i = 0; i < (size_t)N * C && kind == ALIKE; i++) { inp[i] = 2.0f; }

@@ -79,7 +79,7 @@ void trimat_forward1(const Trimat& a, cudaStream_t stream, int block_size) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernels 2 to 5: tiles of 128x128 results, 256 threads with 64 results each -------------------
+// ---- shared by kernels 2 to 5: tiles of 128x128 results, 256 threads with 64 results each ----------
 // Tiles above the diagonal are skipped. Tiles on the diagonal are computed completely, but only their lower triangle is
 // stored.
 
