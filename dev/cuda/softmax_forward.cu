@@ -240,7 +240,7 @@ void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
 
 // ---- kernel 8: a cluster of four blocks per row: a quarter in each block's registers, distributed shared memory ----
 
-// Vectors per thread: 4 blocks of 512 threads hold a row of GPT-2's vocabulary with 4 in 16 bits, with 7 in 32 bits.
+// Vectors per thread with which 4 blocks of 512 threads hold a row of GPT-2's vocabulary: 4 in 16 bits, 7 in 32 bits.
 constexpr int KERNEL8_VECTORS = sizeof(floatX) == 4 ? 7 : 4;
 
 __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out, const floatX* inp, int V, int Vp) {

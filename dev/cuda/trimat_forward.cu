@@ -128,8 +128,8 @@ void trimat_forward2(const Trimat& a, cudaStream_t stream) {
 // ---- kernel 3: loads and stores of 16 bytes -------------------------------------------------------
 // A load also brings the next values of d, so there are fewer loads, and no part of a loaded cache line is wasted.
 
-// Stores 8 results of query t, for keys s..s+7; s is a multiple of 8. Uses vector stores if the row is aligned and all
-// 8 keys are below the diagonal.
+// Stores 8 results of query t, for keys s..s+7; s is a multiple of 8. Uses vector stores if the row is aligned and none
+// of the 8 keys is above the diagonal.
 __device__ inline void trimat_store8(const Trimat& a, const float* sums, int head, int t, int s) {
     if (t >= a.T || s > t) { return; }
     floatX* out = trimat_row(a, head, t) + s;
