@@ -4,14 +4,14 @@
    qkv (B,T,3,NH,HS) floatX in | out (B,T,NH,HS) floatX in |
    lse (B,NH,T) float in: ln(sum of exp(scores))
    Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. Kernels 2 to 7 do 7
-   products: they compute the scores twice, so that each gradient has one writer and is deterministic. Kernels 8 to 11
-   do 5 and sum dq over the keys in one fixed order.
-   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 9 to 11: HS 64 and sm_90a.
-   attention_backward() chooses among 11, 7 and 5; the table above it says how.
-   Error: against the fp64 reference, which is not given the rounded out. bf16 and fp16: one ulp of the gradient and
-   three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size 1 (emulated on a CPU:
-   1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient and 96 of 1, because
-   the argument of exp is rounded (emulated: 50).
+   products: they compute q k^T and dout v^T twice, so that each gradient has one writer and is deterministic. Kernels 8
+   to 11 do 5 products, and sum dq over the keys in one fixed order.
+   Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 3, 4, 6 and 8: HS = 64.
+   Kernels 9 to 11: HS = 64 and sm_90a. attention_backward() chooses among 11, 7 and 5 by the table in front of it.
+   Error: against the fp64 reference, which computes its own out and does not see the rounded one. bf16 and fp16: one
+   ulp of the gradient plus three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size
+   1 (emulated on a CPU: 1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient
+   plus 96 ulps of 1, because the argument of exp is rounded (emulated: 50).
    Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; the swapped operands: Shah et al. 2024,
    arXiv:2407.08608; wgmma and TMA: the PTX ISA.
 
@@ -24,9 +24,9 @@
 #include "bench.h"
 #include <cublas_v2.h>
 
-#ifndef PROMOTED_ONLY // an op that includes this file for attention_backward() leaves the ladder out
+#ifndef PROMOTED_ONLY // an op that includes this file for attention_backward() leaves out the other kernels
 
-// ---- kernel 0: cuBLAS for the five products, the T x T matrices in memory ----
+// ---- kernel 0: cuBLAS for the five products, the T x T matrices in global memory ----
 
 static cublasHandle_t cublas_handle() {
     static cublasHandle_t handle = NULL;
@@ -34,7 +34,7 @@ static cublasHandle_t cublas_handle() {
     return handle;
 }
 
-// p and ds from scores (B,NH,T,T) and dp (B,NH,T,T), with the causal mask
+// Computes p and ds from scores and dp, all (B,NH,T,T), with the causal mask. One thread per element.
 __global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const float* scores, const float* dp,
                                                    const float* lse, const float* dsum, int T, size_t n, float scale) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -46,8 +46,8 @@ __global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const 
     ds[i] = (floatX)(seen ? x * (dp[i] - dsum[row]) : 0.0f);
 }
 
-// out (T,HS) = alpha * a x, or alpha * a^T x if transposed, for each head. a is (T,T), row-major; the rows of x and out
-// are those of a head in a packed tensor.
+// out (T,HS) = alpha * a x, or alpha * a^T x if transposed, for each head. a is (T,T), row-major; x and out are one
+// head's rows of a packed tensor.
 static void attention_backward_gemm0(floatX* out, const floatX* a, const floatX* x, int x_stride, bool transposed,
                                      float alpha, int T, int C, int NH) {
     cudaDataType type = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b' ? CUDA_R_16BF : CUDA_R_16F;
@@ -68,7 +68,7 @@ void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floa
     float one = 1.0f, zero = 0.0f, scale = 1.0f / sqrtf((float)HS);
     cublasHandle_t handle = cublas_handle();
     cublasCheck(cublasSetStream(handle, stream));
-    for (int b = 0; b < B; b++) { // cuBLAS is column-major: q k^T in rows is k q^T in columns
+    for (int b = 0; b < B; b++) { // cuBLAS is column-major: q k^T in row-major order is k q^T in column-major order
         const floatX *q = qkv + (size_t)b * T * 3 * C, *d = dout + (size_t)b * T * C;
         size_t first = (size_t)b * NH * matrix;
         cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
@@ -91,7 +91,7 @@ void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floa
     }
 }
 
-// ---- kernel 1: one thread per score, then one per gradient; P and dS in memory ----
+// ---- kernel 1: one thread per score, then one thread per element of the gradient; P and dS in global memory ----
 
 __global__ void attention_backward_scores_kernel1(float* p, float* ds, const float* lse, const float* dsum,
                                                   const floatX* dout, const floatX* qkv, int T, int C, int NH, size_t n,
@@ -115,6 +115,7 @@ __global__ void attention_backward_gradients_kernel1(floatX* dqkv, const float* 
                                                      const floatX* qkv, int T, int C, int NH, size_t n, float scale) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
+    // which: dq (0), dk (1) or dv (2)
     size_t HS = C / NH, c = i % C, which = i / C % 3, t = i / C / 3 % T, b = i / C / 3 / T;
     size_t matrix = (b * NH + c / HS) * T * T; // of this head
     const floatX* x = which == 2 ? dout + b * T * C + c : qkv + b * T * 3 * C + c + (which == 0 ? C : 0);
@@ -143,7 +144,9 @@ void attention_backward1(floatX* dqkv, float* p, float* ds, const float* lse, co
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: no matrix in memory; one warp per row of dq, or of dk and dv, recomputes the scores it needs ----
+// ---- kernel 2: no T x T matrix; one warp per row of dq, or of dk and dv, recomputes the scores that it needs ----
+// If `keys`, a warp owns a key, walks over the queries that see it, and computes dk and dv. Otherwise a warp owns a
+// query, walks over the keys that it sees, and computes dq.
 
 template <bool keys> __global__ void attention_backward_kernel2(floatX* dqkv, const float* lse, const float* dsum,
                                                                 const floatX* dout, const floatX* qkv, int B, int T,
@@ -154,7 +157,7 @@ template <bool keys> __global__ void attention_backward_kernel2(floatX* dqkv, co
     const floatX *q = qkv + b * T * stride + h * HS, *k = q + C, *v = k + C, *d = dout + b * T * C + h * HS;
     size_t stride_d = C;
     const floatX *owned1 = (keys ? k : q) + t * stride, *owned2 = keys ? v + t * stride : d + t * stride_d;
-    float o1[8], o2[8], sum1[8] = {}, sum2[8] = {}; // lane, lane + 32 ... of a row: HS <= 256
+    float o1[8], o2[8], sum1[8] = {}, sum2[8] = {}; // elements lane, lane + 32, ... of a row, HS <= 256
     for (int j = 0; j < 8; j++) {
         bool valid = lane + 32 * j < HS;
         o1[j] = valid ? (float)owned1[lane + 32 * j] : 0.0f;
@@ -195,10 +198,11 @@ void attention_backward2(floatX* dqkv, const float* lse, const float* dsum, cons
 #if !defined(ENABLE_FP32)
 // ---- kernel 3: tensor cores, 64 x 64 tiles, 16 owned rows per warp, P and dS through shared memory ----
 // ---- kernel 4: P and dS become operands in registers, because scores are computed as [owned][walked] ----
+// A block owns 64 rows (keys if `keys`, otherwise queries) and walks over tiles of 64 rows of the other kind.
 
+// 72 = 64 + 8: the 8 rows that ldmatrix reads at once cover all 32 banks.
 struct TensorCoreSMem {
-    floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72],
-        p[64][72]; // 72: 8 rows fall on all 32 banks
+    floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72], p[64][72];
 };
 
 __device__ static void load_tile3(floatX (*tile)[72], const floatX* rows, size_t stride, int num_valid) {
@@ -209,12 +213,12 @@ __device__ static void load_tile3(floatX (*tile)[72], const floatX* rows, size_t
     }
 }
 
-// sum (16,64) += x (16,64) times tile (64,64). p: room for x in shared memory, this warp's own
+// sum (16,64) += x (16,64) tile (64,64). p: this warp's own staging area for x, not used if in_registers
 template <bool in_registers> __device__ inline void multiply3(float (&sum)[8][4], const float (&x)[8][4],
                                                               const floatX (*tile)[72], floatX (*p)[72]) {
     int lane = threadIdx.x % 32;
     if (!in_registers) {
-        __syncwarp(); // p is no longer read
+        __syncwarp(); // the last contents of p are no longer read
         for (int n = 0; n < 8; n++) {
             for (int i = 0; i < 4; i++) { p[i / 2 * 8 + lane / 4][8 * n + lane % 4 * 2 + i % 2] = (floatX)x[n][i]; }
         }
@@ -246,7 +250,7 @@ template <bool keys, bool in_registers> __global__ void __launch_bounds__(128)
                                int T, int C, int NH, float scale) {
     __shared__ TensorCoreSMem smem;
     int h = blockIdx.y % NH, b = blockIdx.y / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x, owned = 64 * tile; // the longest walks first
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x, owned = 64 * tile; // the longest walks start first
     size_t stride = 3 * (size_t)C, stride_d = C;
     const floatX *q = qkv + b * T * stride + h * 64, *k = q + C, *v = k + C, *d = dout + b * T * stride_d + h * 64;
     lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
@@ -306,7 +310,7 @@ template <bool keys, bool in_registers> __global__ void __launch_bounds__(128)
     }
 }
 
-// HS = 64
+// Requires HS = 64.
 template <bool in_registers> void attention_backward3(floatX* dqkv, const float* lse, const float* dsum,
                                                       const floatX* dout, const floatX* qkv, int B, int T, int C,
                                                       int NH, cudaStream_t stream) {
@@ -325,12 +329,12 @@ template <bool in_registers> void attention_backward3(floatX* dqkv, const float*
 // ==== promoted: attention_backward ====
 // ---- kernel 5: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
-// dsum = rowsum(dout * out), which both gradient kernels need per query row besides lse, because with
+// dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
 //
 //     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
 //     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
 //
-// 8 threads per row of HS.
+// 8 threads per row of HS elements.
 __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
@@ -385,7 +389,7 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 
 // A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
 // over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
-// computed as [walked][owned], which is how the second product reads them. 64 * D >= HS.
+// computed as [walked][owned], the layout in which the second product reads them. 64 * D >= HS.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -396,14 +400,14 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     static_assert(sizeof(SMem) == 48 * 1024, "the limit without an opt-in");
     __shared__ SMem smem;
     int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
-    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks first
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
     int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
     const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
     const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
     lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
     size_t stride = 3 * (size_t)C, stride_d = C;
 
-    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // of dk and dv, or of dq
+    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
     int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
     for (int walk = first; walk <= last; walk++) {
         int walked = 64 * walk;
@@ -445,7 +449,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             store128(&smem.ds[4 * row + i][4 * col], ds);
         }
 
-        // 16 walked rows at a time, 64 of their columns
+        // the products with dS and P: 16 walked rows at a time, 64 of their columns
 #pragma unroll
         for (int part = 0; part < D; part++) {
             for (int w = 0; w < 64; w += 16) {
@@ -455,7 +459,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                     y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
                     if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
                 }
-                __syncthreads(); // the tiles are no longer read; at first, p and ds are complete after the next barrier
+                __syncthreads(); // the tiles are no longer read, and p and ds are complete
                 store128(&smem.walked1[row][4 * col], y1);
                 if (keys) { store128(&smem.walked2[row][4 * col], y2); }
                 __syncthreads();
@@ -510,14 +514,15 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
-// ---- kernel 6: cp.async into two swizzled stages; kernel 7, which stands below, with 16 rows per warp ----
-// 3 blocks fit an SM, but each tile is read from shared memory twice as often.
+// ---- kernel 6: cp.async into two swizzled stages, 16 rows per warp ----
+// This is kernel 7, which is defined below, with other template arguments. 3 blocks fit an SM, but each tile is read
+// from shared memory twice as often.
 
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
 
-// HS = 64
+// Requires HS = 64.
 void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
                          int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
@@ -529,37 +534,43 @@ void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, cons
 // ==== promoted: attention_backward ====
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// One kernel owns keys and computes dk and dv, the other owns queries and computes dq:
+// Two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and computes dq:
 //
 //              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
 //     kv       k (registers), v (shared)      q, dout
 //     q        q (registers), dout (shared)   k, v
 //
 // Scores are computed as [owned][walked], so the accumulators of P and dS become operands of the second product without
-// leaving the registers.
+// leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+//
+//     walked           0   1     2   3     4   5     6   7
+//     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 template <int HS, int M> struct AttentionBackwardMmaSMem {
     floatX tile1[2][64 * HS], tile2[2][64 * HS]; // walked: q and dout, or k and v; two stages
-    floatX owned[64 * M * HS];                   // v, or dout
-    float lse[2][64], dsum[2][64];               // of a tile's queries
+    floatX owned[64 * M * HS];                   // the owned operand that is not in registers: v, or dout
+    float lse[2][64], dsum[2][64];               // kernel kv: of the walked queries, two stages
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a
-// row are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
+// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
+// element `tile`. The chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8
+// consecutive rows covers all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
     return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
-// From the offset of chunk 0 or 1 of a row to the chunk an even number of chunks further in the same row.
+// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
 template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
     constexpr int GROUP = HS % 64 == 0 ? 8 : 4;
     return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
 }
 
-// Copies tiles of 64 rows of two tensors to shared memory, one tile per call of load(): this thread's part of it.
+// One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
+// tile of 64 rows of both tensors.
 template <int HS> struct AttentionBackwardLoader {
-    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
+    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass of the block
     const floatX *next1, *next2;
-    int num_valid; // rows from this thread's first row to the end; rows past the end become 0
+    int num_valid; // rows from this thread's first row to the end of the sequence; rows past the end become 0
 
     __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
                                        int T) {
@@ -583,7 +594,7 @@ template <int HS> struct AttentionBackwardLoader {
     }
 };
 
-// Loads rows row..row+16*M-1 of T as fragments of operand a of mma.
+// Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T become 0.
 template <int HS, int M> __device__ inline void
 attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
     int lane = threadIdx.x % 32;
@@ -602,7 +613,7 @@ attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows
     }
 }
 
-// Starts the copy of 16 * M rows, of which num_valid exist, to this warp's shared memory; the caller waits.
+// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
 template <int HS, int M>
 __device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
 #pragma unroll 1
@@ -613,7 +624,7 @@ __device__ inline void attention_backward_load_owned(floatX* owned, const floatX
     }
 }
 
-// sum (16*M, 8*N) += a (16*M, HS) rows^T, with 8 * N rows of a tile
+// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32;
@@ -633,7 +644,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
     }
 }
 
-// The same with a in this warp's shared memory.
+// The same with operand a in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -658,7 +669,8 @@ attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* 
     }
 }
 
-// sum (16*M, HS) += x (16*M, 8*N) rows, with 8 * N rows of a tile
+// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
+// rows: 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
@@ -686,7 +698,8 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
     }
 }
 
-// rows[r] = factor * sum for r < num_valid, in 16-byte stores; `owned`, which is no longer needed, is the staging area
+// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. `owned`, which is no longer needed, is the staging
+// area.
 template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
                                                                          const float (&sum)[M][HS / 8][4], float factor,
                                                                          floatX* owned) {
@@ -715,22 +728,23 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
     }
 }
 
-// The head of this block, and the rank of its tile: 0 has the longest walk. Blocks start in the order of their index:
-// within a group of heads, which fit L2 together, the longest walks come first.
+// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
+// their index. Heads are processed in groups that fit L2 together; within a group the longest walks start first.
 __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
     int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
     int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
     return make_int2(first + i % heads, i / heads);
 }
 
-// Adds to dk and dv what 8 * N queries contribute: rows q.., at offset `tile` of the tiles. kv: the warp's first key.
+// Adds the terms of 8 * N queries to dk and dv. These queries begin at element offset `tile` of q_tiles and d_tiles;
+// lse, dsum: of these queries. kv, q: the warp's first key and the first of these queries, only read if masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
                                                   const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
                                                   floatX* d_tiles, int tile, const float* lse, const float* dsum,
                                                   int kv, int q, float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4];
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
     lse += lane % 4 * 2, dsum += lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -766,7 +780,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     AttentionBackwardMmaSMem<HS, M>& smem =
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // all queries see tile 0
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0: seen by all queries
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
@@ -777,7 +791,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
     auto load = [&](int stage, int t) {
         loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
-        // past the end q, dout, lse and dsum are 0, so these queries add 0
+        // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
         cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                    t + i < T);
@@ -792,7 +806,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
         if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
         floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
         if (walk < first + M) { // on the diagonal
@@ -819,15 +833,15 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
 }
 
-// Adds to dq what 8 * N keys contribute: rows kv.., at offset `tile` of the tiles. q: the warp's first query; lse2, in
-// base 2, and dsum: of this lane's rows.
+// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2),
+// dsum: of this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
                                                  floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
                                                  const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
                                                  float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4];
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -861,7 +875,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int num_tiles = ceil_div(T, 64 * M);
     int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last tile sees all keys
+    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C;
     const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
@@ -889,7 +903,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     int num_walks = min(M * (tile + 1), ceil_div(T, 64));
     for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
         if (walk + 1 < num_walks) {
             loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
             cp_async_commit();
@@ -916,7 +930,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
 }
 
-// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the one for dq
+// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
@@ -926,7 +940,7 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
     float scale = 1.0f / sqrtf((float)HS);
-    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v, dout
+    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
     kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
@@ -955,11 +969,11 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
-// ---- kernel 8: five products in one kernel: a block owns a head and sums dq in fp32, in L2 ----
+// ---- kernel 8: five products in one kernel: one block per head, dq summed in fp32 in a buffer that stays in L2 ----
 
 struct AttentionBackwardSMem8 {
     floatX tile1[2][64 * 64], tile2[2][64 * 64]; // q and dout, two stages
-    floatX v[128 * 64], k[128 * 64];             // owned
+    floatX v[128 * 64], k[128 * 64];             // of the owned keys
     floatX ds[128 * 64];                         // (owned keys, queries of the tile)
     float lse[2][64], dsum[2][64];
 };
@@ -999,7 +1013,7 @@ __global__ void __launch_bounds__(128, 2)
         float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
         for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); // this tile has landed for all warps; the one before and ds are no longer read
+            __syncthreads(); // this tile has landed for all warps; the previous tile and ds are no longer read
             if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
 #pragma unroll 1
             for (int row = 0; row < 64; row += 8 * N) {
@@ -1046,9 +1060,9 @@ __global__ void __launch_bounds__(128, 2)
                     }
                 }
             }
-            __syncthreads(); // ds is complete
+            __syncthreads(); // all warps have written ds
 
-            // 16 queries per warp, all keys of the tile
+            // dq of 16 queries per warp, over all keys of the tile
             float dq[HS / 8][4] = {};
             int offset_a = attention_backward_offset<64>(0, lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
             int offset_b = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -1091,7 +1105,7 @@ __global__ void __launch_bounds__(128, 2)
     }
 }
 
-// HS = 64; dq_sums: 4096 * B * NH * ceil(T / 64) floats, aligned to 16 bytes
+// Requires HS = 64. dq_sums: 4096 * B * NH * ceil(T / 64) floats, aligned to 16 bytes
 void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const float* dsum, const floatX* dout,
                          const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
@@ -1106,36 +1120,40 @@ void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const f
 
 // ==== promoted: attention_backward ====
 #if !defined(ENABLE_FP32)
-// ---- sm_90a: what kernels 9 to 11 share: five products by wgmma, tiles by TMA, dq summed in L2 by turns ----
-// HS = 64. A work item is 128 keys of one head, 64 for each of two warpgroups, which walk over tiles of 128 queries,
-// their own tile number first. Scores are computed as [keys][queries], so the accumulators of P and dS become operands
-// in registers; dS also goes to shared memory, for dq, which sums over all keys.
+// ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
+// HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
+// of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
+// the accumulators of P and dS become operands in registers. dS is also written to shared memory, for the product for
+// dq, which sums over the keys of both warpgroups.
 //
-// dq is summed in one fixed order, so that it is deterministic. Tile j of keys adds to tile i of queries in step i - j
-// of its walk, when tile j + 1 has added its term, one step of its own walk earlier:
+// The sum of dq over the key tiles has one fixed order, so that it is deterministic. Key tile j adds its term of query
+// tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
 //
-//     keys \ queries     0        1        2        3
-//     tile 3                                       step 0       down a column: the order of the sum, which waits for
-//     tile 2                              step 0   step 1       the row above; items start in the order of the rows,
-//     tile 1                     step 0   step 1   step 2       so they hardly wait. Tile i of keys stores the first
-//     tile 0            step 0   step 1   step 2   step 3       term, tile 0 adds the last one and writes dq.
+//     query tile         0        1        2        3
+//     key tile 3                                    step 0
+//     key tile 2                           step 0   step 1
+//     key tile 1                  step 0   step 1   step 2
+//     key tile 0         step 0   step 1   step 2   step 3
+//
+// Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
+// writes dq. Work items start in the order of the rows, so they hardly wait for each other.
 //
 // No deadlock in kernel 11: an item waits only for items with smaller tickets, which have started; the oldest
-// unfinished one never waits, however few blocks are resident. Source: the swapped operands: Shah et al. 2024,
+// unfinished item never waits, however few blocks are resident. Source of the swapped operands: Shah et al. 2024,
 // FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
     floatX* dqkv;    // (B,T,3,NH,64)
-    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 per thread of two warpgroups
-    int* turns;      // (B*NH, num_tiles, 2): terms in the sums so far
+    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 float4 per thread of the two warpgroups
+    int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
-    float4* stats;   // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
+    float4* stats;   // (B*NH, num_tiles, 64): per pair of queries, both lse in base 2, then both dsum
     int T, NH, num_heads, num_tiles;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
 constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 
-// Scratch, in floats.
+// The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     return tiles * (2 * 4096 + 256 + 2) + 1;
@@ -1145,7 +1163,7 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // for bulk copies
+    require((size_t)scratch % 16 == 0); // bulk copies need it
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
@@ -1160,9 +1178,8 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
                                                        const floatX* out, const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
-    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) {
-        args.turns[thread] = 0;
-    } // ticket follows the last turn
+    // <= and not <: ticket is stored behind the last element of turns
+    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) { args.turns[thread] = 0; }
     int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
     bool valid = t < args.T;
     float sum = 0.0f;
@@ -1187,13 +1204,13 @@ static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, con
     cudaCheck(cudaGetLastError());
 }
 
-// Loads vector number `vector` of 128 tokens from t on.
+// Issues the TMA load of tokens t..t+127. vector: the head for dout; for qkv, which of a token's 3 * NH vectors.
 __device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
                                               uint64_t* full) {
     tma_load_4d(tile, &map, 0, vector, t, b, full);
 }
 
-// The three shapes of product. Each starts its wgmmas and does not wait.
+// The three shapes of product. Each function issues its wgmmas and does not wait.
 // s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
 __device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
     uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
@@ -1215,8 +1232,8 @@ __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const fl
     for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
 }
 
-// The causal mask on the diagonal, where keys and queries are numbered alike: a key is not seen by queries before it.
-// key: this thread's first one.
+// The causal mask of the diagonal tile, where key r and query r are the same token: earlier queries do not see a key.
+// key: row of this thread's first key in the tile.
 __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     int ahead = key - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -1225,7 +1242,7 @@ __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     }
 }
 
-// Turns the scores s into P.
+// Turns the scores s into P = exp2(s * scale2 - lse), in place.
 __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll
@@ -1236,7 +1253,7 @@ __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* s
     }
 }
 
-// Operand fragments of P, which is s, and of dS = P * (dp - dsum).
+// Packs P, which is in s, and dS = P * (dp - dsum) into the operand fragments p and ds.
 __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
                                                   const float (&dp)[64], const float4* stats) {
     stats += threadIdx.x % 4;
@@ -1252,8 +1269,7 @@ __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&
     }
 }
 
-// Writes dS to shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first
-// key.
+// Writes dS to shared memory, as two matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
 __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
     int lane = threadIdx.x % 32;
     row += lane % 16;
@@ -1265,12 +1281,12 @@ __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const 
     }
 }
 
-// rows[r] = factor * sum for a warp's 16 rows, of which num_valid exist.
+// rows[r] = factor * sum[r] for a warp's 16 rows, of which num_valid exist.
 __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
                                                      float factor) {
     int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 4; i++) { // 8 rows, 32 columns
+    for (int i = 0; i < 4; i++) { // 8 rows and 32 columns at a time
         int row = i % 2 * 8 + lane / 4;
         float v[4][2];
 #pragma unroll
@@ -1278,7 +1294,7 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
             v[j][0] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2];
             v[j][1] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
         }
-        mma_quad_transpose(v);
+        mma_quad_transpose(v); // now each lane has 8 adjacent columns of one row
         x128 x;
 #pragma unroll
         for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
@@ -1299,7 +1315,7 @@ __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwar
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
 // ---- kernel 9: wgmma and TMA, dq summed in L2 in the order of the keys ----
-// No producer: all threads wait for what thread 0 loads.
+// No producer warp: thread 0 issues the loads and computes like all other threads.
 
 struct AttentionBackwardSMem9 {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
@@ -1311,7 +1327,7 @@ struct AttentionBackwardSMem9 {
 __global__ void __launch_bounds__(256, 1)
     attention_backward_sm90_kernel9(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem9*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     int head = blockIdx.x / args.num_tiles, j = args.num_tiles - 1 - blockIdx.x % args.num_tiles;
@@ -1345,7 +1361,7 @@ __global__ void __launch_bounds__(256, 1)
         const floatX *q = smem.q[step % 2], *dout = smem.dout[step % 2];
         const float4* stats = smem.stats[step % 2];
         mbarrier_wait(&smem.full[step % 2], step / 2 % 2);
-        __syncwarp(); // lane 0 of warp 0 may be behind, issuing loads
+        __syncwarp(); // reconverge: lane 0 of warp 0 may still be issuing loads
         float s[64], dp[64], dq[32];
         uint32_t p[32], ds[32];
         wgmma_fence();
@@ -1360,7 +1376,7 @@ __global__ void __launch_bounds__(256, 1)
         attention_backward_sm90_ds(p, ds, s, dp, stats);
         attention_backward_sm90_store_ds(smem.ds, ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
-        __syncthreads();   // ds is complete
+        __syncthreads();   // all warps have written ds
         wgmma_fence();
         attention_backward_sm90_keys(dv, p, dout);
         attention_backward_sm90_keys(dk, ds, q);
@@ -1398,7 +1414,7 @@ __global__ void __launch_bounds__(256, 1)
     attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
 }
 
-// HS = 64; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
+// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
 void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                          const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
@@ -1419,47 +1435,59 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
 
 // ==== promoted: attention_backward ====
 #if !defined(ENABLE_FP32)
-// ---- shared by kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
+// ---- shared by kernels 10 and 11: warp-specialised: one producer, two adders of dq, two consumer warpgroups ----
+// One step of the consumers, from top to bottom, and the roles that run beside them:
+//
+//     tensor cores                      other units of a consumer warpgroup
+//     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
+//                                       dS = P * (dp - dsum)
+//     dv += P dout                      dS to shared memory
+//     dk += dS q                        barrier of both warpgroups: dS of all 128 keys is complete
+//     dq = dS^T k                       wait
+//                                       dq to shared memory, for the adder
+//
+//     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
+//     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
 struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
-    float4 dq[2][8 * 128];      // per warpgroup: on its way to the sums, or from them
+    float4 dq[2][8 * 128];      // per warpgroup: dq on its way to dq_sums; in key tile 0 the sums on their way back
     float4 stats[2][64];
-    uint64_t q_full[2], q_empty[2]; // q and stats
+    uint64_t q_full[2], q_empty[2]; // of q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // dq may be written, or holds the sums so far
-    uint64_t dq_full[2];  // dq has been written, or the sums so far have been read
+    uint64_t dq_ready[2]; // adder to consumers: dq may be written, or (key tile 0) holds the sums so far
+    uint64_t dq_full[2];  // consumers to adder: dq has been written, or (key tile 0) the sums so far have been read
     uint64_t work_full[2], work_empty[2];
     int work[2];
 };
 static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
 
-// Called by the whole block.
+// Initialises the barriers. Called by the whole block.
 __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8); // consumer warps
+        mbarrier_init(&smem.k_empty, 8); // one arrival per consumer warp
         mbarrier_init(&smem.v_empty, 8);
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&smem.q_full[i], 1);
-            mbarrier_init(&smem.q_empty[i], 8 + 256); // consumer warps, and all their threads once they have read stats
+            mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
             mbarrier_init(&smem.dout_full[i], 1);
             mbarrier_init(&smem.dout_empty[i], 8);
             mbarrier_init(&smem.dq_ready[i], 1);
             mbarrier_init(&smem.dq_full[i], 128);
             mbarrier_init(&smem.work_full[i], 1);
-            mbarrier_init(&smem.work_empty[i], 256 + 2); // consumer threads, and the two that add
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // all consumer threads and the two adders
         }
         mbarrier_init_fence();
     }
     __syncthreads();
 }
 
-// The producer's part of work item number n of the block; i counts steps over all of the block's items.
+// The producer: issues the loads of work item number n of the block. i counts steps over all items of the block.
 __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                          const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
                                                          int work, unsigned n, unsigned& i) {
@@ -1477,7 +1505,7 @@ __device__ inline void attention_backward_sm90_load_item(const AttentionBackward
         i++, tile++;
     };
     load_queries();
-    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is released before k
+    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // the consumers release v before k
     mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
     attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
     mbarrier_wait(&smem.k_empty, (n + 1) % 2);
@@ -1487,8 +1515,8 @@ __device__ inline void attention_backward_sm90_load_item(const AttentionBackward
     while (tile < args.num_tiles) { load_queries(); }
 }
 
-// The part of the thread that adds dq of one consumer warpgroup to the sums, 16 KB at a time. i counts steps over all
-// items; announced: dq_ready of the next step has been signalled.
+// An adder: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all items of the block;
+// announced: dq_ready of the next step has already been signalled.
 __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                         int warpgroup, int work, int& i, bool& announced) {
     constexpr int BYTES = sizeof(smem.dq[0]);
@@ -1506,7 +1534,7 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
             while (load_acquire(turn) < step) {}
             async_proxy_fence();
         }
-        if (j == 0 && step > 0) { // the consumers add the last term in registers
+        if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
             mbarrier_arrive_expect(ready, BYTES);
             bulk_load(dq, sums, BYTES, ready);
         }
@@ -1518,16 +1546,17 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
             bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
         }
         tma_store_commit();
-        tma_store_wait<0>();
+        tma_store_wait<0>(); // dq has been read from shared memory: the consumers may write it again
         mbarrier_arrive(ready);
         announced = true;
-        tma_store_wait_written();
+        tma_store_wait_written(); // the sums have reached global memory: the next key tile may add
         async_proxy_fence();
         store_release(turn, step + 1);
     }
 }
 
-// The consumer warps' part of item number n; i counts steps over all items. row: the warp's first key and query.
+// The consumer warps: work item number n of the block. i counts steps over all items of the block. row: the warp's
+// first key and query in a tile.
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
@@ -1559,7 +1588,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_hold(dp);
         if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
         attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
-        mbarrier_arrive(&smem.q_empty[i % 2]);
+        mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
 
         wgmma_fence();
         attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
@@ -1569,7 +1598,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_fence();
         attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
         wgmma_commit();
-        named_barrier_sync(1, 256); // ds is complete
+        named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
         wgmma_commit();
@@ -1609,12 +1638,12 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
-// ---- kernel 10: one block per work item; their order is that in which the device starts blocks ----
+// ---- kernel 10: one block per work item, in the order in which the device starts blocks ----
 
 __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel10(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
@@ -1638,7 +1667,7 @@ __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_compute_item(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i, scale);
 }
 
-// HS = 64; scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
+// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
 void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                           const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
@@ -1658,9 +1687,10 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
 
 // ==== promoted: attention_backward ====
 #if !defined(ENABLE_FP32)
-// ---- kernel 11: persistent blocks, work items by ticket ----
+// ---- kernel 11: persistent blocks that draw their work items by ticket ----
 
-// Calls f(work, n) for the block's work items, n = 0, 1, ...; for all threads but the producer.
+// Calls f(work, n) for the block's work items, n = 0, 1, ... For all roles but the producer, which announces the items
+// in smem.work.
 template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
@@ -1691,7 +1721,7 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
 __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
@@ -1716,7 +1746,7 @@ __global__ void __launch_bounds__(384, 1)
     });
 }
 
-// HS = 64, sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                              const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
@@ -1734,7 +1764,7 @@ void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, c
 }
 #endif
 
-// Floats of scratch on any device: what kernel 11 needs, where it may be chosen, otherwise dsum (B,NH,T).
+// The size of scratch in floats, the same on all devices: what kernel 11 needs if HS = 64, otherwise dsum (B,NH,T).
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
 #if !defined(ENABLE_FP32)
     if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
@@ -1743,7 +1773,7 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
     return (size_t)B * NH * T;
 }
 
-// The number of the kernel that runs; see the table below.
+// The number of the kernel that attention_backward() runs; see the table below.
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 11; }
@@ -1756,7 +1786,8 @@ inline int attention_backward_choice(int HS) {
 
 // dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
 // (B,T,NH,HS), lse (B,NH,T), natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision and the code that the binary holds for the device:
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
 //     64                                     kernel 11       kernel 7            kernel 5       kernel 5
@@ -1794,7 +1825,7 @@ static void declare(Bench& b) {
     Buffer<floatX> out = b.input_from<floatX>("out", n, [&](float* host) {
         if (bench_flags().verify) {
             attention_forward_cpu(host, lse_host.data(), qkv.host, B, T, C, NH);
-        } else { // the right size is enough for timing; computing it takes minutes
+        } else { // timing needs only numbers of the right size; to compute out and lse takes minutes
             std::fill(host, host + n, 0.1f);
             std::fill(lse_host.begin(), lse_host.end(), logf((float)T));
         }
@@ -1808,7 +1839,7 @@ static void declare(Bench& b) {
     b.reference([=] { attention_backward_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH); });
     b.cost(8.0 * n * sizeof(floatX) + num_rows * sizeof(float), 5.0 * B * NH * T * (double)T * HS);
 
-    if ((double)num_rows * T <= 1 << 30) { // 12 GB of matrices
+    if ((double)num_rows * T <= 1 << 30) { // at most 12 GB of T x T matrices
         Buffer<float> scores = b.scratch<float>("scores", num_rows * T), dp = b.scratch<float>("dp", num_rows * T);
         Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T), ds = b.scratch<floatX>("ds", num_rows * T);
         if (!b.dry) { cublas_handle(); }
@@ -1816,18 +1847,18 @@ static void declare(Bench& b) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
             attention_backward0(dqkv, scores, dp, p, ds, scratch, dout, qkv, lse, B, T, C, NH, stream, bs);
         };
-        b.kernel(0, "cuBLAS for the five products, the matrices in memory", kernel0, {256});
+        b.kernel(0, "cuBLAS for the five products, T x T matrices in memory", kernel0, {256});
         auto kernel1 = [=](int bs) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
             attention_backward1(dqkv, scores, dp, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
         };
-        b.kernel(1, "one thread per score, then per gradient", kernel1, {128, 256, 512});
+        b.kernel(1, "one thread per score, then one per gradient element", kernel1, {128, 256, 512});
     }
     auto kernel2 = [=](int bs) {
         attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
         attention_backward2(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
     };
-    b.kernel(2, "no matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
+    b.kernel(2, "no T x T matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
 #if !defined(ENABLE_FP32)
     if (HS == 64) {
         auto kernel3 = [=](int) {
@@ -1839,7 +1870,7 @@ static void declare(Bench& b) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
             attention_backward3<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
         };
-        b.kernel(4, "P and dS stay in registers", kernel4, {0}, 80);
+        b.kernel(4, "3 with P and dS as operands from registers", kernel4, {0}, 80);
     }
 #endif
     auto kernel5 = [=](int) {
@@ -1860,7 +1891,7 @@ static void declare(Bench& b) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
             attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
         };
-        b.kernel(7, "32 rows per warp", kernel7, {0}, 80);
+        b.kernel(7, "6 with 32 rows per warp", kernel7, {0}, 80);
     }
     if (HS == 64) {
         Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);
@@ -1872,16 +1903,16 @@ static void declare(Bench& b) {
         auto kernel9 = [=](int) { attention_backward9(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
         b.kernel(9, "wgmma and TMA, dq summed in L2 in the order of the keys", kernel9, {0}, -90);
         auto kernel10 = [=](int) { attention_backward10(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-        b.kernel(10, "a warpgroup loads and adds to dq, two consumers", kernel10, {0}, -90);
+        b.kernel(10, "a producer, two adders of dq, two consumer warpgroups", kernel10, {0}, -90);
     }
 #endif
     auto promoted = [=](int) { attention_backward(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-    b.kernel(11, "persistent, work items by ticket; elsewhere 7 or 5", promoted, {0});
+    b.kernel(11, "persistent, work items by ticket; 7 or 5 where 11 cannot run", promoted, {0});
     b.promoted(11);
 }
 
-// The head sizes are 64, 32, 96 and 128 for the tensor cores, 40 and 200 for kernel 5. 12 * 6 heads of 3 tiles are more
-// work items than an H200 has multiprocessors; with T = 1100 nine tiles of keys add to one sum.
+// The check shapes have head sizes 64, 32, 96 and 128 for the tensor cores, and 40 and 200 for kernel 5. 12 * 6 heads
+// of 3 tiles are more work items than an H200 has SMs; with T = 1100 nine key tiles add to one sum.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},

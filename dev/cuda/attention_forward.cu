@@ -2,10 +2,11 @@
 
    out (B,T,NH,HS) floatX out | lse (B,NH,T) float out, or NULL: ln(sum over k of exp(scale * q.k))
    qkv (B,T,3,NH,HS) floatX in | C = NH * HS
-   Bound: compute, 2*B*NH*T*T*HS FLOPs with the causal half counted once. Constraint: HS % 8 == 0, HS <= 256.
-   Error: against the fp64 reference, one ulp of out and one of 1: P is rounded to floatX before it meets V, which costs
-   at most half an ulp of sum(p |v|), a sum that is close to 2 in a few rows with few keys. fp32: 32 ulps of both, from
-   the sums over HS and the exponent. Scores of size s are off by some 4 s ulps of fp32.
+   Bound: compute, 2*B*NH*T*T*HS FLOPs: two products of 2*T*T*HS per head, of which the causal mask leaves half.
+   Constraint: HS % 8 == 0, HS <= 256.
+   Error: against the fp64 reference, one ulp of out plus one ulp of 1, because P is rounded to floatX before P V. That
+   costs at most half an ulp of sum(p |v|), which is close to 2 in a few rows with few keys. fp32: 32 ulps of out plus
+   32 ulps of 1, from the sums over HS and from exp. A score of size s has an error of about 4 s ulps of fp32.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Milakov and Gimelshein 2018, online softmax, arXiv:1805.02867.
 
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
@@ -17,7 +18,7 @@
 #include "../../llmc/ptx.cuh"
 #include <cublas_v2.h>
 
-#ifndef PROMOTED_ONLY // an op that includes this file for attention_forward() leaves the ladder out
+#ifndef PROMOTED_ONLY // an op that includes this file for attention_forward() leaves out the other kernels
 
 static cublasHandle_t cublas_handle() {
     static cublasHandle_t handle = NULL;
@@ -25,10 +26,11 @@ static cublasHandle_t cublas_handle() {
     return handle;
 }
 
-// ---- kernel 0: cuBLAS for both products, a kernel for the softmax; the T x T matrix in memory ----
-// In the packed layout the heads of one sequence lie HS apart, so a strided batch per sequence needs no permutes.
+// ---- kernel 0: cuBLAS for both products, one kernel for the softmax, the T x T matrix in global memory ----
+// In the packed layout the heads of a sequence are HS elements apart, so one strided-batched product per sequence needs
+// no permutation.
 
-// p[row] = softmax of the first row % T + 1 scores, then zeros; one block per row of (B*NH*T)
+// p[row] = softmax of the row's first row % T + 1 scores, followed by zeros. One block per row, B*NH*T rows.
 __global__ void attention_forward_softmax_kernel(floatX* p, float* lse, const float* scores, int T, float scale) {
     __shared__ float shared[32];
     size_t row = blockIdx.x;
@@ -59,7 +61,7 @@ void attention_forward0(floatX* out, float* lse, float* scores, floatX* p, const
     int HS = C / NH;
     long long matrix = (long long)T * T;
     cublasCheck(cublasSetStream(handle, stream));
-    // cuBLAS is column-major: for each head it computes scores^T (T,T) = k q^T and out^T (HS,T) = v^T p^T
+    // cuBLAS is column-major, so for each head it computes scores^T (T,T) = k q^T and out^T (HS,T) = v^T p^T
     for (int b = 0; b < B; b++) {
         const floatX* q = qkv + (size_t)b * T * 3 * C;
         cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
@@ -88,8 +90,8 @@ __global__ void attention_forward_kernel1(floatX* out, float* lse, const floatX*
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)B * NH * T) { return; }
     int t = i % T, h = i / T % NH, b = i / T / NH, HS = C / NH;
-    const floatX* first =
-        qkv + (size_t)b * T * 3 * C + h * HS; // query 0; its key lies C elements further, its value 2 * C
+    // query 0 of this head; key 0 is C elements further, value 0 is 2 * C elements further
+    const floatX* first = qkv + (size_t)b * T * 3 * C + h * HS;
     const floatX* q = first + (size_t)t * 3 * C;
     float m = -INFINITY, l = 0, o[256];
     for (int k = 0; k <= t; k++) { m = fmaxf(m, attention_forward_dot(q, first + C + (size_t)k * 3 * C, HS) * scale); }
@@ -112,7 +114,7 @@ void attention_forward1(floatX* out, float* lse, const floatX* qkv, int B, int T
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: the T x T matrix in memory: a thread per score, a block per row, a thread per output ----
+// ---- kernel 2: one thread per score, one block per softmax row, one thread per output; T x T in global memory ----
 
 __global__ void attention_forward_kernel2_scores(float* scores, const floatX* qkv, int T, int C, int NH) {
     int k = blockIdx.x * blockDim.x + threadIdx.x, q = blockIdx.y, b = blockIdx.z / NH, h = blockIdx.z % NH;
@@ -149,16 +151,17 @@ void attention_forward2(floatX* out, float* lse, float* scores, floatX* p, const
 
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
-// and values stream past. The softmax is online: each row keeps its running maximum m and sum l, and when m grows, l
-// and the output o are rescaled. Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+// and values stream past. The softmax is online: each row keeps its running maximum m and its sum l of P = exp(score -
+// m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
+// Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
 struct AttentionForwardWork {
-    int head; // of B*NH
-    int tile; // of the head's tiles of queries
+    int head; // 0 to B*NH - 1
+    int tile; // tile of queries within the head
 };
 
-// The work of this block. Blocks start in the order of their index: the heads are taken in groups whose keys and values
-// fit L2 together, and within a group the tiles with the most keys come first, so that the last blocks are short.
+// The work of this block. Blocks start in the order of their index. Heads are processed in groups whose keys and values
+// fit L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
 __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
     int first = blockIdx.x / (group * num_tiles) * group;
     int rest = blockIdx.x % (group * num_tiles);
@@ -166,24 +169,24 @@ __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int
     return {first + rest % heads, num_tiles - 1 - rest / heads};
 }
 
-// Heads in a group: as many as have their keys and values in a quarter of L2.
+// Heads per group: as many as fit their keys and values into a quarter of L2.
 inline int attention_forward_group(int T, int HS, int num_heads) {
-    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of a head
+    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
 }
 
 // ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
 
-// + 4: consecutive rows start 4 banks apart, so 8 lanes that read 16 bytes each have no bank conflict.
+// + 4 floats: consecutive rows start 4 banks apart, so 8 lanes that read 16 bytes from 8 rows have no bank conflict.
 template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
     float q[rows][max_HS + 4];
-    float kv[keys][max_HS + 4]; // the keys of a tile, then its values
+    float kv[keys][max_HS + 4]; // first the keys of a tile, then its values
     float p[rows][keys + 4];
 };
 
-// Loads rows first..first+rows-1 of src, `stride` elements apart, as floats; rows past T are zeros. Columns past HS are
-// not written: they only affect output columns that are not stored.
+// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and converts them to float. Rows past T
+// become zeros. Columns past HS stay uninitialised: they only affect output columns that are not stored.
 template <int max_HS, int rows> __device__ inline void
 attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
     constexpr int VECTORS = max_HS / x128::size; // per row
@@ -199,8 +202,8 @@ attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int f
     }
 }
 
-// Four warps. Each owns rows / 4 queries, a half-warp every other one of them; a thread holds keys / 16 columns of the
-// scores and max_HS / 16 columns of the output for each of its queries.
+// Four warps of rows / 4 queries each. The two half-warps of a warp own alternate queries. For each of its queries a
+// thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
 template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
                               int group, float scale_log2) {
@@ -211,15 +214,16 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
     size_t C = (size_t)NH * HS, stride = 3 * C;
     const floatX* src = qkv + b * T * stride + (size_t)h * HS;
-    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2; // rows row0, row0+2, ...
+    // this thread's rows are row0, row0 + 2, ...; its columns of the scores are tx, tx + 16, ...
+    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2;
 
-    float o[ROWS][4 * VECTORS] = {}, m[ROWS],
-                      l[ROWS] = {}; // m: running maximum, times scale_log2; l: this thread's part of the sum
+    // m: running row maximum, times scale_log2; l: this thread's partial row sum of P
+    float o[ROWS][4 * VECTORS] = {}, m[ROWS], l[ROWS] = {};
     for (int i = 0; i < ROWS; i++) { m[i] = -INFINITY; }
     attention_forward_plain_load<max_HS, rows>(smem.q, src, q0, T, HS, stride);
     int num_keys = min(q0 + rows, T);
     for (int k0 = 0; k0 < num_keys; k0 += keys) {
-        __syncthreads(); // all warps have read the values of the tile before
+        __syncthreads(); // all warps have read the values of the previous tile
         attention_forward_plain_load<max_HS, keys>(smem.kv, src + C, k0, T, HS, stride);
         __syncthreads();
         float s[ROWS][KEYS] = {};
@@ -315,10 +319,18 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
-constexpr int LADDER_HS = 64; // the only head size of kernels 4 to 7
+constexpr int LADDER_HS = 64; // the only head size that kernels 4 to 7 support
 
 // ---- kernel 4: mma.sync, 16 queries per warp, tiles in padded shared memory ----
 // + 8: rows are 144 bytes apart, so the 8 rows that ldmatrix reads at once have no bank conflict.
+//
+// s[n] and o[n] are 16x8 accumulator tiles of mma.sync (columns 8n..8n+7), 4 floats per lane. Lane 4g + t holds:
+//
+//     columns          0   1     2   3     4   5     6   7
+//     row g            lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
+//
+// So a row is shared by the four lanes of a quad: shuffles by 1 and 2 complete its maximum and its sum.
 
 __global__ void __launch_bounds__(128)
     attention_forward_kernel4(floatX* out, float* lse, const floatX* qkv, int T, int NH, float scale_log2) {
@@ -339,7 +351,7 @@ __global__ void __launch_bounds__(128)
     load(q_tile, src, q0);
     float o[HS / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {};
     for (int k0 = 0; k0 < min(q0 + 64, T); k0 += 64) {
-        __syncthreads(); // all warps have read the tile before
+        __syncthreads(); // all warps have read the previous tile
         load(k_tile, src + C, k0);
         load(v_tile, src + 2 * C, k0);
         __syncthreads();
@@ -407,8 +419,8 @@ void attention_forward4(floatX* out, float* lse, const floatX* qkv, int B, int T
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: cp.async into two stages, swizzled instead of padded, Q in registers, heavy tiles first ----
-// Kernels 5 to 7 are kernel 8, which stands below, with other template arguments.
+// ---- kernel 5: cp.async into two stages, swizzled instead of padded, Q in registers, longest tiles first ----
+// Kernels 5 to 7 are kernel 8, which is defined below, with other template arguments.
 
 template <int HS, int row_tiles, int step, int slack, int blocks>
 void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream);
@@ -417,13 +429,13 @@ void attention_forward5(floatX* out, float* lse, const floatX* qkv, int B, int T
     attention_forward_mma_tiles<LADDER_HS, 1, 64, 0, 3>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 6: 32 queries per warp: each fragment of K and V is used twice, half the reads of shared memory ----
+// ---- kernel 6: 32 queries per warp: each fragment of K and V is used twice, which halves shared memory reads ----
 
 void attention_forward6(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward_mma_tiles<LADDER_HS, 2, 64, 0, 2>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 7: rescaling only when a maximum has grown by more than 2^8, which is rare after the first keys ----
+// ---- kernel 7: lazy rescaling, only when P would exceed 2^8, which is rare after the first keys ----
 
 void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward_mma_tiles<LADDER_HS, 2, 64, 8, 2>(out, lse, qkv, B, T, NH, stream);
@@ -433,36 +445,38 @@ void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T
 
 // ==== promoted: attention_forward ====
 #if !defined(ENABLE_FP32)
-// ---- kernel 8: mma.sync, steps of 32 keys, so that the registers allow 3 blocks of 4 warps per SM ----
-// A warp has 16 * row_tiles queries and takes `step` keys at a time. o and l are rescaled only when the running maximum
-// of some row has grown by more than 2^slack.
+// ---- kernel 8: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
+// Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
+// only when P of some row of the warp would exceed 2^slack.
 
-// 64 * row_tiles queries, and two stages of 64 keys: one is read while the other is filled.
+// 64 * row_tiles queries, and two stages of 64 keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
-    floatX q[64 * row_tiles * HS]; // at the end each warp stages its rows of the output here
+    floatX q[64 * row_tiles * HS]; // at the end each warp stages its output rows here
     floatX kv[2][2][64 * HS];      // per stage: keys, then values
 };
 
-// Where 16-byte chunk `chunk` of row `row` of a tile (rows, HS) lies, in elements. The chunks of a row are permuted by
-// its number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, falls on all 32 banks:
+// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
+// row are permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once,
+// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle (HS = 32 and 96: chunk
+// p ^ (r / 2 % 4)):
 //
-//     HS = 64    row 0    0 1 2 3 4 5 6 7      position p of row r holds chunk p ^ (r % 8), as in TMA's swizzle of
-//                row 1    1 0 3 2 5 4 7 6      128 bytes; with HS = 32 and 96, p ^ (r / 2 % 4)
+//     HS = 64    row 0    0 1 2 3 4 5 6 7
+//                row 1    1 0 3 2 5 4 7 6
 //                row 2    2 3 0 1 6 7 4 5
 template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
     int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
     return row * HS + permuted * 8;
 }
 
-// From the address of chunk 0 or 1 of a row to the address 16 * d columns further in the same row. The swizzle is an
-// xor of address bits, because tiles are aligned to 256 bytes.
+// Given the shared-memory address of chunk 0 or 1 of a row, returns the address 16 * d columns further in the same row.
+// Tiles are aligned to 256 bytes, so the swizzle is an xor of address bits.
 template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
     return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
 }
 
-// Starts the copy of rows first..first+rows-1 of src, 3 * C elements apart, to a tile; rows past T become zeros. With
-// parts = 2 also the rows C elements further (the values behind the keys), to the next tile. The loop is not unrolled,
-// because the compiler would then keep all addresses in registers.
+// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T become
+// zeros. parts = 2 also copies the rows C elements further (the values of these keys) into the tile that follows.
+// The loop stays rolled: if it is unrolled, the compiler keeps all addresses in registers.
 template <int HS, int rows, int parts>
 __device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
     constexpr int CHUNKS = HS / 8; // per row
@@ -479,16 +493,22 @@ __device__ inline void attention_forward_load(floatX* tile, const floatX* src, i
     }
 }
 
-// A thread's fragments of its warp's queries: rows g and g + 8 of each 16, where g = lane / 4.
+// One lane's fragments for its warp's queries. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+//
+//     columns          0   1     2   3     4   5     6   7
+//     row g            lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
+//
+// So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
 template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[row_tiles][HS / 16][4];
-    float o[row_tiles][HS / 8][4]; // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];         // the maximum that o and l are scaled by, times scale_log2
-    float l[row_tiles][2];         // this thread's part of the sum of P
+    uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
+    float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
+    float m[row_tiles][2];             // per row: the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2];             // per row: this lane's partial sum of P
 };
 
-// One step over `step` keys. k and v are the shared-memory addresses that this lane gives to ldmatrix for the first 16
-// keys and values. key: the first key, counted from the warp's first query; only read if masked.
+// One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
+// the first 16 keys and values. key: index of the first key relative to the warp's first query; only read if masked.
 template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
 attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
     int lane = threadIdx.x % 32;
@@ -498,7 +518,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     for (int d = 0; d < HS / 16; d++) {
 #pragma unroll
         for (int n = 0; n < step / 16; n++) {
-            uint32_t b[4]; // keys 0-7 by 16 columns, then keys 8-15
+            uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
             ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
 #pragma unroll
             for (int i = 0; i < row_tiles; i++) {
@@ -530,7 +550,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
             grew |= new_m[i][half_row] > state.m[i][half_row] + slack;
         }
     }
-    // between two rescalings P may reach 2^slack; o and l carry the same factor, which cancels in o / l
+    // between two rescales P can grow to 2^slack; o and l carry the same factor, which cancels in o / l
     if (__any_sync(0xFFFFFFFFu, grew)) {
 #pragma unroll
         for (int i = 0; i < row_tiles; i++) {
@@ -549,7 +569,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     }
 #pragma unroll
     for (int n = 0; n < step / 16; n++) {
-        uint32_t p[row_tiles][4]; // P of 16 keys: two neighbouring accumulator tiles are one operand
+        uint32_t p[row_tiles][4]; // P of 16 keys: two adjacent 16x8 accumulator tiles make one 16x16 operand fragment
 #pragma unroll
         for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
@@ -563,7 +583,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
         }
 #pragma unroll
         for (int d = 0; d < HS / 16; d++) {
-            uint32_t b[4]; // 16 keys by columns 0-7, then columns 8-15
+            uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
             ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
 #pragma unroll
             for (int i = 0; i < row_tiles; i++) {
@@ -574,8 +594,8 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     }
 }
 
-// Divides a warp's rows by l and stores them, 16 bytes at a time. `tile`, the warp's part of smem.q, is the staging
-// area.
+// Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
+// smem.q, is the staging area.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
                                                AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C) {
@@ -603,7 +623,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
     for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
         if (row0 + row < T) {
-            // load128 and store128 are not used here: the compiler splits them into copies of 4 bytes
+            // int4 and not load128 and store128, which the compiler splits into 4-byte copies here
             *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
                 *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
         }
@@ -643,8 +663,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
         }
         for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
     }
-    // the four 8x8 matrices that ldmatrix reads of 16 keys and 16 columns, as (keys, columns), in the order of the
-    // operand:
+    // ldmatrix.x4 reads 16 keys by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma
+    // takes them as operand b:
     //     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
     //     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
     constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
@@ -654,7 +674,7 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     for (int tile = 0; tile < num_tiles; tile++) {
         if (tile > 0) {
             cp_async_wait<0>();
-            __syncthreads(); // this tile has landed; all warps have read the one that the next load overwrites
+            __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
         if (tile + 1 < num_tiles) {
             attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
@@ -667,7 +687,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
                 attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
             }
         } else {
-            int key = tile * 64 - q0 - warp_row; // no query of the warp sees keys from 16 * row_tiles on
+            // relative to the warp's first query: none of its queries sees keys from 16 * row_tiles on
+            int key = tile * 64 - q0 - warp_row;
 #pragma unroll 1
             for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
                 attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
@@ -705,53 +726,56 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
     }
 }
 
-// ---- sm_90a: what kernels 9 to 16 share: products by wgmma, online softmax in registers, output by TMA ----
-// HS = 64. A warpgroup has 64 queries, each of its warps 16. Loops over arrays in registers are unrolled explicitly: an
-// array with a run-time index would lie in local memory.
+// ---- sm_90a: shared by kernels 9 to 16: wgmma products, online softmax in registers, output by TMA ----
+// HS = 64. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are unrolled explicitly, because the
+// compiler puts an array with a run-time index into local memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
-constexpr int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, the width of TMA's swizzle
-constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
+constexpr int ATTENTION_FORWARD_ROW = 64; // elements per query, key or value: 128 bytes, the width of TMA's swizzle
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of 64 queries, keys or values
 
-// Starts s = q k^T for 64 queries and 64 keys, given by their wgmma_descriptors, and does not wait. What s held before
-// is dead.
+// Issues s = q k^T for 64 queries and 64 keys, and does not wait. q, k: wgmma descriptors. The previous contents of s
+// are overwritten, and the compiler knows that they are dead.
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
-    for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX()); } // 16 columns: 2 * 16 bytes
+    for (int d = 1; d < 4; d++) { // the next 16 columns: 32 bytes, 2 in units of the descriptor
+        wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
+    }
 }
 
-// Starts o += P v for 4 * n keys and does not wait. p: P as operand fragments; v: the values' wgmma_descriptor.
+// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor.
 template <int n>
 __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
-    for (int k = 0; k < n / 4; k++) { // 16 rows: 128 * 16 bytes
+    for (int k = 0; k < n / 4; k++) { // the next 16 keys: 2048 bytes, 128 in units of the descriptor
         wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
     }
 }
 
-// The softmax state of a thread's two rows, g = lane / 4 and g + 8 of its warp's 16. The accumulators s and o hold, of
-// each tile of 16 rows and 8 columns (t = lane % 4):
+// The softmax state of a thread's two rows, g and g + 8 of its warp's 16, where lane = 4g + t. The wgmma accumulators s
+// and o are 16x8 tiles side by side; of tile j (columns 8j..8j+7) each lane holds elements 4j..4j+3 of its array:
 //
-//     row g        element 4j + 0: column 8j + 2t    element 4j + 1: column 8j + 2t + 1
-//     row g + 8    element 4j + 2: column 8j + 2t    element 4j + 3: column 8j + 2t + 1
+//     columns 8j +     0   1     2   3     4   5     6   7
+//     row g            lane 4g   4g + 1    4g + 2    4g + 3      elements 4j, 4j + 1 (columns 8j + 2t, 8j + 2t + 1)
+//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      elements 4j + 2, 4j + 3 (the same columns)
 //
-// so element i belongs to row i / 2 % 2 of the two.
+// So element i belongs to row number i / 2 % 2 of the two, and the four lanes of a quad share a row.
 struct AttentionForwardRows {
-    float m[2];       // the maximum that o and l are scaled by, times scale_log2
-    float l[2];       // this thread's part of the sum of P
-    float rescale[2]; // the factor for o, if the last softmax asked for one
-    // Correction to l before the final division. P V uses P rounded to 16 bits, l sums it unrounded; this is the
-    // difference where it is known: over the diagonal block, and for the row maximum, which rounds to 1 but entered l
-    // as 1 + error.
+    float m[2];       // the maximum that P, o and l are relative to, times scale_log2
+    float l[2];       // this thread's partial row sum of P
+    float rescale[2]; // the factor for o, valid if the last softmax returned true
+    // Correction that is added to l before the final division. P V uses P rounded to 16 bits, but l sums P unrounded.
+    // This is the known part of the difference: over the diagonal block, and for each new row maximum, whose P is 1
+    // when rounded but entered l as 1 + error.
     float rounding[2];
 };
 
-// Folds the scores s of a later key block into the running row maximum and rescales l. Returns true if o must be
-// rescaled.
+// Folds the scores s of a key block after the diagonal into the running row maximum, and rescales l. Returns true if o
+// must be rescaled.
 template <int num_s> __device__ inline bool attention_forward_sm90_max(const float (&s)[num_s],
                                                                        AttentionForwardRows& rows, float scale_log2) {
-    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains per row
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains of fmaxf per row
 #pragma unroll
     for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
     float raw_m[2], new_m[2];
@@ -771,7 +795,8 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
             float m = fmaxf(rows.m[half_row], new_m[half_row]);
             rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
             rows.l[half_row] *= rows.rescale[half_row];
-            // the exponent of the row maximum is not 0 but the rounding error of m
+            // the exponent of the row maximum is not exactly 0: it is the rounding error of m. P of the maximum is
+            // then 1 + LN2 * error; each of the quad's four lanes adds a quarter of the correction
             float error = rows.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0;
             rows.rounding[half_row] = fmaf(rows.rounding[half_row], rows.rescale[half_row], error * (-LN2 / 4));
             rows.m[half_row] = m;
@@ -780,7 +805,7 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
     return grew;
 }
 
-// Turns those scores into P and adds it to l.
+// Turns the scores s into P = exp2(s * scale_log2 - m) in place, and adds P to l.
 template <int num_s> __device__ inline void
 attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
 #pragma unroll
@@ -790,7 +815,7 @@ attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, 
     }
 }
 
-// The same at the diagonal, where `group` is the warp's own 16 keys: P of the groups after it is 0.
+// The same for the diagonal block. group: the number of the warp's own group of 16 keys; P of later groups is 0.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
 #pragma unroll
@@ -799,7 +824,7 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
-            asm volatile(""); // keeps this a branch
+            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int i = n; i < n + 8; i++) {
                 s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
@@ -809,17 +834,21 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
     }
 }
 
-// Softmax of a tile's first key block, the one on the diagonal; sets m, l and rescale. Every row of the warp sees the
-// groups of 16 keys before its own group, and none after it. Only the own group needs a triangular mask:
+// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. Every row of the warp sees the
+// groups of 16 keys before the warp's own group, and none after it. Only the own group needs a triangular mask:
 //
-//                 columns 0-7       columns 8-15           The mask is added (0 or -1e38), because compares run at half
-//     row g       column <= g       hidden                 the rate of fmaf, and a branch makes the compiler copy s.
-//     row g + 8   visible           column - 8 <= g        So an infinite or NaN score of the own group is not hidden.
+//                      columns 0-7       columns 8-15
+//     row g            column <= g       hidden
+//     row g + 8        visible           column - 8 <= g
+//
+// The mask is added (0 or -1e38), because compares run at half the rate of fmaf and a branch makes the compiler copy s.
+// Side effect: an infinite or NaN score in the own group is not hidden.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
     constexpr float HIDDEN = -1e38f;
     int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane), "+r"(group)); // what depends on them is recomputed per tile, not kept in registers
+    // opaque to the compiler, so that it recomputes the masks in every tile instead of keeping them in registers
+    asm volatile("" : "+r"(lane), "+r"(group));
     float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : HIDDEN, lane % 4 * 2 + 1 <= lane / 4 ? 0 : HIDDEN};
     float row_max[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -832,9 +861,9 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
             s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
         }
     }
-    wgmma_hold(s); // masked in place
+    wgmma_hold(s); // masked in place, in the registers of s
 #pragma unroll
-    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // the first two of a row's four elements in a group
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // s[i], s[i + 1], s[i + 4], s[i + 5]: a row's part of a group
         float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
         row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
     }
@@ -848,14 +877,14 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
 
-// Sets rounding after the diagonal, whose P is p: the sum of the rounded P less that of the unrounded.
+// Sets rounding after the diagonal block: the sum of its rounded P, which is p, minus the sum of its unrounded P, l.
 template <int num_p> __device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& rows,
                                                                             const uint32_t (&p)[num_p], int group) {
     rows.rounding[0] = -rows.l[0], rows.rounding[1] = -rows.l[1];
 #pragma unroll
     for (int n = 0; n < num_p; n += 4) { // 16 keys
         if (n / 4 <= group) {
-            asm volatile(""); // keeps this a branch
+            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int j = n; j < n + 4; j++) {
                 float2 pair = unpack_16x2(p[j], floatX());
@@ -866,19 +895,22 @@ template <int num_p> __device__ inline void attention_forward_sm90_rounding(Atte
     }
 }
 
+// Multiplies the rows of o by rows.rescale.
 __device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& rows) {
 #pragma unroll
     for (int i = 0; i < 32; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
 }
 
-// Rounds P to operand fragments: the accumulators of 16 keys, two 16x8 tiles, are the four registers of one operand.
+// Rounds P to 16 bits, as operand fragments: the two 16x8 accumulator tiles of 16 keys become the four registers of one
+// 16x16 operand.
 template <int num_p>
 __device__ inline void attention_forward_sm90_pack(uint32_t (&p)[num_p], const float (&s)[2 * num_p]) {
 #pragma unroll
     for (int i = 0; i < num_p; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
 }
 
-// Stores the log-sum-exp of a thread's two rows. lse: of this sequence and head, or NULL; t: the warp's first token.
+// Stores the log-sum-exp of a thread's two rows. lse: the T values of this sequence and head, or NULL; t: the warp's
+// first token.
 __device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -887,7 +919,7 @@ __device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2
         if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
     }
 }
-// Sums the parts of l over the four threads that share a row.
+// Adds up l over the four lanes that share a row.
 __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
@@ -896,13 +928,13 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
     }
 }
 
-// Writes a warp's 16 rows, each times `inverse`, to a tile (16,64) in shared memory, in TMA's swizzle.
+// Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
 __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
-    // stmatrix takes four 8x8 matrices: upper and lower 8 rows of two chunks
+    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
-    for (int d = 0; d < 4; d++) { // 16 columns
+    for (int d = 0; d < 4; d++) { // 16 columns at a time
         uint32_t r[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -913,28 +945,33 @@ __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const floa
 }
 
 // Divides a warp's 16 rows, tokens t..t+15, by their sums l and stores them by TMA. t < 0 is padding and is not stored.
-// `tile` is this warp's staging area, which must not be written again before tma_store_wait.
+// `tile` is this warp's staging area in shared memory; it must not be written again before tma_store_wait.
 __device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
                                                     const float (&l)[2], int t, int h, int b) {
     attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
     tma_store_fence();
     __syncwarp();
-    if (threadIdx.x % 32 == 0 && t >= 0) { // TMA does not accept a box that lies wholly before the tensor
+    if (threadIdx.x % 32 == 0 && t >= 0) { // TMA rejects a box that is entirely before the tensor
         tma_store_4d(&out_map, tile, 0, h, t, b);
         tma_store_commit();
     }
 }
 
-// The static tile scheduler: the tiles of a persistent block, one after the other. First come rounds of pairs, each a
-// long tile and the short one that makes up for it, so that all pairs are equal work; then single tiles, the longest
-// first and every other round backwards. Pairs alone would leave blocks idle at the end: at B = 64, T = 1024 they are
-// 11.6 rounds of 132 blocks.
+// The static tile scheduler of a persistent block. In each round every block takes one pair: a long tile, and a short
+// tile that makes all pairs equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to i, two heads A
+// and B make four pairs that see 5 tiles of keys each:
+//
+//     block      0         1         2         3
+//                A3 B0     B3 A0     A2 B1     B2 A1
+//
+// The last rounds are single tiles, the longest first, with the order of the blocks reversed in every other round.
+// Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of 132 blocks.
 struct AttentionForwardList {
-    int num_heads, num_tiles, num_paired; // num_tiles per head; the first num_paired heads are taken in pairs
+    int num_heads, num_tiles, num_paired; // num_tiles: per head; the first num_paired heads are taken in pairs
     int position;                         // 2 * round, + 1 if the second tile of a pair comes next; 0 at the start
     int head, tile;                       // the current tile
 };
-// Moves on to the next tile; false at the end.
+// Advances to the next tile. Returns false at the end.
 __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
     list.position++;
     if (list.position % 2 == 0) {
@@ -942,25 +979,25 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
         return true;
     }
     int blocks = gridDim.x, block = blockIdx.x, round = list.position / 2, first = round * blocks;
-    int paired = list.num_paired / 2 * list.num_tiles; // a pair spans two heads, because num_tiles may be odd
+    int paired = list.num_paired / 2 * list.num_tiles; // pairs; a pair spans two heads, because num_tiles may be odd
     if (first + block < paired) {
         int two_heads = (first + block) / list.num_tiles;
-        int pair = (first + block + two_heads) % list.num_tiles; // shifted, so a block meets different pairs
+        int pair = (first + block + two_heads) % list.num_tiles; // + two_heads: a block gets different pairs over time
         list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
         return true;
     }
     list.position++;
-    int whole = ceil_div(paired, blocks); // from this round on all tiles are single ones
+    int whole = ceil_div(paired, blocks); // from this round on, all blocks take single tiles
     bool backwards = round > whole && (round - whole) % 2 == 1;
     int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = list.num_heads - list.num_paired;
-    if (single >= heads * list.num_tiles) { return false; } // later rounds have none either
+    if (single >= heads * list.num_tiles) { return false; } // this block gets no tile in later rounds either
     list.head = list.num_paired + single % heads, list.tile = list.num_tiles - 1 - single / heads;
     return true;
 }
 
-// The list before its first tile, for a grid of num_blocks.
+// The scheduler state before the first tile, for a grid of num_blocks.
 inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; two or three rounds are single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; leaves two or three for single tiles
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
 #endif
@@ -969,7 +1006,7 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 #if !defined(ENABLE_FP32)
 // ---- shared by kernels 9 to 15 and by ops that include this file: steps of 128 keys ----
 
-// attention_forward_sm90_scores and _values by pointers instead of descriptors.
+// Overloads of attention_forward_sm90_scores and _values that take shared-memory pointers instead of descriptors.
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], const floatX* q, const floatX* k) {
     attention_forward_sm90_scores(s, wgmma_descriptor(q), wgmma_descriptor(k));
 }
@@ -978,11 +1015,12 @@ __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint3
     attention_forward_sm90_values(o, p, wgmma_descriptor(v));
 }
 
-constexpr int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // 128 keys, or their values
-constexpr int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // the bytes that a barrier expects of them
+constexpr int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // elements of 128 keys, or of their values
+constexpr int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // their size, which the full barrier expects
 static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
 
-// Loads 128 keys or values from token t on: vector number `vector` of the 3 * NH of each token.
+// Issues the TMA loads of 128 keys or values, those of tokens t..t+127. vector: index into the 3 * NH vectors of a
+// token (q of all heads, then k, then v).
 __device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const CUtensorMap& qkv_map, int vector,
                                              int t, int b) {
     mbarrier_arrive_expect(full, ATTENTION_FORWARD_KEY_BYTES);
@@ -990,8 +1028,8 @@ __device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const
     tma_load_4d(keys + ATTENTION_FORWARD_BOX, &qkv_map, 0, vector, t + 64, b, full);
 }
 
-// Scores of 128 keys, by pointers. held: s keeps its registers from before, which the compiler handles better where all
-// registers are taken anyway.
+// Scores of 128 keys, from shared-memory pointers. held: the compiler is not told that the previous contents of s are
+// dead, so s keeps its registers. The compiler handles this better where all registers are in use anyway.
 template <bool held = false>
 __device__ inline void attention_forward_sm90_scores(float (&s)[64], const floatX* q, const floatX* k) {
     uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
@@ -1004,14 +1042,14 @@ __device__ inline void attention_forward_sm90_scores(float (&s)[64], const float
     for (int d = 1; d < 4; d++) { wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX()); }
 }
 
-// Turns the scores of 128 keys into P. masked: row r of the warp does not see keys after diagonal + r. skip: takes no
-// exponents of 16 keys that no row of the warp sees. Rescales l, and returns true if o must be rescaled, only when a
-// maximum has grown by more than 2^8, as kernel 7 does.
+// Turns the scores of 128 keys into P, and adds P to l. masked: row r of the warp does not see keys after diagonal + r.
+// skip: takes no exponentials for groups of 16 keys that no row of the warp sees. Rescaling is lazy, as in kernel 7: if
+// P would exceed 2^8, l is rescaled and true is returned, because o must be rescaled too.
 template <bool masked, bool skip> __device__ inline bool
 attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& rows, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32,
-        last_key = diagonal + lane / 4 - lane % 4 * 2;                      // counted from this thread's first column
-    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains per row
+        last_key = diagonal + lane / 4 - lane % 4 * 2; // last key that row g sees, relative to this thread's column 2t
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains of fmaxf per row
 #pragma unroll
     for (int i = 0; i < 64; i++) {
         if (masked && i / 4 * 8 + i % 2 > last_key + i / 2 % 2 * 8) { s[i] = -INFINITY; }
@@ -1043,7 +1081,7 @@ attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& rows, 
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
-            if (skip) { asm volatile(""); } // keeps this a branch
+            if (skip) { asm volatile(""); } // the compiler must keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int i = n; i < n + 8; i++) {
                 s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
@@ -1054,9 +1092,9 @@ attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& rows, 
     return grew;
 }
 
-// The end of a step over 128 keys, after its exponents: waits for the product with the values before, then packs P.
-// await() waits for the keys of the next step, if there are `more`. It stands in a branch on l, a condition that always
-// holds: otherwise the compiler moves exponents behind wgmma_wait, and the product no longer hides them.
+// The end of a step over 128 keys, after its exponentials: waits for P V of the previous step, then packs P. await()
+// waits for the keys of the next step, if there is one (`more`). The condition on l always holds: without that branch
+// the compiler moves exponentials behind wgmma_wait, where they no longer overlap with P V.
 template <class F> __device__ inline void attention_forward_end_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                                      const AttentionForwardRows& rows, bool grew,
                                                                      bool more, F await, uint64_t* v_empty) {
@@ -1071,8 +1109,8 @@ template <class F> __device__ inline void attention_forward_end_step(float (&s)[
     attention_forward_sm90_pack(p, s);
 }
 
-// Calls f(head, tile) for every tile of queries of this block. persistent: a block takes pairs of tiles of one head
-// that together see the same number of keys, from a list that all blocks share.
+// Calls f(head, tile) for every tile of queries of this block. persistent: the block takes every gridDim.x-th pair of
+// tiles. A pair is a long and a short tile of one head; all pairs of a head see the same number of keys.
 template <bool persistent, class F>
 __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
     if (!persistent) {
@@ -1092,11 +1130,11 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
 
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
-// ---- kernel 9: wgmma and TMA, two blocks per SM: the softmax of one is hidden behind the products of the other ----
-// Steps go over 128 keys, the diagonal first.
+// ---- kernel 9: wgmma and TMA, two blocks per SM: one block's softmax is hidden behind the other's products ----
+// Each step processes 128 keys, the diagonal first.
 
 struct AttentionForwardSMem9 {          // 81 KB: two blocks per SM
-    floatX q[2][ATTENTION_FORWARD_BOX]; // of both warpgroups; at the end their output
+    floatX q[2][ATTENTION_FORWARD_BOX]; // the queries of each warpgroup; at the end the staging area of its output
     floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
     uint64_t q_full, k_full[2], v_full[2];
 };
@@ -1125,7 +1163,7 @@ __global__ void __launch_bounds__(256, 2)
         attention_forward_tma(smem.v[stage], &smem.v_full[stage], qkv_map, 2 * NH + h, t, b);
     };
     if (threadIdx.x == 0) {
-        attention_forward_tma(smem.q[0], &smem.q_full, qkv_map, h, work.tile * 128, b); // 128 queries
+        attention_forward_tma(smem.q[0], &smem.q_full, qkv_map, h, work.tile * 128, b); // the tile's 128 queries
         for (int step = 0; step < min(num_steps, 2); step++) { load(step); }
     }
     float s[64], o[32];
@@ -1157,7 +1195,7 @@ __global__ void __launch_bounds__(256, 2)
         __syncthreads(); // both warpgroups have read the stage
         if (threadIdx.x == 0 && step + 2 < num_steps) { load(step + 2); }
     }
-    floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all warps have read their queries
+    floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // free: all warps have read their queries
     int row0 = work.tile * 128 + warp * 16;
     attention_forward_sm90_row_sums(rows.l);
     attention_forward_sm90_lse(lse ? lse + (size_t)work.head * T : nullptr, rows.l, rows.m, row0, T);
@@ -1177,16 +1215,17 @@ void attention_forward9(floatX* out, float* lse, const floatX* qkv, int B, int T
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 10: a producer warpgroup, two consumers: P V of one step overlaps with the softmax of the next ----
+// ---- kernel 10: a producer and two consumer warpgroups: P V of one step overlaps with the softmax of the next ----
 
 template <int groups> struct AttentionForwardSMem10 { // 112 KB, or 136 with three groups: one block per SM
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];      // of this tile and the next
+    floatX q[2][groups * ATTENTION_FORWARD_BOX];      // queries of this tile and the next
     floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
     floatX out[groups * ATTENTION_FORWARD_BOX];
     uint64_t q_full[2], q_empty[2], k_full[2], k_empty[2], v_full[2], v_empty[2];
 };
 
-// As attention_forward_step14, with a ring of two stages.
+// Step i: the scores of 128 more keys, and P V of step i - 1, which overlaps with the softmax of the new scores. more:
+// there is a next step. pingpong: named barriers make the warpgroups issue their products in alternation.
 template <bool masked, bool pingpong, int groups>
 __device__ inline void attention_forward_step10(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                 AttentionForwardRows& rows, AttentionForwardSMem10<groups>& smem,
@@ -1216,7 +1255,7 @@ template <int groups> __device__ inline void attention_forward_init10(AttentionF
             mbarrier_init(&smem.q_full[j], 1);
             mbarrier_init(&smem.k_full[j], 1);
             mbarrier_init(&smem.v_full[j], 1);
-            mbarrier_init(&smem.q_empty[j], 4 * groups); // all consumer warps
+            mbarrier_init(&smem.q_empty[j], 4 * groups); // one arrival per consumer warp
             mbarrier_init(&smem.k_empty[j], 4 * groups);
             mbarrier_init(&smem.v_empty[j], 4 * groups);
         }
@@ -1253,7 +1292,7 @@ __device__ inline void attention_forward_load10(AttentionForwardSMem10<groups>& 
     });
 }
 
-// pingpong: the consumer warpgroups alternate at the tensor cores, so that they do not all wait for them at once.
+// pingpong: the consumer warpgroups alternate on the tensor cores, so that they do not all wait for them at once.
 template <int groups, bool pingpong, bool persistent> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     attention_forward_sm90_kernel10(float* lse, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
@@ -1262,7 +1301,7 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
     auto& smem = shared_aligned_1024<AttentionForwardSMem10<groups>>(attention_forward_shared);
     attention_forward_init10(smem);
     constexpr int TILE = 64 * groups;                         // queries
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // so the compiler knows it is warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // a shuffle tells the compiler that it is warp-uniform
     int warpgroup = warp / 4, lane = threadIdx.x % 32, n = 0, i = 0;
     if (warpgroup == 0) {
         warpgroup_fewer_registers<groups == 2 ? 24 : 32>();
@@ -1272,7 +1311,7 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
     warpgroup_more_registers<groups == 2 ? 240 : 160>();
     int warp_row = (warp - 4) * 16;
     floatX* out_tile = smem.out + warp_row * ATTENTION_FORWARD_ROW;
-    if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // lets the first one begin
+    if (pingpong && warpgroup == groups) { named_barrier_arrive(1, 256); } // lets warpgroup 1 begin
     attention_forward_each_tile<persistent>(num_heads, ceil_div(T, TILE), group, [&](int head, int tile) {
         int q0 = tile * TILE, num_steps = ceil_div(min(q0 + TILE, T), 128), num_unmasked = q0 / 128;
         const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
@@ -1281,8 +1320,8 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         AttentionForwardRows rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
-        // a warpgroup that sees none of the first 128 keys gets P = 0, because m starts at a finite number, not
-        // -INFINITY
+        // m starts at -1e30 and not at -INFINITY, so that a warpgroup that sees none of the first 128 keys gets P = 0
+        // and not NaN
         int diagonal = q0 + warp_row - (num_steps - 1) * 128;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
@@ -1318,7 +1357,7 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         wgmma_fence();
         attention_forward_sm90_values(o, p, smem.v[v]);
         wgmma_commit();
-        if (lane == 0) { tma_store_wait<0>(); } // the output of the tile before has been read
+        if (lane == 0) { tma_store_wait<0>(); } // TMA has read the previous tile's output: the staging area is free
         __syncwarp();
         wgmma_wait<0>();
         wgmma_hold(o);
@@ -1328,7 +1367,7 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         attention_forward_sm90_store(out_map, out_tile, o, rows.l, q0 + warp_row, head % NH, head / NH);
         n++;
     });
-    if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // takes up the last arrival
+    if (pingpong && warpgroup == 1) { named_barrier_sync(1, 256); } // consumes the last arrival at the barrier
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
@@ -1357,32 +1396,33 @@ void attention_forward11(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward10_groups<2, true, false>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 12: a persistent block per SM takes pairs of tiles of equal work and prefetches the next tile ----
+// ---- kernel 12: one persistent block per SM takes pairs of tiles of equal work and prefetches the next tile ----
 
 void attention_forward12(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward10_groups<2, true, true>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 13: 192 queries, three consumers: more warps to run while one waits, and keys are read less often ----
+// ---- kernel 13: 192 queries and three consumers: more warps to run while one waits, and keys are read less often ----
 
 void attention_forward13(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward10_groups<3, true, true>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 14: kernel 12 without a pause between tiles, four stages, no ping-pong, single tiles at the end ----
-// The first scores of a tile and the last product of the tile before are in flight together; kernel 12 waits for each
-// alone. Every row is scaled by its true maximum, so its largest P is 1, which rounds exactly.
+// ---- kernel 14: kernel 12 with consecutive tiles overlapped, four stages, no ping-pong, single tiles at the end ----
+// The first scores of a tile are in flight together with the last P V of the previous tile; kernel 12 waits for each of
+// them separately. Every row is scaled by its true maximum (no lazy rescaling), so its largest P is 1, which rounds
+// exactly.
 
 template <int groups> struct AttentionForwardSMem14 { // 176 KB, or 200 with three groups
     static constexpr unsigned STAGES = 4;
-    floatX q[2][groups * ATTENTION_FORWARD_BOX]; // of this tile and the next
+    floatX q[2][groups * ATTENTION_FORWARD_BOX]; // queries of this tile and the next
     floatX k[STAGES][ATTENTION_FORWARD_KEYS], v[STAGES][ATTENTION_FORWARD_KEYS];
     floatX out[groups * ATTENTION_FORWARD_BOX];
     uint64_t q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-// A tile's first query, and its number of steps over 128 keys. With three groups tiles are counted from the end of the
-// sequence, so that the tile that is not full is the one with the fewest keys; its first query may be negative.
+// A tile's first query, and its number of steps over 128 keys. With three groups, tiles are aligned to the end of the
+// sequence, so that the partial tile is the one with the fewest keys; its first query may be negative.
 template <int groups> __host__ __device__ inline int attention_forward_first_query(int T, int tile, int num_tiles) {
     return groups == 2 ? 128 * tile : 64 * (ceil_div(T, 64) - groups * (num_tiles - tile));
 }
@@ -1390,8 +1430,9 @@ template <int groups> __host__ __device__ inline int attention_forward_steps(int
     return ceil_div(q0 + 64 * groups, 128);
 }
 
-// The producer thread. Producer and consumers count alike: n tiles of queries, i steps over 128 keys. Loads are issued
-// as k0 k1 v0 k2 v1 ..., the order in which stages are released, so no load waits behind one that is released later.
+// The producer thread. Producer and consumers keep the same counters: n tiles of queries, i steps over 128 keys. Loads
+// are issued as k0 k1 v0 k2 v1 ..., the order in which the consumers release the stages, so that no load waits behind a
+// stage that is released later than its own.
 template <int groups> __device__ inline void attention_forward_load14(AttentionForwardSMem14<groups>& smem,
                                                                       const CUtensorMap& qkv_map, int T, int NH,
                                                                       AttentionForwardList list) {
@@ -1424,8 +1465,8 @@ template <int groups> __device__ inline void attention_forward_load14(AttentionF
     }
 }
 
-// Step i of the ring: the scores of 128 more keys, and the product with the values of step i - 1, which overlaps with
-// the softmax of the new scores. more: there is a next step.
+// Step i of the ring: the scores of 128 more keys, and P V of step i - 1, which overlaps with the softmax of the new
+// scores. more: there is a next step.
 template <int groups>
 __device__ inline void attention_forward_step14(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                 AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
@@ -1448,19 +1489,20 @@ __device__ inline void attention_forward_step14(float (&s)[64], uint32_t (&p)[32
     attention_forward_end_step(s, p, o, rows, grew, more, await, &smem.v_empty[v]);
 }
 
-// Kernel 16's pack where P of 64 keys has the room of 128: the rest becomes 0.
+// As kernel 16's pack, for P of 64 keys in registers that have room for 128 keys: the second half becomes 0.
 __device__ inline void attention_forward_sm90_pack(uint32_t (&p)[32], const float (&s)[32]) {
 #pragma unroll
     for (int i = 0; i < 32; i++) { p[i] = 2 * i < 32 ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
 }
 
-// Kernel 16's softmax of the diagonal, where it is known that the warp's own group does not start before element
-// first_masked of s.
+// As kernel 16's attention_forward_sm90_diagonal, but for callers which know that the warp's own group does not start
+// before element first_masked of s: elements before it are not masked.
 template <int first_masked, int num_s> __device__ inline void
 attention_forward_diagonal_softmax14(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
     constexpr float HIDDEN = -1e38f;
     int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane), "+r"(group)); // what depends on them is recomputed per tile, not kept in registers
+    // opaque to the compiler, so that it recomputes the masks in every tile instead of keeping them in registers
+    asm volatile("" : "+r"(lane), "+r"(group));
     float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : HIDDEN, lane % 4 * 2 + 1 <= lane / 4 ? 0 : HIDDEN};
     float row_max[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -1489,8 +1531,8 @@ attention_forward_diagonal_softmax14(float (&s)[num_s], AttentionForwardRows& ro
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
 
-// The scores of a tile's first 64 or 128 keys, at the diagonal, step i of the ring. Their softmax overlaps with the
-// last product of the tile before, with `values`.
+// A tile's first step, number i of the ring: scores and softmax of the 64 or 128 keys on the diagonal. The softmax
+// overlaps with the last P V of the previous tile, whose values are `values`.
 template <int groups, int num_s>
 __device__ inline void attention_forward_diagonal14(float (&s)[num_s], uint32_t (&p)[32], float (&o)[32],
                                                     AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
@@ -1517,21 +1559,22 @@ __device__ inline void attention_forward_diagonal14(float (&s)[num_s], uint32_t 
     attention_forward_sm90_rounding(rows, p, group);
 }
 
-// A warp's 16 rows of a tile whose last product has not been started, or not been stored.
+// A warp's 16 rows of the previous tile, whose last P V has not been issued yet, or whose output is not stored yet.
 struct AttentionForwardPending14 {
     int head, row0; // row0: the warp's first token
-    float l[2];     // of the thread's two rows
+    float l[2];     // the row sums of the thread's two rows
 };
 
 template <int groups> __device__ inline void attention_forward_store14(AttentionForwardSMem14<groups>& smem,
                                                                        const CUtensorMap& out_map, const float (&o)[32],
                                                                        const AttentionForwardPending14& tile, int NH) {
-    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // the output of the tile before has been read
+    if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); } // TMA has read the last output: the staging area is free
     __syncwarp();
     floatX* place = smem.out + (threadIdx.x / 32 - 4) * 16 * ATTENTION_FORWARD_ROW;
     attention_forward_sm90_store(out_map, place, o, tile.l, tile.row0, tile.head % NH, tile.head / NH);
 }
 
+// The end of a block's last tile: its last P V, step i of the ring, and its output.
 template <int groups>
 __device__ inline void attention_forward_finish14(AttentionForwardSMem14<groups>& smem, const CUtensorMap& out_map,
                                                   float (&o)[32], uint32_t (&p)[32],
@@ -1550,7 +1593,7 @@ __device__ inline void attention_forward_finish14(AttentionForwardSMem14<groups>
     attention_forward_store14(smem, out_map, o, tile, NH);
 }
 
-// Passes over a stage of the ring that only other warpgroups use.
+// Skips a stage of the ring that only other warpgroups read: waits until it is full, then releases it.
 __device__ inline void attention_forward_pass14(uint64_t* full, uint64_t* empty, unsigned parity) {
     mbarrier_wait(full, parity);
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
@@ -1568,7 +1611,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         for (unsigned j = 0; j < STAGES; j++) {
             if (j < 2) {
                 mbarrier_init(&smem.q_full[j], 1);
-                mbarrier_init(&smem.q_empty[j], 4 * groups); // all consumer warps
+                mbarrier_init(&smem.q_empty[j], 4 * groups); // one arrival per consumer warp
             }
             mbarrier_init(&smem.k_full[j], 1);
             mbarrier_init(&smem.v_full[j], 1);
@@ -1578,7 +1621,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    // from warp votes, so the compiler knows it is warp-uniform and keeps what depends on it in uniform registers
+    // computed by warp votes, so that the compiler knows it is warp-uniform and keeps what depends on it in uniform
+    // registers
     int warpgroup =
         (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -1603,7 +1647,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     for (; attention_forward_next_tile(list); n++) {
         int q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
         int num_steps = attention_forward_steps<groups>(q0);
-        // a warpgroup whose queries all come before the tile's last keys passes over them, one step at most; rows
+        // a warpgroup whose queries all precede the tile's last 128 keys skips that step, at most one per tile; rows
         // before the start of the sequence cost one step and are not stored
         int row0 = q0 + (warpgroup - 1) * 64, my_steps = max(ceil_div(row0 + 64, 128), 1);
         bool passes = groups != 2 && my_steps < num_steps;
@@ -1614,15 +1658,15 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
             attention_forward_pass14(&smem.k_full[i % STAGES], &smem.k_empty[i % STAGES], i / STAGES % 2);
             i++;
         }
-        // the diagonal, overlapped with the last product of the tile before
+        // the diagonal, overlapped with the last P V of the previous tile
         const floatX* q = smem.q[n % 2] + (warpgroup - 1) * ATTENTION_FORWARD_BOX;
         unsigned k = i % STAGES;
         mbarrier_wait(&smem.k_full[k], i / STAGES % 2);
         if (n > 0) { mbarrier_wait(&smem.v_full[v], v_parity); }
         rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
-        int group =
-            (row0 - (my_steps - 1) * 128) / 16 + warp % 4; // the warp's own 16 keys; negative: not in this block
-        // no branch, which would cost registers: before the first tile the product reads whatever lies there; p is 0
+        // number of the warp's own group of 16 keys in this key block; negative: padding rows, which see none of them
+        int group = (row0 - (my_steps - 1) * 128) / 16 + warp % 4;
+        // a branch would cost registers: before the first tile P = 0 is multiplied by whatever smem.out contains
         const floatX* values = n > 0 ? smem.v[v] : smem.out;
         if (row0 % 128 == 0) {
             attention_forward_diagonal14(reinterpret_cast<float(&)[32]>(s), p, o, rows, smem, q, values, i,
@@ -1648,8 +1692,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                      step + 1 < my_steps, scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
-        q0 = attention_forward_first_query<groups>(T, list.tile,
-                                                   list.num_tiles); // computed again rather than kept in a register
+        // recomputed instead of kept in a register
+        q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
         attention_forward_sm90_row_sums(rows.l);
         attention_forward_sm90_row_sums(rows.rounding);
         tile = {list.head, q0 + (warp - 4) * 16, {rows.l[0] + rows.rounding[0], rows.l[1] + rows.rounding[1]}};
@@ -1669,7 +1713,7 @@ void attention_forward14_groups(floatX* out, float* lse, const floatX* qkv, int 
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(num_heads * num_tiles, num_multiprocessors());
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; two or three rounds are single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; leaves two or three for single tiles
     int num_paired = rounds * num_blocks / num_tiles * 2;
     kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
                                                                      num_paired, LOG2E / sqrtf(64.0f));
@@ -1680,8 +1724,8 @@ void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int 
     attention_forward14_groups<2>(out, lse, qkv, B, T, NH, stream);
 }
 
-// ---- kernel 15: kernel 14 with three consumers, each of which passes over keys that none of its queries sees ----
-// At T = 1024 a head takes 27 steps of three warpgroups; kernel 12 takes 36 of two, kernel 13 takes 32 of three.
+// ---- kernel 15: kernel 14 with three consumers, each of which skips keys that none of its queries sees ----
+// Steps per head at T = 1024: 27 with three warpgroups; kernel 12 takes 36 with two, kernel 13 takes 32 with three.
 
 void attention_forward15(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward14_groups<3>(out, lse, qkv, B, T, NH, stream);
@@ -1692,30 +1736,41 @@ void attention_forward15(floatX* out, float* lse, const floatX* qkv, int B, int 
 // ==== promoted: attention_forward ====
 #if !defined(ENABLE_FP32)
 // ---- kernel 16: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
-// A persistent block per SM takes tiles of 256 queries, or of 128 where there are few tiles. The producer, one thread,
-// fills a ring of keys and values by TMA. Each consumer warpgroup has 64 queries and walks over their keys, the
-// diagonal first. As far as the ring reaches, each goes at its own pace: the softmax of one is hidden behind the
-// products of others.
+// One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
+// ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
+// diagonal first. Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
+//
+//     key block             7  6  5  4  3  2  1  0
+//     queries 448..511      d  s  s  s  s  s  s  s       warpgroup 3, in the next tile warpgroup 0
+//     queries 384..447      -  d  s  s  s  s  s  s       warpgroup 2, in the next tile warpgroup 1
+//     queries 320..383      -  -  d  s  s  s  s  s       warpgroup 1, in the next tile warpgroup 2
+//     queries 256..319      -  -  -  d  s  s  s  s       warpgroup 0, in the next tile warpgroup 3
+//
+// No barrier couples the consumers. Within the length of the ring each runs at its own pace, so that the softmax of one
+// warpgroup is hidden behind the products of the others. Step i of one warpgroup over time:
+//
+//     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
+//     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 
 constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring, each 64 keys and their values
 
-// What the producer says of a tile. Tiles are counted from the end of a sequence, so the first group of 64 queries of
-// one that is not full may be negative.
+// A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
+// first_group, the tile's first group of 64 queries, is negative if the tile is partial.
 struct AttentionForwardTile {
     int b; // sequence; negative: there are no more tiles
     int h, first_group;
 };
 
-// groups: 64 queries each, per tile. 225 KB for four of them.
+// groups: groups of 64 queries per tile, one for each consumer warpgroup. 225 KB with four groups.
 template <int groups> struct AttentionForwardSMem {
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // of this tile and the next
-    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
-    floatX out[groups * ATTENTION_FORWARD_BOX];
+    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
+    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
+    floatX out[groups * ATTENTION_FORWARD_BOX];                    // 16 rows per warp: staging area of its output
     AttentionForwardTile tiles[2];
     uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
 };
 
-// Called by the whole block.
+// Initialises the barriers. Called by the whole block.
 template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
     constexpr int CONSUMER_WARPS = 4 * groups;
     if (threadIdx.x == 0) {
@@ -1740,7 +1795,7 @@ __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, 
     return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
 }
 
-// The producer thread. Producer and consumers count alike: n tiles, and i steps of 64 keys over all tiles.
+// The producer thread. Producer and consumers keep the same counters: n tiles, and i steps of 64 keys over all tiles.
 template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
                                                                              const CUtensorMap& qkv_map, int T, int NH,
                                                                              AttentionForwardList list) {
@@ -1772,12 +1827,13 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
 
 // A consumer warpgroup's 64 queries of a tile.
 struct AttentionForwardQueries {
-    int b, h, group; // group: their number in the sequence, in units of 64; negative: padding, which is not stored
+    int b, h, group; // group: position in the sequence, in units of 64; negative: padding, which is not stored
     int num_steps;   // over blocks of 64 keys
-    uint64_t q;      // wgmma descriptor
+    uint64_t q;      // wgmma descriptor of the queries
 };
 
-// Waits for tile n and passes over the ring's steps whose keys only other warpgroups see. False: there is no tile n.
+// Waits for tile n, and skips the steps of the ring whose keys only other warpgroups see. Returns false if there is no
+// tile n.
 template <int groups> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
                                                                                  AttentionForwardSMem<groups>& smem,
                                                                                  int warpgroup, unsigned n,
@@ -1787,7 +1843,7 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
     int first_group = warp_uniform(tile.first_group);
     if (queries.b < 0) { return false; }
-    // later queries have more keys, so the order of the warpgroups is reversed from tile to tile
+    // later queries see more keys, so the order of the warpgroups is reversed from tile to tile
     int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
     queries.group = first_group + place;
     queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
@@ -1800,7 +1856,7 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     return true;
 }
 
-// The first step of a tile, number i of the ring, on the diagonal: P of 64 keys. warp: of the warpgroup.
+// The first step of a tile, number i of the ring: p = P of the 64 keys on the diagonal. warp: 0 to 3 in the warpgroup.
 template <int groups>
 __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                                          AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
@@ -1816,9 +1872,9 @@ __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_
     attention_forward_sm90_rounding(rows, p, warp);
 }
 
-// Step i: the scores of 64 more keys, then the product of P with the values of step i - 1. The search for the new
-// maximum overlaps with that product. Then it waits for the product, so that nothing delays the work between exponents,
-// which take longest: sums, packing, rescaling.
+// Step i: the scores of 64 more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
+// The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
+// sums and packing with them.
 template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
                                                                          float (&o)[32], AttentionForwardRows& rows,
                                                                          AttentionForwardSMem<groups>& smem, uint64_t q,
@@ -1842,8 +1898,8 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     attention_forward_sm90_pack(p, s);
 }
 
-// The end of tile n, after step i - 1: the product with that step's values, lse, and in rows.l the divisors of o. t:
-// the warp's first token. Afterwards the warp's staging area of the output is free.
+// The end of tile n: P V of its last step, i - 1, and lse. Adds the correction to rows.l, which then is the divisor of
+// o. t: the warp's first token. On return the warp's staging area for the output is free.
 template <int groups> __device__ inline void
 attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                     AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
@@ -1860,7 +1916,7 @@ attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], Attention
     rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
     if (lane == 0) {
         mbarrier_arrive(&smem.q_empty[n % 2]);
-        tma_store_wait<0>(); // the output of the tile before has been read
+        tma_store_wait<0>(); // TMA has read the previous tile's output from the staging area
     }
     __syncwarp();
     wgmma_wait<0>();
@@ -1868,13 +1924,13 @@ attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], Attention
     if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
 }
 
-// This warp's consumer warpgroup, from warp votes, so the compiler knows it is warp-uniform and keeps what depends on
-// it in uniform registers.
+// The number of this warp's consumer warpgroup, computed by warp votes, so that the compiler knows it is warp-uniform
+// and keeps what depends on it in uniform registers.
 __device__ inline int attention_forward_sm90_warpgroup() {
     return (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
 }
 
-// The consumer warps.
+// A consumer warp, over all tiles of the block.
 template <int groups> __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem,
                                                                              const CUtensorMap& out_map, float* lse,
                                                                              int T, int NH, float scale_log2) {
@@ -1912,10 +1968,11 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
     auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
     attention_forward_sm90_init(smem);
-    grid_launch_dependents(); // blocks of the next kernel start as blocks of this one end
-    grid_wait_dependency();
+    grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
+    grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
     if (threadIdx.x < 128 * groups) {
-        warpgroup_more_registers<groups == 4 ? 112 : 208>(); // 4 * 112 + 32 registers are the 5 * 96 of the launch
+        // four groups: 4 * 112 + 32 registers are the 5 * 96 that the launch allocated
+        warpgroup_more_registers<groups == 4 ? 112 : 208>();
         attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
     } else {
         warpgroup_fewer_registers<32>();
@@ -1941,7 +1998,7 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
     return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
 }
 
-// HS = 64, sm_90a.
+// Requires HS = 64 and sm_90a.
 void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
         attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, stream);
@@ -1951,7 +2008,7 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 #endif
 
-// The number of the kernel that runs; see the table below.
+// The number of the kernel that attention_forward() runs; see the table below.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 16; }
@@ -1963,7 +2020,8 @@ inline int attention_forward_choice(int HS) {
 }
 
 // out (B,T,NH,HS) | lse (B,NH,T) or NULL | qkv (B,T,3,NH,HS). C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision and the code that the binary holds for the device:
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
 //     64                                     kernel 16       kernel 8            kernel 3       kernel 3
@@ -1987,12 +2045,12 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 #if !defined(ENABLE_FP32)
-// ---- for ops that include this file: kernel 16 with another output ----
+// ---- for ops that include this file: kernel 16 with another epilogue, a Store ----
 // A Store has two functions. prepare(tile, t, h, b) is called after a tile's first step, and its work overlaps with the
 // steps that follow. store(tile, o, l, t, h, b) ends a tile: it writes the warp's rows o / l, tokens t..t+15 of head h;
-// t < 0 is padding and is not stored. `tile` is 2 KB of shared memory of this warp.
+// t < 0 is padding and is not stored. `tile` is the warp's own 2 KB of shared memory.
 
-// attention_forward_sm90_producer, whose loads ask L2 not to keep what they read.
+// As attention_forward_sm90_producer, but with evict-first loads, so that L2 does not keep what they read.
 template <int groups> __device__ inline void attention_forward_sm90_producer_once(AttentionForwardSMem<groups>& smem,
                                                                                   const CUtensorMap& qkv_map, int T,
                                                                                   int NH, AttentionForwardList list) {
@@ -2022,6 +2080,7 @@ template <int groups> __device__ inline void attention_forward_sm90_producer_onc
     mbarrier_arrive(&smem.q_full[n % 2]);
 }
 
+// As the consumer of kernel 16, with a Store as the epilogue.
 template <int groups, class Store>
 __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem, float* lse, int T, int NH,
                                                        float scale_log2, Store& store) {
@@ -2052,7 +2111,7 @@ __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<grou
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// The body of a kernel of groups + 1 warpgroups.
+// The body of such a kernel, which has groups + 1 warpgroups. once: the loads are evict-first.
 template <bool once = false, int groups, class Store>
 __device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>& smem, float* lse,
                                                     const CUtensorMap& qkv_map, int T, int NH,
@@ -2075,7 +2134,7 @@ __device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>
     }
 }
 
-// Launches such a kernel, which has an SMem in shared memory and takes `out` last.
+// Launches such a kernel. SMem: its shared memory; out: its last parameters, which only the Store uses.
 template <int groups, class SMem, class Kernel, class... Out>
 void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
                                           cudaStream_t stream, const Out&... out) {
@@ -2092,9 +2151,9 @@ void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const float
 
 #ifndef PROMOTED_ONLY
 
-// Queries, keys and values (B,T,NH,HS) are normal, queries and keys times `size`. At 4 scores differ by a few dozen, at
-// 30 by 10^4: both make the maximum grow by more than 2^8 after the diagonal. At 30 every other head has equal rows, so
-// that its softmax is uniform.
+// Fills queries, keys and values (B,T,3,NH,HS) with normal numbers; queries and keys are multiplied by `size`. Size 4
+// makes scores differ by a few dozen, size 30 by 10^4: with both, P would exceed 2^8 after the diagonal, so that lazy
+// rescaling is tested too. With size 30 every other head has equal rows, so that its softmax is uniform.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::mt19937& rng) {
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < (size_t)B * T * 3 * NH * HS; i++) {
@@ -2107,26 +2166,26 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
-    float size = b.V == 1 ? 30.0f : b.V == 2 ? 4.0f : 1.0f; // the check shapes ask for large scores by V
+    float size = b.V == 1 ? 30.0f : b.V == 2 ? 4.0f : 1.0f; // V of a check shape selects the size of the scores
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
     Buffer<floatX> qkv =
         b.input_from<floatX>("qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng); });
-    float score_error = size == 30.0f ? 4e-3f : size == 4.0f ? 5e-5f : 0; // 4 s ulps of fp32 at s = 10^4, at 100
+    float score_error = size == 30.0f ? 4e-3f : size == 4.0f ? 5e-5f : 0; // 4 s ulps of fp32 for s = 10^4 and 100
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 1 : 32, 1.0f);
     Buffer<floatX> out = b.output<floatX>("out", n, {tolerance.atol + score_error, tolerance.rtol});
     Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
     b.reference([=] { attention_forward_cpu(out.host, lse.host, qkv.host, B, T, C, NH); });
     b.cost(4.0 * n * sizeof(floatX) + num_rows * sizeof(float), 2.0 * B * NH * T * (double)T * HS);
 
-    if ((double)num_rows * T <= 1 << 30) { // 6 GB of matrices
+    if ((double)num_rows * T <= 1 << 30) { // at most 6 GB of T x T matrices
         Buffer<float> scores = b.scratch<float>("scores", num_rows * T);
         Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T);
         cublasHandle_t handle = b.dry ? NULL : cublas_handle();
-        b.kernel(0, "cuBLAS for both products, the matrix in memory",
+        b.kernel(0, "cuBLAS for both products, T x T matrix in memory",
                  [=](int bs) { attention_forward0(out, lse, scores, p, qkv, B, T, C, NH, handle, stream, bs); }, {256});
         b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, qkv, B, T, C, NH, stream, bs); },
                  {64, 128, 256});
-        b.kernel(2, "one thread per score, the matrix in memory",
+        b.kernel(2, "one thread per score, T x T matrix in memory",
                  [=](int bs) { attention_forward2(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); });
     }
     // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
@@ -2138,7 +2197,7 @@ static void declare(Bench& b) {
         b.kernel(number, what, either, {0}, min_arch);
     };
     kernel(
-        3, "fp32 arithmetic, no matrix: tiles in shared memory and registers",
+        3, "fp32 arithmetic, tiles in shared memory and registers, no T x T matrix",
         [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream); }, 0);
 #if !defined(ENABLE_FP32)
     typedef void Rung(floatX * out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream);
@@ -2150,21 +2209,21 @@ static void declare(Bench& b) {
     };
     rung(4, "mma.sync, 16 queries per warp, padded shared memory", attention_forward4, 80);
     rung(5, "cp.async, two stages, swizzled, Q in registers", attention_forward5, 80);
-    rung(6, "32 queries per warp", attention_forward6, 80);
-    rung(7, "rescaled only where a maximum grew by 2^8", attention_forward7, 80);
+    rung(6, "32 queries per warp, half the shared memory reads", attention_forward6, 80);
+    rung(7, "lazy rescaling, only when P would exceed 2^8", attention_forward7, 80);
     if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
         kernel(
             8, "steps of 32 keys, 3 blocks per SM", [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); },
             80);
     }
     rung(9, "wgmma and TMA, two blocks per SM", attention_forward9, -90);
-    rung(10, "a producer, two consumers, products overlap softmax", attention_forward10, -90);
-    rung(11, "ping-pong", attention_forward11, -90);
+    rung(10, "a producer and two consumer warpgroups, P V overlaps the softmax", attention_forward10, -90);
+    rung(11, "ping-pong: the two consumers alternate on the tensor cores", attention_forward11, -90);
     rung(12, "persistent, pairs of tiles of equal work", attention_forward12, -90);
-    rung(13, "192 queries, three consumers", attention_forward13, -90);
-    rung(14, "12 without a pause between tiles, single tiles at the end", attention_forward14, -90);
-    rung(15, "14 with three consumers that pass over unseen keys", attention_forward15, -90);
-    rung(16, "four consumers, each at its own pace, steps of 64 keys", attention_forward_sm90, -90);
+    rung(13, "192 queries per tile, three consumer warpgroups", attention_forward13, -90);
+    rung(14, "12 with consecutive tiles overlapped, single tiles at the end", attention_forward14, -90);
+    rung(15, "14 with three consumers that skip keys they do not see", attention_forward15, -90);
+    rung(16, "four independent consumer warpgroups, steps of 64 keys", attention_forward_sm90, -90);
 #endif
     b.promoted(promoted);
 }
@@ -2177,6 +2236,6 @@ int main(int argc, char** argv) {
          {1, 2100, 64, 1},  {1, 200, 64, 2},      {2, 127, 192, 2},     {1, 200, 256, 2},     {1, 65, 8, 1},
          {1, 130, 240, 3},  {1, 100, 512, 2},     {1, 90, 416, 2},      {1, 300, 256, 4, 1},  {1, 300, 256, 4, 2},
          {2, 1024, 192, 3}, {1, 1024, 256, 4, 1}, {1, 1024, 256, 4, 2}, {1, 4096, 128, 2, 1}, {1, 4096, 128, 2, 2},
-         {40, 400, 768, 12}}); // as many tiles as make every kernel go several rounds
+         {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
 }
 #endif

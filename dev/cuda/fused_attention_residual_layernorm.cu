@@ -2,24 +2,24 @@
 
    residual, normed (B,T,C) floatX out | mean, rstd (B,T) float out | lse (B,NH,T) float out, or NULL
    qkv (B,T,3,NH,HS), inp (B,T,C), weight, bias (C) floatX in | causal, scale = 1 / sqrt(HS), C = NH * HS
-   Scratch: kernels 1 and 2 att (B,T,C) floatX, the attention's output; the others none.
-   The statistics are those of the rounded sum: what is stored is what is normalised.
-   Bound: 2*B*NH*T*T*HS FLOPs with the causal half counted once, and 6*B*T*C*sizeof(floatX) bytes; three launches
-   move 9, two move 8, and 7 where the first adds inp.
-   At B=32 T=512 C=768 in 16 bits the two bounds meet: 39 us of memory, some 40 of attention.
-   Constraint: HS % 8 == 0, HS <= 256; from kernel 4 on 16 bits, HS = 64, sm_90a, and no more heads than fit
-   shared memory: 18 in kernel 4, 56 in 5 and 6. Kernel 7: C <= 2048.
-   Error: against the fp64 reference. residual: P is rounded to floatX before it meets V, which costs one ulp of 1 (see
-   attention_forward), the attention's output half an ulp where it is rounded before the sum, the sum another half. normed:
-   what that makes of it, times rstd * weight. mean and rstd: a quarter of an ulp, for the errors of a row cancel.
-   fp32: 32 ulps instead of one, from the sums over HS and the exponent.
+   Scratch: kernels 1 and 2 need att (B,T,C) floatX, the output of attention; the other kernels need none.
+   mean and rstd are computed from the rounded residual, so that the layernorm sees exactly the values that are stored.
+   Bound: 2*B*NH*T*T*HS FLOPs (the causal mask leaves half of the products) and 6*B*T*C*sizeof(floatX) bytes (qkv is 3,
+   inp, residual and normed are 1 each). With the traffic between launches kernel 1 moves 9, kernel 2 moves 8 and kernel
+   7 moves 7. At B=32 T=512 C=768 in 16 bits the two bounds are about equal: 39 us of memory, some 40 us of attention.
+   Constraint: HS % 8 == 0, HS <= 256. Kernels 4 to 7: 16 bits, HS = 64, sm_90a. Kernel 4: NH <= 18, kernels 5 and 6:
+   NH <= 56, which is what fits shared memory. Kernel 7: C <= 2048.
+   Error: against the fp64 reference. residual: one ulp of 1, because P is rounded to floatX before P V (see
+   attention_forward), half an ulp if the output of attention is rounded before the sum, and half an ulp for the rounded
+   sum. normed: the error of residual times rstd * weight. mean and rstd: a quarter of an ulp, because the errors of a
+   row cancel. fp32: 32 ulps instead of one, from the sums over HS and from exp.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Shah et al. 2024, FlashAttention-3, arXiv:2407.08608; Ba et al.
    2016, arXiv:1607.06450; Chan et al. 1979, Updating formulae and a pairwise algorithm for computing sample variances.
 
    nvcc -O3 --use_fast_math fused_attention_residual_layernorm.cu -o fused_attention_residual_layernorm
    (or: make fused_attention_residual_layernorm)
    ./fused_attention_residual_layernorm 7      check kernel 7 against the CPU
-   ./fused_attention_residual_layernorm 6      the fastest of those in one launch; block sizes are blocks in a cluster
+   ./fused_attention_residual_layernorm 6      the fastest kernel with one launch; block sizes are blocks per cluster
    ./fused_attention_residual_layernorm        every kernel, side by side
    Kernels from 4 on need -gencode arch=compute_90a,code=sm_90a.                                        */
 #include "bench.h"
@@ -30,7 +30,7 @@
 #include "residual_forward.cu"
 #undef PROMOTED_ONLY
 
-// ---- kernel 1: unfused: attention, residual, layernorm, a launch each ------------------------------------
+// ---- kernel 1: unfused: attention, residual and layernorm, one launch each -------------------------------
 
 // att (B,T,C) is scratch
 void fused_attention_residual_layernorm_forward1(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
@@ -42,8 +42,9 @@ void fused_attention_residual_layernorm_forward1(floatX* residual, floatX* norme
     layernorm_forward(normed, mean, rstd, residual, weight, bias, B * T, C, stream);
 }
 
-// ---- kernel 2: the last two in one launch ----------------------------------------------------------------
+// ---- kernel 2: two launches: attention, then residual and layernorm fused ---------------------------------
 
+// att (B,T,C) is scratch
 void fused_attention_residual_layernorm_forward2(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                                  floatX* att, const floatX* qkv, const floatX* inp,
                                                  const floatX* weight, const floatX* bias, int B, int T, int C, int NH,
@@ -52,16 +53,16 @@ void fused_attention_residual_layernorm_forward2(floatX* residual, floatX* norme
     fused_residual_layernorm_forward(residual, normed, mean, rstd, inp, att, weight, bias, B * T, C, stream);
 }
 
-// ---- kernel 3: one block per query, a warp per head, fp32 arithmetic: the row stays in shared memory -------
+// ---- kernel 3: one block per query, one warp per head, fp32 arithmetic: the sum stays in shared memory ------
 
-// A lane has elements lane, lane + 32 ... of its head's HS <= 256.
+// A lane holds elements lane, lane + 32, ... of its head, HS <= 256.
 __global__ void fused_attention_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                         const floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias,
                                         int T, int C, int NH, float scale) {
     __shared__ float shared[32];
     extern __shared__ float fused_attention_row[]; // (C)
     float* x = fused_attention_row;
-    int t = T - 1 - blockIdx.x % T, lane = threadIdx.x % 32, HS = C / NH; // the rows with the most keys first
+    int t = T - 1 - blockIdx.x % T, lane = threadIdx.x % 32, HS = C / NH; // rows with the most keys first
     size_t b = blockIdx.x / T, row = b * T + t;
     float sum = 0.0f, squares = 0.0f;
     for (int h = threadIdx.x / 32; h < NH; h += blockDim.x / 32) {
@@ -93,7 +94,7 @@ __global__ void fused_attention_kernel3(floatX* residual, floatX* normed, float*
             }
         }
     }
-    float average = block_sum(sum, shared) / C; // its barriers also show x to all threads
+    float average = block_sum(sum, shared) / C; // its barriers also make x visible to all threads
     for (int c = threadIdx.x; c < C; c += blockDim.x) { squares += (x[c] - average) * (x[c] - average); }
     float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
@@ -114,15 +115,16 @@ void fused_attention_residual_layernorm_forward3(floatX* residual, floatX* norme
 }
 
 #if !defined(ENABLE_FP32)
-// ---- what kernels 4 and 5 share, on the helpers of attention_forward's kernels 12 and 13 --------------------
-// In shared memory each head has a box, rows of 64 elements in TMA's swizzle: TMA brings inp to it, a warp adds the
-// attention's output to its 16 rows in place, TMA takes the sum away as residual, and it stays there to be normalised.
+// ---- shared by kernels 4 to 6, on the helpers of attention_forward's kernels 9 to 15, steps of 128 keys -------
+// Each head has a box in shared memory: rows of 64 elements in TMA's swizzle. In kernels 4 and 5 TMA loads inp into the
+// box, each warp adds the output of attention to its 16 rows in place, and TMA stores the sum as residual. The sum also
+// stays in the box until it is normalised.
 
-const int FUSED_ATTENTION_BOX_BYTES = 16 * 1024; // of 128 rows
+const int FUSED_ATTENTION_BOX_BYTES = 16 * 1024; // a box of 128 rows
 static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == FUSED_ATTENTION_BOX_BYTES, "");
 
-// Of the columns that a thread has seen of its two rows: their mean, and the sum of their squared distances from it.
-// Sums about a mean, unlike sums of squares, lose nothing where the mean is large.
+// Running statistics of a thread's two rows, over the columns so far: the mean, and the sum of the squared differences
+// from the mean. Unlike a sum of squares it does not lose precision when the mean is large. Source: Chan et al. 1979.
 struct FusedAttentionMoments {
     float mean[2], squares[2];
 };
@@ -131,12 +133,14 @@ __device__ inline float2 fused_attention_unpack(uint32_t pair) {
 #if defined(ENABLE_FP16)
     return unpack_16x2(pair, half());
 #else
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)); // no halves to put together
+    return make_float2(__uint_as_float(pair << 16),
+                       __uint_as_float(pair & 0xFFFF0000u)); // shift and mask, no halves to combine
 #endif
 }
 
-// The output of a head, o / l, to the 16 rows of the box, which hold inp, and their moments. `heads` came before it.
-// lse: that of this sequence and head, or NULL; rows are those from token t on.
+// Ends a head: adds its output o / l to the warp's 16 rows of the box, which hold inp, updates the moments of the rows
+// and resets o to 0. heads: number of heads in the moments so far. lse: the T values of this sequence and head, or
+// NULL. t: the warp's first token.
 __device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoments& moments, float (&o)[32],
                                               const AttentionForwardRows& x, float* lse, int heads, int t, int T) {
     int lane = threadIdx.x % 32;
@@ -150,7 +154,7 @@ __device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoment
         int row = t + lane / 4 + 8 * half_row;
         if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * LN2; }
     }
-    uint32_t pairs[16]; // all are read first: one that follows a store would wait for it
+    uint32_t pairs[16]; // all loads come first: a load after a store would wait for the store
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         pairs[i] = *reinterpret_cast<const uint32_t*>(rows + attention_forward_at<64>(lane / 4 + 8 * (i % 2), i / 2) +
@@ -178,14 +182,15 @@ __device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoment
         o[i] = 0;
     }
 #pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) { // 16 columns join 16 * heads
+    for (int half_row = 0; half_row < 2; half_row++) { // merge 16 new columns into the 16 * heads before
         float delta = sum[half_row] - moments.mean[half_row];
         moments.mean[half_row] += delta * share;
         moments.squares[half_row] += squares[half_row] + delta * delta * (16.0f * heads * share);
     }
 }
 
-// The moments of both rows over the quad's four threads, which have seen `count` columns each: all get the same.
+// Combines the moments of the quad's four lanes, which cover `count` columns each, for both rows. All four lanes get
+// the same result.
 __device__ inline void fused_attention_quad_moments(FusedAttentionMoments& x, int count) {
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
@@ -200,7 +205,7 @@ __device__ inline void fused_attention_quad_moments(FusedAttentionMoments& x, in
     }
 }
 
-// Eight columns of something, in pairs.
+// Eight adjacent 16-bit elements of a row, as four pairs.
 struct FusedAttentionPairs {
     uint32_t pair[4];
 };
@@ -212,6 +217,7 @@ __device__ inline void fused_attention_store_pairs(floatX* p, const FusedAttenti
     __stwb(reinterpret_cast<uint4*>(p), make_uint4(x.pair[0], x.pair[1], x.pair[2], x.pair[3]));
 }
 
+// normed = (x - mean) * rstd * weight + bias, for eight adjacent columns of a row.
 __device__ inline void fused_attention_normalise(floatX* normed, const floatX* x, const FusedAttentionPairs& weight,
                                                  const FusedAttentionPairs& bias, float2 mean_rstd) {
     FusedAttentionPairs xv = fused_attention_load_pairs(x), y;
@@ -225,14 +231,14 @@ __device__ inline void fused_attention_normalise(floatX* normed, const floatX* x
     fused_attention_store_pairs(normed, y);
 }
 
-// A warp's 16 rows of `heads` boxes, which follow each other; x: the first of the rows in the first box, of box_rows
-// rows. Lane i % 16 gives mean and rstd of row i; normed, weight, bias: from the first row's and head's first element.
-// empty: NULL, or the barriers that learn of each head when its box has been read.
+// Normalises a warp's 16 rows in `heads` consecutive boxes of box_rows rows each. x: the warp's first row in the first
+// box; normed, weight, bias: at the first row and the first head. mean_rstd: lane i has mean and rstd of row i % 16.
+// empty: NULL, or one barrier per head, which is signalled once the head's box has been read.
 __device__ inline void fused_attention_normalise_rows(floatX* normed, const floatX* x, int box_rows, float2 mean_rstd,
                                                       const floatX* weight, const floatX* bias, int heads, int num_rows,
                                                       int C, uint64_t* empty = nullptr) {
-    int lane = threadIdx.x % 32, chunk = lane % 8; // eight lanes have a row of a box, 128 bytes
-    asm volatile("" : "+r"(chunk));                // what follows from it is not kept in registers from tile to tile
+    int lane = threadIdx.x % 32, chunk = lane % 8; // eight lanes share a row of a box, 128 bytes
+    asm volatile("" : "+r"(chunk)); // opaque to the compiler: addresses are recomputed per tile, not kept in registers
     float2 rows[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -261,13 +267,13 @@ __device__ inline void fused_attention_normalise_rows(floatX* normed, const floa
     }
 }
 
-// ---- kernel 4: a warpgroup owns 64 queries over all heads: no cluster, but one warpgroup an SM ---------------
+// ---- kernel 4: one warpgroup owns 64 queries over all heads: no cluster, but only one warpgroup per SM --------
 
-struct FusedAttentionSMem4 { // 73 KB, and 8 KB for each head
+struct FusedAttentionSMem4 { // 81 KB, plus 8 KB per head
     floatX q[2][ATTENTION_FORWARD_BOX];
     floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
-    uint64_t q_full[2], k_full[2], v_full[2];             // q and the box of the same head come together
-    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_BOX]; // NH of them
+    uint64_t q_full[2], k_full[2], v_full[2];             // q_full: of q and of inp in the box of the same head
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_BOX]; // one per head, NH in all
 };
 
 __global__ void __launch_bounds__(128)
@@ -279,7 +285,8 @@ __global__ void __launch_bounds__(128)
     auto& smem = shared_aligned_1024<FusedAttentionSMem4>(attention_forward_shared);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, C = NH * 64, num_tiles = ceil_div(T, 64),
         num_sequences = gridDim.x / num_tiles;
-    int b = blockIdx.x % num_sequences, q0 = (num_tiles - 1 - (int)blockIdx.x / num_sequences) * 64; // most keys first
+    // tiles with the most keys first
+    int b = blockIdx.x % num_sequences, q0 = (num_tiles - 1 - (int)blockIdx.x / num_sequences) * 64;
     int num_steps = ceil_div(min(q0 + 64, T), 128), num_blocks = num_steps * NH, t = q0 + warp * 16;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < 2; stage++) {
@@ -290,10 +297,10 @@ __global__ void __launch_bounds__(128)
         mbarrier_init_fence();
     }
     __syncthreads();
-    auto load = [&](int i) { // block i of all: of head i / num_steps, the last keys first
+    auto load = [&](int i) { // key block i, counted over all heads: head i / num_steps, its last keys first
         int h = i / num_steps, keys = (num_steps - 1 - i % num_steps) * 128, stage = i % 2;
         if (i % num_steps == 0) {
-            mbarrier_arrive_expect(&smem.q_full[h % 2], FUSED_ATTENTION_BOX_BYTES); // two boxes of 64 rows
+            mbarrier_arrive_expect(&smem.q_full[h % 2], FUSED_ATTENTION_BOX_BYTES); // q and inp, two boxes of 64 rows
             tma_load_4d(smem.q[h % 2], &qkv_map, 0, h, q0, b, &smem.q_full[h % 2]);
             tma_load_4d(smem.boxes[h], &inp_map, 0, h, q0, b, &smem.q_full[h % 2]);
         }
@@ -332,7 +339,7 @@ __global__ void __launch_bounds__(128)
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(o);
-            __syncthreads(); // all have read the stage
+            __syncthreads(); // all warps have read the stage
             if (threadIdx.x == 0 && i + 2 < num_blocks) { load(i + 2); }
         }
         floatX* rows = smem.boxes[h] + warp * 16 * 64;
@@ -359,7 +366,7 @@ __global__ void __launch_bounds__(128)
     mean_rstd.y = __shfl_sync(0xFFFFFFFFu, rows[0].y, lane % 8 * 4);
     other.x = __shfl_sync(0xFFFFFFFFu, rows[1].x, lane % 8 * 4);
     other.y = __shfl_sync(0xFFFFFFFFu, rows[1].y, lane % 8 * 4);
-    if (lane / 8 % 2 == 1) { mean_rstd = other; } // rows 8 to 15
+    if (lane / 8 % 2 == 1) { mean_rstd = other; } // these lanes pass rows 8 to 15
     fused_attention_normalise_rows(normed + ((size_t)b * T + t) * C, smem.boxes[0] + warp * 16 * 64, 64, mean_rstd,
                                    weight, bias, NH, T - t, C);
     if (lane == 0) { tma_store_wait<0>(); }
@@ -369,7 +376,7 @@ void fused_attention_residual_layernorm_forward4(floatX* residual, floatX* norme
                                                  const floatX* qkv, const floatX* inp, const floatX* weight,
                                                  const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C == NH * 64 && has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    require(NH <= 18);                    // what fits shared memory
+    require(NH <= 18);                    // boxes that fit shared memory
     require((size_t)B * T * NH <= INT_MAX);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     CUtensorMap inp_map = tensor_map_heads(inp, B, T, NH, 64);
@@ -381,32 +388,34 @@ void fused_attention_residual_layernorm_forward4(floatX* residual, floatX* norme
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: a cluster owns two tiles of queries over all heads, its blocks share out the heads ---------------
-// The tiles are of 128 queries, number i from the start and from the end of a sequence, the shorter first: all clusters
-// have the same work, and the first tile is normalised under the second. In a block, warp 0 loads queries, keys and
-// values; warps 1 to 3 serve the boxes, each those of every third head; two warpgroups compute.
-// Each block sends the moments of its heads' columns to all blocks of the cluster, into their shared memory; they are
-// added up in the order of the blocks. No block ends before it has what all others send: it is there while they send.
+// ---- kernel 5: a cluster owns two tiles of queries over all heads; its blocks divide the heads -------------------
+// A tile is 128 queries. A cluster takes tile i from the start and tile i from the end of a sequence, the shorter one
+// first, so that all clusters have equal work. The first tile is normalised while the second is computed. In a block,
+// warp 0 loads queries, keys and values, warps 1 to 3 serve the boxes (every third head each), two warpgroups compute.
+//
+// Each block sends the moments of its heads' columns to the shared memory of all blocks of the cluster, which combine
+// them in the order of the blocks. No block exits before it has received the moments of all other blocks, so that its
+// shared memory exists while they send.
 
-const int FUSED_ATTENTION_MAX_HEADS = 7;  // of a block: what fits shared memory
-const int FUSED_ATTENTION_MAX_BLOCKS = 8; // of a cluster, on any device
+const int FUSED_ATTENTION_MAX_HEADS = 7;  // per block: that many boxes fit shared memory
+const int FUSED_ATTENTION_MAX_BLOCKS = 8; // per cluster: the limit that holds on all devices
 
-struct FusedAttentionSMem { // 114 KB, and 16 KB for each head: one block an SM
+struct FusedAttentionSMem { // 114 KB, plus 16 KB per head: one block per SM
     floatX q[2][ATTENTION_FORWARD_KEYS];
     floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
-    // of both tiles, from each block of the cluster: mean and squares of each row over that block's heads
+    // [tile][sending block][row]: mean and squares of the row over the heads of that block
     float2 moments[2][FUSED_ATTENTION_MAX_BLOCKS][128];
     float2 mean_rstd[128]; // of the first tile's rows
     uint64_t q_full[2], q_empty[2], k_full[2], k_empty[2], v_full[2], v_empty[2], moments_full[2];
-    uint64_t inp_full[FUSED_ATTENTION_MAX_HEADS], sum_full[FUSED_ATTENTION_MAX_HEADS]; // a phase for each tile
-    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS];                             // as many as the block has heads
+    uint64_t inp_full[FUSED_ATTENTION_MAX_HEADS], sum_full[FUSED_ATTENTION_MAX_HEADS]; // one phase per tile
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS];                             // one per head of the block
 };
 
 struct FusedAttentionSizes {
-    int T, NH, num_blocks; // blocks in a cluster
+    int T, NH, num_blocks; // num_blocks: per cluster
 };
 
-// What a block does.
+// The work of a block: its sequence b, its heads, and its tiles (one if first_tile and last_tile are the same).
 struct FusedAttentionWork {
     int b, first_head, heads, num_tiles, first_tile, last_tile;
 };
@@ -424,11 +433,11 @@ __device__ inline FusedAttentionWork fused_attention_work(const FusedAttentionSi
             last > pair ? 2 : 1, pair,       last};
 }
 
-// Mean and rstd of a row from the moments of all blocks' columns.
+// Computes mean and rstd of a row from the moments that all blocks of the cluster have sent.
 __device__ inline float2 fused_attention_mean_rstd(const float2 (&moments)[FUSED_ATTENTION_MAX_BLOCKS][128], int row,
                                                    const FusedAttentionSizes& sizes) {
     float2 total = moments[0][row];
-    int heads = fused_attention_first_head(sizes, 1); // seen so far
+    int heads = fused_attention_first_head(sizes, 1); // combined so far
 #pragma unroll 1
     for (int rank = 1; rank < sizes.num_blocks; rank++) {
         int more = fused_attention_first_head(sizes, rank + 1) - heads;
@@ -441,8 +450,8 @@ __device__ inline float2 fused_attention_mean_rstd(const float2 (&moments)[FUSED
     return make_float2(total.x, rsqrtf(total.y / (64 * heads) + 1e-5f));
 }
 
-// Moments of `rows` rows come to a barrier from each block of a cluster: as bytes, sent by fused_attention_send. A block
-// alone is no cluster to st.async: its rows arrive one by one.
+// The barrier for the moments of `rows` rows. In a cluster it counts the bytes that fused_attention_send sends from
+// each block. A single block is no cluster, and st.async needs one, so each row is one arrival instead.
 __device__ inline void fused_attention_init_moments(uint64_t* barrier, int num_blocks, int rows) {
     mbarrier_init(barrier, num_blocks > 1 ? 1 : 1 + rows);
 }
@@ -464,7 +473,7 @@ __device__ inline void fused_attention_init(FusedAttentionSMem& smem, int num_bl
             mbarrier_init(&smem.q_full[j], 1);
             mbarrier_init(&smem.k_full[j], 1);
             mbarrier_init(&smem.v_full[j], 1);
-            mbarrier_init(&smem.q_empty[j], 8); // all warps that compute
+            mbarrier_init(&smem.q_empty[j], 8); // one arrival per consumer warp
             mbarrier_init(&smem.k_empty[j], 8);
             mbarrier_init(&smem.v_empty[j], 8);
             fused_attention_init_moments(&smem.moments_full[j], num_blocks, 128);
@@ -476,11 +485,12 @@ __device__ inline void fused_attention_init(FusedAttentionSMem& smem, int num_bl
         mbarrier_init_fence();
         for (int j = 0; j < 2; j++) { fused_attention_expect_moments(&smem.moments_full[j], num_blocks, 128); }
     }
-    cluster_sync(); // before another block sends its moments
+    cluster_sync(); // other blocks may send their moments from here on
 }
 
-// The part of the one thread that loads queries, keys and values. It and those who compute count the same: n heads of
-// tiles, i blocks of 128 keys. They come as k0 k1 v0 k2 v1 ..., over all heads and tiles: the order of their release.
+// The producer thread for queries, keys and values. Producer and consumers keep the same counters: n heads (over all
+// tiles), i blocks of 128 keys. Loads are issued as k0 k1 v0 k2 v1 ..., over all heads and tiles, which is the order in
+// which the consumers release the stages.
 __device__ inline void fused_attention_load(FusedAttentionSMem& smem, const CUtensorMap& qkv_map,
                                             const FusedAttentionWork& work, int NH) {
     int n = 0, i = 0, value_head = 0, value_t = 0;
@@ -504,8 +514,8 @@ __device__ inline void fused_attention_load(FusedAttentionSMem& smem, const CUte
     load_values(i - 1);
 }
 
-// The part of warps 1 to 3, for heads `first`, first + 3 ... of the block: brings inp, stores residual, and normalises
-// the first tile, if another follows; then inp of that one may come.
+// Warps 1 to 3, each for heads first, first + 3, ... of the block: loads inp into the boxes and stores residual. If a
+// second tile follows, it also normalises the first tile, and then loads inp of the second tile into the same boxes.
 __device__ inline void fused_attention_serve(FusedAttentionSMem& smem, floatX* normed, float* mean, float* rstd,
                                              const floatX* weight, const floatX* bias, const CUtensorMap& inp_map,
                                              const CUtensorMap& residual_map, const FusedAttentionWork& work,
@@ -530,7 +540,7 @@ __device__ inline void fused_attention_serve(FusedAttentionSMem& smem, floatX* n
                 tma_store_commit();
             }
         }
-        if (j == work.num_tiles - 1) { break; } // the last tile is normalised by those who computed it
+        if (j == work.num_tiles - 1) { break; } // the consumer warps normalise the last tile
         mbarrier_wait_cluster(&smem.moments_full[j], 0);
         for (int row = threadIdx.x - 32; row < 128; row += 96) {
             float2 x = fused_attention_mean_rstd(smem.moments[j], row, sizes);
@@ -538,7 +548,7 @@ __device__ inline void fused_attention_serve(FusedAttentionSMem& smem, floatX* n
             if (rank == 0 && row < num_rows) { mean[start + row] = x.x, rstd[start + row] = x.y; }
         }
         named_barrier_sync(3, 96);
-        if (lane == 0) { tma_store_wait<0>(); } // the boxes have been read
+        if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes: they may be overwritten
 #pragma unroll 1
         for (int h = first; h < work.heads; h += 3) {
             int c = (work.first_head + h) * 64 + chunk * 8;
@@ -556,8 +566,8 @@ __device__ inline void fused_attention_serve(FusedAttentionSMem& smem, floatX* n
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Scores of block i of 128 keys and, under their softmax, the product with the values of block i - 1. `more`: other
-// blocks follow.
+// Step i: the scores of 128 more keys, and P V of step i - 1, which overlaps with the softmax of the new scores. The
+// two warpgroups ping-pong by named barriers. more: this head has a next step.
 __device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32], AttentionForwardRows& x,
                                             FusedAttentionSMem& smem, const floatX* q, int warpgroup, int i, bool more,
                                             float scale_log2) {
@@ -579,7 +589,7 @@ __device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], f
     attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
 
-// The same where nothing runs beside: P of block i, which begins a head.
+// The first step of a head, number i of the ring: p = P of the 128 keys on the diagonal. Nothing overlaps with it.
 __device__ inline void fused_attention_first_step(float (&s)[64], uint32_t (&p)[32], AttentionForwardRows& x,
                                                   FusedAttentionSMem& smem, const floatX* q, int i, bool more,
                                                   int diagonal, float scale_log2) {
@@ -595,7 +605,7 @@ __device__ inline void fused_attention_first_step(float (&s)[64], uint32_t (&p)[
     if (more) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
 }
 
-// And the product with the values of block i alone.
+// The end of a head: P V of its last step, number i of the ring. Nothing overlaps with it.
 __device__ inline void fused_attention_last_values(float (&o)[32], uint32_t (&p)[32], FusedAttentionSMem& smem, int i) {
     mbarrier_wait(&smem.v_full[i % 2], i / 2 % 2);
     wgmma_hold(o);
@@ -608,7 +618,7 @@ __device__ inline void fused_attention_last_values(float (&o)[32], uint32_t (&p)
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[i % 2]); }
 }
 
-// The part of the warps that compute, up to the last tile's moments.
+// The consumer warps: all tiles of the block, up to the moments of the last tile.
 __device__ inline void fused_attention_compute(FusedAttentionSMem& smem, float* lse, const FusedAttentionWork& work,
                                                const FusedAttentionSizes& sizes, int rank, int warpgroup, int warp,
                                                float scale_log2) {
@@ -619,7 +629,7 @@ __device__ inline void fused_attention_compute(FusedAttentionSMem& smem, float* 
     uint32_t p[32];
 #pragma unroll
     for (int j = 0; j < 32; j++) { o[j] = 0; }
-    if (warpgroup == 2) { named_barrier_arrive(1, 256); } // the first may begin
+    if (warpgroup == 2) { named_barrier_arrive(1, 256); } // lets warpgroup 1 begin
 #pragma unroll 1
     for (int j = 0; j < work.num_tiles; j++) {
         FusedAttentionMoments moments = {};
@@ -659,10 +669,10 @@ __device__ inline void fused_attention_compute(FusedAttentionSMem& smem, float* 
             }
         }
     }
-    if (warpgroup == 1) { named_barrier_sync(1, 256); } // the last arrival
+    if (warpgroup == 1) { named_barrier_sync(1, 256); } // consumes the last arrival at the barrier
 }
 
-// A warp that computes has the same 16 rows of the tile all the time.
+// A consumer warp owns the same 16 rows of every tile.
 __global__ void __launch_bounds__(384, 1)
     fused_attention_sm90_kernel5(floatX* normed, float* mean, float* rstd, float* lse, const floatX* weight,
                                  const floatX* bias, const __grid_constant__ CUtensorMap qkv_map,
@@ -672,7 +682,7 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     auto& smem = shared_aligned_1024<FusedAttentionSMem>(attention_forward_shared);
     fused_attention_init(smem, sizes.num_blocks);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // a shuffle tells the compiler that it is warp-uniform
     int warpgroup = warp / 4, lane = threadIdx.x % 32, rank = cluster_rank(), C = sizes.NH * 64;
     FusedAttentionWork work = fused_attention_work(sizes, rank);
     if (warpgroup == 0) {
@@ -699,8 +709,9 @@ __global__ void __launch_bounds__(384, 1)
     }
 }
 
-// As many clusters as fit the device at once: GPUs group their SMs by up to 18, and a cluster stays in one group. Large
-// ones find less room than groups of 16 would have: on an H200 four blocks took 1.75 times as long as two.
+// Estimates how many clusters fit the device at once. GPUs group their SMs by up to 18, and a cluster must fit one
+// group. Clusters of more than two blocks find less room than groups of 16 would have: on an H200 clusters of four
+// blocks took 1.75 times as long as clusters of two.
 inline int fused_attention_clusters_at_once(int num_blocks) {
     return max(num_multiprocessors() / 16 * (16 / num_blocks) * (num_blocks > 2 ? 3 : 4) / 4, 1);
 }
@@ -735,29 +746,34 @@ void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* norme
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: those who compute do nothing else: eight warps add, sum and normalise what they leave in the boxes ----
-// A helping warp has the same 16 rows as one that computes: that one divides o by l, puts it into the head's box, and
-// goes on; this one adds inp from memory, stores residual, and keeps the rows' moments. Clusters are persistent, with
-// pairs of tiles as in kernel 5 one after the other, so that only the end of the last is not under another. From head
-// to head there is no pause and rings have four stages where boxes leave room, as in attention_forward's kernel 14. After
-// the diagonal no maximum is taken: P is divided by its own sum and may be as large as its type allows.
+// ---- kernel 6: the consumer warps only compute attention; eight helper warps add inp, sum and normalise ----------
+// Each helper warp shares its 16 rows with one consumer warp. The consumer writes o / l to the head's box and goes on
+// with the next head. The helper adds inp from global memory, stores residual, and keeps the moments of the rows.
+//
+// Clusters are persistent and take pairs of tiles (as in kernel 5) one after the other, so that the end of every tile
+// but the last is overlapped with the next tile. As in attention_forward's kernel 14, consecutive heads overlap, and
+// the ring has four stages if the boxes leave room. After the diagonal no maximum is taken: P is divided by its own sum
+// in the end, and may be as large as its type allows.
 
-const int FUSED_ATTENTION_RING_HEADS = 3; // of a block, up to which four stages fit
+const int FUSED_ATTENTION_RING_HEADS = 3; // heads per block up to which four stages fit
 
-template <int stages> struct FusedAttentionSMem6 { // 114 KB, or 178 with four stages, and 16 KB for each head
+template <int stages> struct FusedAttentionSMem6 { // 114 KB, or 178 with four stages, plus 16 KB per head
     floatX q[2][ATTENTION_FORWARD_KEYS];
     floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
-    float2 moments[2][FUSED_ATTENTION_MAX_BLOCKS][128]; // as in kernel 5, of even and of odd tiles
+    float2 moments[2][FUSED_ATTENTION_MAX_BLOCKS][128]; // as in kernel 5, for even and for odd tiles
     uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
-    uint64_t moments_full[2][8]; // of the rows of each warp, here and below
-    uint64_t box_full[8][FUSED_ATTENTION_MAX_HEADS], box_empty[8][FUSED_ATTENTION_MAX_HEADS]; // a phase for each tile
-    uint64_t sum_full[8];                                                                     // of the last tile
-    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS]; // as many as the block has heads
+    // the barriers below are per warp (the 16 rows of a consumer and its helper); those of the boxes have one phase per
+    // tile; sum_full is for the last tile
+    uint64_t moments_full[2][8];
+    uint64_t box_full[8][FUSED_ATTENTION_MAX_HEADS], box_empty[8][FUSED_ATTENTION_MAX_HEADS];
+    uint64_t sum_full[8];
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS]; // one per head of the block
 };
 
-// The tiles of a cluster, one after the other: pairs, of `num_pairs` of all sequences; of each the shorter first.
+// The tile scheduler of a cluster. There are num_pairs pairs of tiles in all sequences together; of each pair the
+// shorter tile comes first. fused_attention_next advances to the next tile and returns false at the end.
 struct FusedAttentionPlace {
-    int pair, tile, b; // tile -1: before the first
+    int pair, tile, b; // tile -1: before the first tile
 };
 __device__ inline bool fused_attention_next(FusedAttentionPlace& x, int T, int num_blocks, int num_pairs) {
     int num_tiles = ceil_div(T, 128), sequence_pairs = ceil_div(num_tiles, 2);
@@ -776,7 +792,7 @@ template <int stages> __device__ inline void fused_attention_init6(FusedAttentio
         for (int j = 0; j < stages; j++) {
             if (j < 2) {
                 mbarrier_init(&smem.q_full[j], 1);
-                mbarrier_init(&smem.q_empty[j], 8); // all warps that compute
+                mbarrier_init(&smem.q_empty[j], 8); // one arrival per consumer warp
             }
             mbarrier_init(&smem.k_full[j], 1);
             mbarrier_init(&smem.v_full[j], 1);
@@ -798,10 +814,10 @@ template <int stages> __device__ inline void fused_attention_init6(FusedAttentio
             fused_attention_expect_moments(&smem.moments_full[1][warp], num_blocks, 16);
         }
     }
-    cluster_sync(); // before another block sends its moments
+    cluster_sync(); // other blocks may send their moments from here on
 }
 
-// The part of the one thread that loads, as fused_attention_load.
+// The producer thread, as fused_attention_load.
 template <int stages> __device__ inline void fused_attention_load6(FusedAttentionSMem6<stages>& smem,
                                                                    const CUtensorMap& qkv_map,
                                                                    const FusedAttentionSizes& sizes, int first_head,
@@ -850,7 +866,8 @@ __device__ inline void fused_attention_add(FusedAttentionPairs& x, const FusedAt
     }
 }
 
-// Eight more columns of a row to the mean and the squares of those before, 8 * heads.
+// Merges eight more columns of a row into mean and squares, which cover 8 * heads columns so far. share: the weight of
+// the new columns, 1 / (heads + 1).
 __device__ inline void fused_attention_join(float& mean, float& squares, const FusedAttentionPairs& x, int heads,
                                             float share) {
     float2 sum = {0, 0}, more = {0, 0};
@@ -870,14 +887,15 @@ __device__ inline void fused_attention_join(float& mean, float& squares, const F
     squares += more.x + more.y + delta * delta * (8.0f * heads * share);
 }
 
-// The part of helping warp `warp`, 0 to 7.
+// Helper warp `warp`, 0 to 7: all tiles of the block.
 template <int stages>
 __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, floatX* residual, floatX* normed,
                                             float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                             const floatX* bias, const FusedAttentionSizes& sizes, int first_head,
                                             int heads, int num_pairs, int warp, int rank) {
-    int lane = threadIdx.x % 32, chunk = lane % 8, first_row = lane / 8, C = sizes.NH * 64; // rows 4 apart
-    int offset = first_row * C + chunk * 8; // from the warp's first row and the head's first column on
+    // a lane has chunk `chunk` of rows first_row, first_row + 4, ...
+    int lane = threadIdx.x % 32, chunk = lane % 8, first_row = lane / 8, C = sizes.NH * 64;
+    int offset = first_row * C + chunk * 8; // relative to the warp's first row and the head's first column
     floatX* rows = smem.boxes[0] + warp * 16 * 64;
     weight += first_head * 64, bias += first_head * 64;
     FusedAttentionPlace place = {0, -1, 0}, next = place;
@@ -895,7 +913,7 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
             floatX* residual_box = residual + start + h * 64;
             FusedAttentionPairs x[4] = {};
 #pragma unroll
-            for (int i = 0; i < 4; i++) { // on their way while the head is computed
+            for (int i = 0; i < 4; i++) { // these loads are in flight while the head is computed
                 if (first_row + 4 * i < num_rows) { x[i] = fused_attention_load_pairs(inp_box + offset + 4 * i * C); }
             }
             float share = 1.0f / (h + 1);
@@ -910,9 +928,9 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
                 fused_attention_join(row_mean[i], squares[i], x[i], h, share);
             }
         }
-        if (!more) { mbarrier_arrive(&smem.sum_full[warp]); } // the warp that computed them helps now
+        if (!more) { mbarrier_arrive(&smem.sum_full[warp]); } // last tile: the consumer warp normalises half of it
 #pragma unroll
-        for (int i = 0; i < 4; i++) { // eight lanes have seen 8 * heads columns each: all get the same
+        for (int i = 0; i < 4; i++) { // combine the eight lanes of a row, which cover 8 * heads columns each
 #pragma unroll
             for (int offset = 1; offset <= 4; offset *= 2) {
                 float other_mean = __shfl_xor_sync(0xFFFFFFFFu, row_mean[i], offset);
@@ -921,14 +939,15 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
                 row_mean[i] = 0.5f * (row_mean[i] + other_mean);
                 squares[i] = squares[i] + other_squares + delta * delta * (4.0f * heads * offset);
             }
-            if (chunk < sizes.num_blocks) { // one lane for each block
+            if (chunk < sizes.num_blocks) { // one lane per receiving block
                 fused_attention_send(&smem.moments[j % 2][rank][warp * 16 + first_row + 4 * i],
                                      make_float2(row_mean[i], squares[i]), &smem.moments_full[j % 2][warp], chunk,
                                      sizes.num_blocks);
             }
         }
         mbarrier_wait_cluster(&smem.moments_full[j % 2][warp], j / 2 % 2);
-        // no block sends those of the next but one tile before it has these of the next from all
+        // The next phase of this barrier is for tile j + 2. It may be armed now: no block sends moments of tile j + 2
+        // before it has received those of tile j + 1 from all blocks, this one included.
         if (lane == 0) { fused_attention_expect_moments(&smem.moments_full[j % 2][warp], sizes.num_blocks, 16); }
         float2 mean_rstd = fused_attention_mean_rstd(smem.moments[j % 2], warp * 16 + lane % 16, sizes);
         if (rank == 0 && lane < 16 && lane < num_rows) {
@@ -941,13 +960,14 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
     }
 }
 
-// A warp's 16 rows of a head, whose last product is still to be started or to be stored.
+// A consumer warp's 16 rows of the previous head, whose last P V has not been issued yet, or whose output is not stored
+// yet.
 struct FusedAttentionPending {
-    int h, tile, b; // h: of the block's heads; -1: none
-    unsigned i, j;  // of the last values, of the tile
+    int h, tile, b; // h: index among the block's heads; -1: none
+    unsigned i, j;  // i: step of its last values; j: number of its tile
 };
 
-// 1 / l of a thread's two rows; stores lse.
+// Computes 1 / l of a thread's two rows, and stores their lse.
 __device__ inline void fused_attention_inverse(float (&inverse)[2], const AttentionForwardRows& x, float* lse,
                                                const FusedAttentionPending& head, const FusedAttentionSizes& sizes,
                                                int first_head, int warp) {
@@ -965,7 +985,7 @@ __device__ inline void fused_attention_inverse(float (&inverse)[2], const Attent
     }
 }
 
-// o / l to the head's box.
+// Writes o * inverse to the head's box when the box is empty, and signals box_full.
 template <int stages> __device__ inline void fused_attention_store6(FusedAttentionSMem6<stages>& smem,
                                                                     const float (&o)[32], const float (&inverse)[2],
                                                                     const FusedAttentionPending& head, int warp) {
@@ -976,7 +996,8 @@ template <int stages> __device__ inline void fused_attention_store6(FusedAttenti
     if (lane == 0) { mbarrier_arrive(&smem.box_full[warp][head.h]); }
 }
 
-// s = q k^T once more for a warp's 16 queries and 128 keys, by its own means.
+// Recomputes s = q k^T for one warp's 16 queries and 128 keys. It uses mma.sync, because wgmma needs the whole
+// warpgroup.
 __device__ inline void fused_attention_warp_scores(float (&s)[64], const floatX* q, const floatX* k) {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
     uint32_t q_address = shared_address(q + attention_forward_at<64>(row, lane / 16));
@@ -988,7 +1009,7 @@ __device__ inline void fused_attention_warp_scores(float (&s)[64], const floatX*
         uint32_t a[4], b[4];
         ldmatrix_x4(a, attention_forward_column<64>(q_address, d));
 #pragma unroll
-        for (int n = 0; n < 8; n++) { // 16 keys, 2048 bytes
+        for (int n = 0; n < 8; n++) { // 16 keys are 2048 bytes
             ldmatrix_x4(b, attention_forward_column<64>(k_address, d) + 2048 * n);
             mma_16x8x16(&s[8 * n], a, b[0], b[1], floatX());
             mma_16x8x16(&s[8 * n + 4], a, b[2], b[3], floatX());
@@ -996,15 +1017,17 @@ __device__ inline void fused_attention_warp_scores(float (&s)[64], const floatX*
     }
 }
 
-// Up to this sum a thread takes P without a look at the maximum: each P then fits floatX, and many such sums fp32.
+// While its sum of P in a step is below this limit, a thread does without the maximum: each P then fits floatX, and the
+// sum over many steps fits fp32.
 #if defined(ENABLE_FP16)
 const float FUSED_ATTENTION_LIMIT = 32768.0f;
 #else
 const float FUSED_ATTENTION_LIMIT = 1e18f;
 #endif
 
-// As fused_attention_step, without turns and without a look at the maximum: P is divided by its own sum in the end, and
-// may be as large as its type allows. Where that is not enough scores are computed again, and the maximum is taken.
+// As fused_attention_step, but without ping-pong and without the running maximum: P is divided by its own sum in the
+// end, and may be as large as its type allows. If a sum reaches the limit, the warp computes its scores again and takes
+// the maximum.
 template <int stages> __device__ inline void fused_attention_step6(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                                    AttentionForwardRows& x,
                                                                    FusedAttentionSMem6<stages>& smem, const floatX* q,
@@ -1025,7 +1048,7 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
         s[j] = exp2_approx(fmaf(s[j], scale_log2, -x.m[j / 2 % 2]));
         sum[j / 2 % 2] += s[j];
     }
-    // as in attention_forward_end_step: a branch that the exponents stay before
+    // as in attention_forward_end_step: this branch keeps the exponentials in front of wgmma_wait
     if (more && !(sum[0] + sum[1] < 0)) { mbarrier_wait(&smem.k_full[(i + 1) % stages], (i + 1) / stages % 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
@@ -1033,7 +1056,7 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
     wgmma_hold(o);
     wgmma_hold(p);
     bool grew = false;
-    if (__all_sync(0xFFFFFFFFu, sum[0] < FUSED_ATTENTION_LIMIT && sum[1] < FUSED_ATTENTION_LIMIT)) { // NaN is not
+    if (__all_sync(0xFFFFFFFFu, sum[0] < FUSED_ATTENTION_LIMIT && sum[1] < FUSED_ATTENTION_LIMIT)) { // false if NaN
         x.l[0] += sum[0], x.l[1] += sum[1];
     } else {
         fused_attention_warp_scores(s, q, smem.k[k]);
@@ -1047,7 +1070,7 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
     attention_forward_sm90_pack(p, s);
 }
 
-// The part of the warps that compute, 0 to 7. Returns what they did last.
+// Consumer warp `warp`, 0 to 7: all tiles of the block. Returns the last head that it computed.
 template <int stages>
 __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionSMem6<stages>& smem, float* lse,
                                                                  const FusedAttentionSizes& sizes, int first_head,
@@ -1060,12 +1083,12 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
     uint32_t p[32];
 #pragma unroll
     for (int j = 0; j < 32; j++) { o[j] = 0, p[j] = 0; }
-    unsigned i = 0, n = 0, j = 0; // blocks of 128 keys, heads of tiles, tiles
+    unsigned i = 0, n = 0, j = 0; // i: blocks of 128 keys; n: heads, over all tiles; j: tiles
 #pragma unroll 1
     for (; fused_attention_next(place, sizes.T, sizes.num_blocks, num_pairs); j++) {
 #pragma unroll 1
         for (int h = 0; h < heads; h++, n++) {
-            // the diagonal, and the head before's last product under it
+            // the diagonal, overlapped with the last P V of the previous head
             const floatX* q = smem.q[n % 2] + warp / 4 * ATTENTION_FORWARD_BOX;
             unsigned k = i % stages, v = head.i % stages;
             mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
@@ -1075,12 +1098,12 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             attention_forward_sm90_scores(s, q, smem.k[k]);
             wgmma_commit();
             wgmma_fence();
-            // without a branch, which would cost registers: at first a product of P = 0 and what has come
+            // a branch would cost registers: before the first head P = 0 is multiplied by the queries
             attention_forward_sm90_values(o, p, head.h >= 0 ? smem.v[v] : smem.q[n % 2]);
             wgmma_commit();
             float inverse[2];
             fused_attention_inverse(inverse, x, lse, head, sizes, first_head, warp);
-            wgmma_hold(inverse); // now, not later: registers are scarce
+            wgmma_hold(inverse); // forces inverse to be computed here and not later: registers are scarce
             wgmma_wait<1>();
             wgmma_hold(s);
             if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
@@ -1124,7 +1147,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
     return head;
 }
 
-// Of five warpgroups two compute, two help, and a thread of the last loads.
+// Five warpgroups: two of consumers, two of helpers, and one of which a single thread is the producer.
 template <int stages> __global__ void __launch_bounds__(640, 1)
     fused_attention_sm90_kernel6(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                  const floatX* inp, const floatX* weight, const floatX* bias,
@@ -1136,14 +1159,14 @@ template <int stages> __global__ void __launch_bounds__(640, 1)
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = cluster_rank();
     int first_head = fused_attention_first_head(sizes, rank),
         heads = fused_attention_first_head(sizes, rank + 1) - first_head;
-    if (warp >= 16) { // 2 * 168 + 2 * 56 + 32 registers of a thread of each are 5 * 96
+    if (warp >= 16) { // registers per thread: 2 * 168 + 2 * 56 + 32 are the 5 * 96 that the launch allocated
         warpgroup_fewer_registers<32>();
         if (threadIdx.x == 512) { fused_attention_load6(smem, qkv_map, sizes, first_head, heads, num_pairs); }
     } else if (warp < 8) {
         warpgroup_more_registers<168>();
         FusedAttentionPending last =
             fused_attention_compute6(smem, lse, sizes, first_head, heads, num_pairs, warp, scale_log2);
-        // the last tile's second half of the heads
+        // normalise the second half of the last tile's heads; the helper warp normalises the first half
         int t = last.tile * 128 + warp * 16, done = heads - heads / 2, C = sizes.NH * 64;
         size_t start = ((size_t)last.b * sizes.T + t) * C + (first_head + done) * 64;
         weight += (first_head + done) * 64, bias += (first_head + done) * 64;
@@ -1159,8 +1182,9 @@ template <int stages> __global__ void __launch_bounds__(640, 1)
     }
 }
 
-// The number of blocks in a cluster with which the whole grid takes the least time: in turns of all clusters that fit
-// the device at once, each as long as a block has heads, and a pair of tiles steps; the end is about as long as a step.
+// Returns the number of blocks per cluster with the shortest estimated time. Clusters run in turns, as many at once as
+// fit the device. Per head of a block, a turn takes the num_tiles + 1 steps of a pair of tiles, and the end of the grid
+// takes about one more step.
 inline int fused_attention_blocks(int B, int T, int NH) {
     int num_tiles = ceil_div(T, 128), num_pairs = B * ceil_div(num_tiles, 2), best = 0;
     size_t least = SIZE_MAX;
@@ -1197,7 +1221,7 @@ template <int stages> void fused_attention_launch6(floatX* residual, floatX* nor
     cudaCheck(cudaGetLastError());
 }
 
-// cluster_size: blocks in a cluster, 0 to have it chosen
+// cluster_size: blocks per cluster; 0: chosen by fused_attention_blocks()
 void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                                  const floatX* qkv, const floatX* inp, const floatX* weight,
                                                  const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
@@ -1211,23 +1235,23 @@ void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* norme
     launch(residual, normed, mean, rstd, lse, qkv, inp, weight, bias, B, T, NH, stream, cluster_size);
 }
 
-// ---- kernel 7: two launches: attention adds inp to what it stores, the layernorm under its end ----------------
-// The sum is read back from L2, which is asked to keep nothing else where it holds all of it. Attention itself waits for
-// nothing but its softmax: inp comes under a tile's steps.
+// ---- kernel 7: two launches: attention adds inp in its epilogue, the layernorm overlaps with attention's end ----
+// The layernorm reads the sum back from L2. If the whole sum fits L2, attention loads everything else evict-first, so
+// that L2 keeps the sum. The addition does not delay attention: inp is loaded while the steps of the tile run.
 
 template <int groups> struct FusedAttentionSMem7 : AttentionForwardSMem<groups> {
-    uint64_t inp_full[4 * groups]; // of each warp that computes
+    uint64_t inp_full[4 * groups]; // one per consumer warp
 };
 
-// For attention_forward_sm90_block: residual = inp + attention
+// The Store for attention_forward_sm90_block: residual = inp + attention
 struct FusedAttentionStore7 {
     const CUtensorMap &inp_map, &residual_map; // boxes of 16 tokens of a head
     uint64_t* full;                            // this warp's barrier
-    int parity;                                // of its phase for this tile
+    int parity;                                // parity of the barrier's phase for this tile
 
     __device__ void prepare(floatX* place, int t, int h, int b) {
         if (threadIdx.x % 32 == 0) {
-            tma_store_wait<0>(); // the tile before has left its place
+            tma_store_wait<0>(); // TMA has read the previous tile: its staging area is free
             mbarrier_arrive_expect(full, 16 * ATTENTION_FORWARD_ROW * sizeof(floatX));
             tma_load_4d_once(place, &inp_map, 0, h, t, b, full);
         }
@@ -1239,7 +1263,7 @@ struct FusedAttentionStore7 {
         mbarrier_wait(full, parity);
         parity ^= 1;
 #pragma unroll
-        for (int d = 0; d < 4; d++) { // 16 columns, as in attention_forward_sm90_to_shared
+        for (int d = 0; d < 4; d++) { // 16 columns at a time, as in attention_forward_sm90_to_shared
             uint32_t r[4];
             ldmatrix_x4(r, attention_forward_column<64>(address, d));
 #pragma unroll
@@ -1284,7 +1308,7 @@ template <int groups, bool once> void fused_attention_launch7(floatX* residual, 
 }
 #endif
 
-// Whether kernel 7 takes this shape on this device.
+// Whether kernel 7 supports this shape on this device.
 inline bool fused_attention_has_sm90(int C, int NH) {
 #if defined(ENABLE_FP32)
     (void)C, (void)NH;
@@ -1294,16 +1318,16 @@ inline bool fused_attention_has_sm90(int C, int NH) {
 #endif
 }
 
-// residual, normed (B,T,C), mean, rstd (B,T), lse (B,NH,T) or NULL | att (B,T,C) scratch: may be NULL where
-// fused_attention_has_sm90(), else this is kernel 2 | qkv (B,T,3,NH,HS), inp (B,T,C), weight, bias (C). C = NH * HS.
-// All pointers are aligned to 16 bytes.
+// residual, normed (B,T,C), mean, rstd (B,T), lse (B,NH,T) or NULL | att (B,T,C) scratch | qkv (B,T,3,NH,HS), inp
+// (B,T,C), weight, bias (C). C = NH * HS. All pointers are aligned to 16 bytes. If fused_attention_has_sm90(), this
+// runs kernel 7 and att may be NULL, otherwise it runs kernel 2.
 void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                                 floatX* att, const floatX* qkv, const floatX* inp, const floatX* weight,
                                                 const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream) {
 #if !defined(ENABLE_FP32)
     if (fused_attention_has_sm90(C, NH)) {
         require((size_t)B * T * NH <= INT_MAX);
-        bool few = attention_forward_sm90_groups(B, T, NH) == 2; // then L2 holds all there is
+        bool few = attention_forward_sm90_groups(B, T, NH) == 2; // few tiles: L2 holds everything
         bool fits = (size_t)B * T * C * sizeof(floatX) <= (size_t)device_attribute(cudaDevAttrL2CacheSize);
         auto attention = few    ? fused_attention_launch7<2, true>
                          : fits ? fused_attention_launch7<4, true>
@@ -1318,12 +1342,13 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
                                                 NH, stream);
 }
 
-// ---- what is checked ----------------------------------------------------------------------------------------
+// ---- inputs, checks and main ----------------------------------------------------------------------------------
 
-enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input: check shapes ask for them by V - 1
+enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input; V of a check shape is the kind + 1
 
-// Queries, keys and values (B,T,NH,HS): normal. LARGE: scores of the size of 10^4, and in every other head rows that
-// are all alike, so that the softmax is uniform. ALIKE: values of 1 and scores of 0, so that the output is 1.
+// Fills queries, keys and values (B,T,3,NH,HS) with normal numbers. LARGE: scores of the order of 10^4, and in every
+// other head all rows are equal, so that the softmax is uniform. ALIKE: values of 1 and scores of 0, so that the output
+// of attention is 1.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, int kind, uint32_t seed) {
     size_t n = (size_t)B * T * 3 * NH * HS;
     bench_fill_normal(qkv, n, seed, 1.0f, 0.0f);
@@ -1334,8 +1359,8 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, int kind, uint32_
     }
 }
 
-// inp (N,C): normal. ALIKE: 2 everywhere, so that rows of the sum have no variance. HOT: row N / 2 a thousand times the
-// others, about a mean of 3 of its deviations.
+// Fills inp (N,C) with normal numbers. ALIKE: 2 everywhere, so that the rows of the sum have no variance. HOT: the
+// middle row is a thousand times as large as the others, and its mean is 3 of its standard deviations.
 static void fill_inp(float* inp, int N, int C, int kind, uint32_t seed) {
     bench_fill_normal(inp, (size_t)N * C, seed, 1.0f, 0.0f);
     for (size_t i = 0; i < (size_t)N * C && kind == ALIKE; i++) { inp[i] = 2.0f; }
@@ -1355,8 +1380,9 @@ static void declare(Bench& b) {
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { fill_inp(x, N, C, kind, b.rng()); });
     Buffer<floatX> weight = b.input<floatX>("weight", C, 0.1f, 1.0f);
     Buffer<floatX> bias = b.input<floatX>("bias", C, 0.1f);
-    // of attention_forward: 32 ulps of fp32 at a score of 1000. Of a row that moves from one number to the next: 7 ulps
-    // of its deviation, where its numbers are up to 7 deviations large; without variance the errors of the mean by 316.
+    // score_error, as in attention_forward: 32 ulps of fp32 at a score of 1000. normed_error of HOT: an element of
+    // residual that rounds to the neighbouring number is off by 7 ulps of the row's standard deviation if it is 7
+    // standard deviations large. normed_error of ALIKE: without variance rstd is 316, which amplifies the mean's error.
     float score_error = kind == LARGE ? 4e-3f : 0, ulp = ulp_of<floatX>() * (sizeof(floatX) == 2 ? 1 : 32);
     float normed_error = kind == HOT ? 8 * ulp : kind == ALIKE ? 1e-3f : 0;
     Buffer<floatX> residual = b.output<floatX>("residual", n, {2 * ulp + score_error, 0.5f * ulp});
@@ -1377,7 +1403,7 @@ static void declare(Bench& b) {
     double fused = 6 * tensor + rest;
     b.cost(fused, 2.0 * B * NH * T * (double)T * HS);
 
-    bool fast = !b.dry && fused_attention_has_sm90(C, NH); // else kernel 2 is the launcher without a number
+    bool fast = !b.dry && fused_attention_has_sm90(C, NH); // otherwise the launcher without a number runs kernel 2
     b.kernel(1, "unfused: attention, residual, layernorm",
              [=](int) {
                  fused_attention_residual_layernorm_forward1(residual, normed, mean, rstd, lse, att, qkv, inp, weight,
@@ -1385,7 +1411,7 @@ static void declare(Bench& b) {
              },
              {0});
     b.moves(3, 9 * tensor + rest);
-    b.kernel(2, "the last two in one launch",
+    b.kernel(2, "residual and layernorm in one launch",
              [=](int) {
                  if (fast) {
                      fused_attention_residual_layernorm_forward2(residual, normed, mean, rstd, lse, att, qkv, inp,
@@ -1397,7 +1423,7 @@ static void declare(Bench& b) {
              },
              {0});
     b.moves(2, 8 * tensor + rest);
-    b.kernel(3, "one block per query, a warp per head, fp32",
+    b.kernel(3, "one block per query, one warp per head, fp32",
              [=](int bs) {
                  fused_attention_residual_layernorm_forward3(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
                                                              B, T, C, NH, stream, bs);
@@ -1408,7 +1434,7 @@ static void declare(Bench& b) {
     bool has_tiles = HS == 64 && C % HS == 0;
     if (has_tiles && NH <= 18) {
         b.kernel(
-            4, "wgmma, 64 queries over all heads a block",
+            4, "wgmma, one block owns 64 queries over all heads",
             [=](int) {
                 fused_attention_residual_layernorm_forward4(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
                                                             B, T, C, NH, stream);
@@ -1423,7 +1449,7 @@ static void declare(Bench& b) {
             if (even && ceil_div(NH, size) <= FUSED_ATTENTION_MAX_HEADS) { cluster_sizes.push_back(size); }
         }
         b.kernel(
-            5, "clusters share out the heads; loads, normalising apart",
+            5, "a cluster divides the heads; separate warps load and normalise",
             [=](int cs) {
                 fused_attention_residual_layernorm_forward5(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
                                                             B, T, C, NH, stream, cs);
@@ -1432,7 +1458,7 @@ static void declare(Bench& b) {
         b.moves(1, fused);
         cluster_sizes.insert(cluster_sizes.begin(), 0);
         b.kernel(
-            6, "persistent; eight warps add, sum and normalise for those who compute",
+            6, "persistent clusters; eight helper warps add inp, sum and normalise",
             [=](int cs) {
                 fused_attention_residual_layernorm_forward6(residual, normed, mean, rstd, lse, qkv, inp, weight, bias,
                                                             B, T, C, NH, stream, cs);
@@ -1442,7 +1468,7 @@ static void declare(Bench& b) {
     }
     if (has_tiles && C <= 2048) {
         b.kernel(
-            7, "attention adds inp to what it stores; layernorm launched early",
+            7, "attention adds inp in its epilogue; layernorm launched early",
             [=](int) {
                 fused_attention_residual_layernorm_forward(residual, normed, mean, rstd, lse, NULL, qkv, inp, weight,
                                                            bias, B, T, C, NH, stream);
@@ -1454,7 +1480,7 @@ static void declare(Bench& b) {
     b.promoted(fast ? 7 : 2);
 }
 
-// the last number is the kind of input
+// the fifth number of a shape, V, selects the kind of input
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "fused_attention_residual_layernorm", declare, {32, 512, 768, 12, 50257},
                       {{1, 1, 64, 1},
@@ -1470,7 +1496,7 @@ int main(int argc, char** argv) {
                        {1, 300, 256, 4, LARGE + 1},
                        {2, 150, 768, 12, ALIKE + 1},
                        {1, 260, 448, 7, HOT + 1},
-                       {430, 100, 768, 12}, // more than L2 holds
+                       {430, 100, 768, 12}, // the sum does not fit L2
                        {1, 90, 416, 2},
                        {2, 70, 80, 2}});
 }

@@ -1,10 +1,10 @@
 /* softmax_forward: out = exp(inp - max) / sum(exp(inp - max)) over the first V of Vp columns, for each row
 
-   out (N,Vp) floatX out, columns V..Vp become 0 | inp (N,Vp) floatX in, columns V..Vp are not read; N = B*T
+   out (N,Vp) floatX out, columns V..Vp-1 become 0 | inp (N,Vp) floatX in, columns V..Vp-1 are not read; N = B*T
    Bound: memory, 2*N*Vp*sizeof(floatX) bytes. Constraint: Vp % 8 == 0, 1 <= V <= Vp.
-   Error: one ulp of floatX; fp32 16 ulps, for exp(x) amplifies the rounding of x.
+   Error: one ulp of floatX; fp32 16 ulps, because exp(x) amplifies the rounding of x.
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax: kernels 4 and later).
-   A study: the trainer's softmax is part of fused_classifier and of attention.
+   A study that the trainer does not use: its softmax is part of fused_classifier and of attention.
 
    nvcc -O3 --use_fast_math softmax_forward.cu -o softmax_forward      (or: make softmax_forward)
    ./softmax_forward 7      check kernel 7 against the CPU and sweep its block sizes
@@ -21,7 +21,7 @@ __global__ void softmax_forward_kernel1(floatX* out, const floatX* inp, int N, i
     if (n >= N) { return; }
     const floatX* x = inp + (size_t)n * Vp;
     float max = -INFINITY;
-    double sum = 0.0; // float loses digits where one thread adds a whole vocabulary
+    double sum = 0.0; // one thread adds a whole vocabulary: a float would lose digits
     for (int c = 0; c < V; c++) { max = fmaxf(max, (float)x[c]); }
     for (int c = 0; c < V; c++) { sum += __expf((float)x[c] - max); }
     float inverse = 1.0f / (float)sum;
@@ -35,14 +35,14 @@ void softmax_forward1(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one warp per row: neighbouring lanes read neighbouring columns ----------------------
+// ---- kernel 2: one warp per row: adjacent lanes read adjacent columns (coalesced) -------------------
 
 __global__ void softmax_forward_kernel2(floatX* out, const floatX* inp, int N, int V, int Vp) {
     int n = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (n >= N) { return; }
     const floatX* x = inp + (size_t)n * Vp;
     float max = -INFINITY;
-    double sum = 0.0; // a lane still adds thousands of terms
+    double sum = 0.0; // one lane still adds thousands of terms
     for (int c = lane; c < V; c += 32) { max = fmaxf(max, (float)x[c]); }
     max = warp_max(max);
     for (int c = lane; c < V; c += 32) { sum += __expf((float)x[c] - max); }
@@ -57,7 +57,7 @@ void softmax_forward2(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one block per row: fewer rows under way, so that more of each stays in the caches ----
+// ---- kernel 3: one block per row: fewer rows in flight, so that more of each row stays in the caches ----
 
 __global__ void __launch_bounds__(1024) softmax_forward_kernel3(floatX* out, const floatX* inp, int V, int Vp) {
     __shared__ float shared[32];
@@ -77,9 +77,9 @@ void softmax_forward3(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: online: maximum and sum in one pass, the sum is rescaled when the maximum grows ----
+// ---- kernel 4: online softmax: maximum and sum in one pass; the sum is rescaled when the maximum grows ----
 
-// The greatest x so far and the sum of exp(x - max).
+// The running maximum, and the sum of exp(x - max) so far.
 struct SoftmaxSums {
     float max, sum;
 };
@@ -92,7 +92,8 @@ __device__ inline void softmax_add(SoftmaxSums& s, float x) {
     s.sum += __expf(x - s.max);
 }
 
-// Of the whole block, for every thread; `shared` (32) is scratch. Threads without a column have max -infinity, sum 0.
+// Combines s over the whole block; every thread gets the result. `shared` (32) is scratch. Threads without a column
+// pass max = -infinity and sum = 0.
 __device__ inline SoftmaxSums softmax_reduce(const SoftmaxSums& s, float* shared) {
     float max = block_max(s.max, shared);
     return {max, block_sum(s.sum * __expf(s.max - max), shared)};
@@ -115,7 +116,7 @@ void softmax_forward4(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: 128-bit vectors: one rescaling for eight columns ----
+// ---- kernel 5: 128-bit vectors: one rescale per vector (eight columns in 16 bits) ----
 
 __device__ inline void softmax_add_vector(SoftmaxSums& s, const x128& x) {
     float max = s.max;
@@ -131,7 +132,8 @@ __device__ inline x128 softmax_probs(const x128& x, float max, float inverse) {
     return probs;
 }
 
-// The columns past the whole vectors: begins a thread's sums with one of them, and writes them.
+// The columns past the last whole vector. softmax_tail_begin starts a thread's sums with one of them, if there is one
+// for this thread; softmax_tail_write writes them, and zeros up to Vp.
 __device__ inline SoftmaxSums softmax_tail_begin(const floatX* x, int V) {
     int c = V / x128::size * x128::size + threadIdx.x;
     if (c >= V) { return {-INFINITY, 0.0f}; }
@@ -165,7 +167,7 @@ void softmax_forward5(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: the second read goes backwards, to what the caches still hold ----
+// ---- kernel 6: the second pass reads backwards, starting with what the caches still hold ----
 
 __global__ void __launch_bounds__(1024) softmax_forward_kernel6(floatX* out, const floatX* inp, int V, int Vp) {
     __shared__ float shared[32];
@@ -188,15 +190,16 @@ void softmax_forward6(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: one read: the row waits in shared memory, two rows share an SM ----
+// ---- kernel 7: one read: the row is kept in shared memory, two rows fit an SM ----
 
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats for the reductions.
 __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, const floatX* inp, int V, int Vp) {
     extern __shared__ int4 softmax_row[];
     out += (size_t)blockIdx.x * Vp, inp += (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(softmax_row + num_vectors);
-    // each thread reads what it copied itself, in two halves: the first is summed while the second travels
+    // each thread reads only what it copied itself, so no barrier is needed. The row is copied in two halves: the first
+    // half is summed while the second is in flight
     int half_row = ceil_div(num_vectors, 2 * (int)blockDim.x) * (int)blockDim.x;
     for (int i = threadIdx.x; i < min(half_row, num_vectors); i += blockDim.x) {
         cp_async_16(&softmax_row[i], inp + i * x128::size);
@@ -230,14 +233,14 @@ void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     int shared = softmax_forward7_shared(V);
     cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared)); // else one row an SM
+                                   cudaSharedmemCarveoutMaxShared)); // otherwise one row per SM
     softmax_forward_kernel7<<<N, block_size, shared, stream>>>(out, inp, V, Vp);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 8: a cluster of four blocks per row: a quarter in each one's registers, sums over distributed memory ----
+// ---- kernel 8: a cluster of four blocks per row: a quarter in each block's registers, distributed shared memory ----
 
-// 4 blocks of 512 threads hold rows of GPT-2 in 16 bits in 4 vectors a thread, in 32 bits in 7
+// Vectors per thread with which 4 blocks of 512 threads hold a row of GPT-2's vocabulary: 4 in 16 bits, 7 in 32 bits.
 constexpr int KERNEL8_VECTORS = sizeof(floatX) == 4 ? 7 : 4;
 
 __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out, const floatX* inp, int V, int Vp) {
@@ -262,7 +265,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
         if (first + j * stride < num_vectors) { softmax_add_vector(s, vec128_from_bits<floatX>(x[j])); }
     }
     s = softmax_reduce(s, shared);
-    if (s.max == -INFINITY) { s.sum = 0.0f; } // a block without columns
+    if (s.max == -INFINITY) { s.sum = 0.0f; } // a block without columns, whose sum is NaN
     if (threadIdx.x == 0) { block_sums = s; }
     cluster.sync();
     float max = -INFINITY, sum = 0.0f;
@@ -279,7 +282,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
         store128(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(x[j]), max, inverse));
     }
     if (rank == 0) { softmax_tail_write(out, inp, max, inverse, V, Vp); }
-    cluster.sync(); // no block leaves while another reads its sums
+    cluster.sync(); // no block exits while another reads its block_sums
 #endif
 }
 
@@ -313,7 +316,7 @@ static void declare(Bench& b) {
             }
         });
     });
-    // rare tokens: exp(x) is too small for fp16, and amplifies rounding for fp32
+    // absolute tolerance, for rare tokens: exp(x) is too small for fp16, and in fp32 it amplifies the rounding of x
     float smallest = ulp_of<floatX>() == ulp_of<half>() ? 1e-4f : 1e-6f;
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 4 ? 16 : 1, smallest);
     Buffer<floatX> out = b.output<floatX>("out", (size_t)N * Vp, tolerance);
@@ -330,9 +333,9 @@ static void declare(Bench& b) {
     kernel(1, "one thread per row", softmax_forward1, {32, 64});
     kernel(2, "one warp per row", softmax_forward2, sizes);
     kernel(3, "one block per row", softmax_forward3, sizes);
-    kernel(4, "online: two passes", softmax_forward4, sizes);
+    kernel(4, "online softmax: two passes instead of three", softmax_forward4, sizes);
     kernel(5, "128-bit vectors", softmax_forward5, sizes);
-    kernel(6, "second read backwards", softmax_forward6, sizes);
+    kernel(6, "second pass reads backwards", softmax_forward6, sizes);
     if (b.dry || can_run((const void*)softmax_forward_kernel7, 80, softmax_forward7_shared(V))) {
         kernel(7, "one read: row in shared memory", softmax_forward7, sizes);
     }

@@ -1,20 +1,20 @@
-/* trimat_forward: att = q k^T / sqrt(HS) for each head, the lower triangle alone: what causal attention asks of whom
+/* trimat_forward: att = q k^T / sqrt(HS) for each head, lower triangle only: the scores of causal attention
 
-   att (B,NH,T,T) floatX out, above the diagonal anything | qkv (B,T,3,NH,HS) floatX in; C = NH*HS
-   Bound: memory, B*NH*T*(T+1)/2 + 2*B*T*C elements of floatX, once B*NH*T*(T+1)*HS FLOPs are done by tensor cores.
+   att (B,NH,T,T) floatX out, undefined above the diagonal | qkv (B,T,3,NH,HS) floatX in; C = NH*HS
+   Bound: memory, B*NH*T*(T+1)/2 + 2*B*T*C elements of floatX, if tensor cores do the B*NH*T*(T+1)*HS FLOPs.
    Constraint: HS % 8 == 0 from kernel 3 on; T <= 65535, B*NH <= 65535.
-   Error: one ulp of floatX against the fp64 reference, and where terms cancel 16 roundings of fp32 of the size of their
-   absolute sum, 0.64 * sqrt(HS) here.
-   Source: Vaswani et al. 2017, arXiv:1706.03762; the steps are those of every matrix product, see matmul_forward.cu.
+   Error: against the fp64 reference, one ulp of floatX plus, because terms cancel, 16 ulps of fp32 of the sum of their
+   absolute values, which is 0.64 * sqrt(HS) here.
+   Source: Vaswani et al. 2017, arXiv:1706.03762. The kernels optimise as for any matrix product, see matmul_forward.cu.
 
-   The story. Both operands are small (25 MB at the shape below) and the result is large (100 MB), but 64 products stand
-   behind each of its numbers. Each step is one question, asked again: how often is a number used once it is fetched?
-     1  once                                  every product asks the caches for two operands
-     2  8 times, from registers               an 8x8 square of results costs 16 fetches for 64 products
-     3  as 2, in pieces of 16 bytes           and each fetch brings the next 8 steps along: an eighth of the loads
-     4  128 times, from shared memory         a block fetches what its threads would each have fetched again
-     5  as 4, multiplied by tensor cores      a warp multiplies 16x16 by 16x8 at once; what is left is to write att
-   Kernel 0 is cuBLAS, which knows no triangle: it computes and writes all of the square.
+   The ladder. Both operands are small (25 MB at the default shape) and the result is large (100 MB), but each result is
+   a sum of 64 products. Each kernel improves one number: how often is an operand used after it has been loaded?
+     1  once                                  each multiply-add loads two operands from the caches
+     2  8 times, from registers               an 8x8 square of results needs 16 loads for 64 multiply-adds
+     3  as 2, in vectors of 16 bytes          one load brings 8 values of d: an eighth of the loads
+     4  128 times, from shared memory         a block loads once what its threads used to load separately
+     5  as 4, on tensor cores                 a warp multiplies 16x16 by 16x8 at once; what remains is writing att
+   Kernel 0 is cuBLAS, which cannot skip the upper triangle: it computes and writes the whole square.
 
    nvcc -O3 --use_fast_math trimat_forward.cu -lcublas -lcublasLt -o trimat_forward      (or: make trimat_forward)
    ./trimat_forward 4      check kernel 4 against the CPU
@@ -25,7 +25,7 @@
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 
-// What a kernel works on. A row of q or k is HS neighbours; the rows of a head lie 3*C apart.
+// The arguments of all kernels. A row of q or k is HS adjacent elements; the rows of a head are 3*C elements apart.
 struct Trimat {
     floatX* att;       // (B,NH,T,T)
     const floatX* qkv; // (B,T,3,NH,HS)
@@ -33,7 +33,7 @@ struct Trimat {
     float scale; // 1 / sqrt(HS)
 };
 
-// Row 0 of q of a head; k is C further on.
+// Returns row 0 of q of a head. Row 0 of its k is C elements further.
 __host__ __device__ inline const floatX* trimat_queries(const Trimat& a, int head) {
     return a.qkv + ((size_t)(head / a.NH) * a.T * 3 * a.NH + head % a.NH) * a.HS;
 }
@@ -41,9 +41,9 @@ __device__ inline floatX* trimat_row(const Trimat& a, int head, int t) {
     return a.att + ((size_t)head * a.T + t) * a.T;
 }
 
-// ---- kernel 0: cuBLAS, one batch of heads for each sequence; twice the work, for it fills the square ----
+// ---- kernel 0: cuBLAS, one batch of heads per sequence; twice the work, because it fills the square ----
 
-// cuBLAS counts in columns: att^T = k q^T
+// cuBLAS is column-major, so it computes att^T = k q^T.
 void trimat_forward0(const Trimat& a, cublasHandle_t cublas, cudaStream_t stream) {
     const cudaDataType_t type = cublaslt_floatX;
     cublasCheck(cublasSetStream(cublas, stream));
@@ -59,12 +59,13 @@ void trimat_forward0(const Trimat& a, cublasHandle_t cublas, cudaStream_t stream
 }
 
 // ---- kernel 1: one thread per result ----------------------------------------------------------
-// Neighbouring threads have the same query and neighbouring keys, whose rows lie 3*C apart: a warp's load touches 32
-// lines and takes one number from each. Only the caches, which still hold the lines at the next step, make it bearable.
+// Adjacent threads have the same query and adjacent keys, whose rows are 3*C elements apart, so the loads of k are not
+// coalesced: a warp's load touches 32 cache lines and uses one element of each. It is bearable only because the caches
+// still hold these lines for the next d.
 
 __global__ void trimat_forward_kernel1(Trimat a) {
     int s = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y, head = blockIdx.z;
-    if (s > t) { return; } // a key after the query: not asked for
+    if (s > t) { return; } // the key comes after the query
     size_t C = (size_t)a.NH * a.HS;
     const floatX *q = trimat_queries(a, head) + t * 3 * C, *k = trimat_queries(a, head) + C + s * 3 * C;
     float sum = 0.0f;
@@ -78,8 +79,9 @@ void trimat_forward1(const Trimat& a, cudaStream_t stream, int block_size) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- from here on: squares of 128x128 results, 256 threads with 8x8 results each ------------------
-// Squares above the diagonal are not computed. Those that it crosses are computed whole, and not stored beyond it.
+// ---- shared by kernels 2 to 5: tiles of 128x128 results, 256 threads with 64 results each ----------
+// Tiles above the diagonal are skipped. Tiles on the diagonal are computed completely, but only their lower triangle is
+// stored.
 
 constexpr int TRIMAT_TILE = 128;
 
@@ -90,7 +92,7 @@ static dim3 trimat_tiles(const Trimat& a) {
 }
 
 // ---- kernel 2: 8x8 results in registers ---------------------------------------------------------
-// 16 loads for 64 products, where kernel 1 needs 128. Each of them still fetches a single number from a line.
+// 16 loads for 64 multiply-adds, where kernel 1 needs 128 loads. Each load still uses one element of a cache line.
 
 __global__ void __launch_bounds__(256) trimat_forward_kernel2(Trimat a) {
     if (blockIdx.x > blockIdx.y) { return; }
@@ -124,9 +126,10 @@ void trimat_forward2(const Trimat& a, cudaStream_t stream) {
 }
 
 // ---- kernel 3: loads and stores of 16 bytes -------------------------------------------------------
-// A load brings the next steps of d too, so there are fewer of them, and none of what a line brings along is wasted.
+// A load also brings the next values of d, so there are fewer loads, and no part of a loaded cache line is wasted.
 
-// 8 results of query t, for the keys s.. on; s is a multiple of 8. One access where the row's address allows it.
+// Stores 8 results of query t, for keys s..s+7; s is a multiple of 8. Uses vector stores if the row is aligned and none
+// of the 8 keys is above the diagonal.
 __device__ inline void trimat_store8(const Trimat& a, const float* sums, int head, int t, int s) {
     if (t >= a.T || s > t) { return; }
     floatX* out = trimat_row(a, head, t) + s;
@@ -174,19 +177,19 @@ void trimat_forward3(const Trimat& a, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: the block's rows of q and k through shared memory ----------------------------------
-// The 16 threads of a row of the square used to fetch the same queries, each for itself. Now the block fetches them
-// once, as floats, [d][row]: the 8 rows that a thread wants are then two loads of 16 bytes, converted already.
+// ---- kernel 4: the tile's rows of q and k in shared memory -----------------------------------------
+// In kernel 3 the 16 threads of one row of the tile load the same queries separately. Here the block loads them once
+// and stores them as floats, [d][row]: a thread then reads its 8 rows with two 16-byte loads, without conversion.
 
 struct TrimatSMem4 {
-    float q[16][TRIMAT_TILE + 4], k[16][TRIMAT_TILE + 4]; // + 4: keeps 16-byte alignment, spreads the stores over banks
+    float q[16][TRIMAT_TILE + 4], k[16][TRIMAT_TILE + 4]; // + 4: spreads the stores over banks, keeps 16-byte alignment
 };
 static_assert(sizeof(TrimatSMem4) == 16896, "what registers allow fits an SM many times");
 
-// rows row0.. and 16 columns from d0 on; zeros where there is nothing
+// Loads rows row0..row0+127 and columns d0..d0+15; zeros outside of the matrix.
 __device__ inline void trimat_load4(float tile[16][TRIMAT_TILE + 4], const floatX* matrix, int row0, int d0,
                                     const Trimat& a) {
-    const int vectors = 16 / x128::size; // of a row
+    const int vectors = 16 / x128::size; // per row
     for (int i = threadIdx.x; i < TRIMAT_TILE * vectors; i += 256) {
         int row = i / vectors, d = i % vectors * x128::size;
         bool inside = row0 + row < a.T && d0 + d < a.HS;
@@ -199,7 +202,7 @@ __global__ void __launch_bounds__(256) trimat_forward_kernel4(Trimat a) {
     if (blockIdx.x > blockIdx.y) { return; }
     __shared__ alignas(16) TrimatSMem4 shared;
     int s0 = blockIdx.x * TRIMAT_TILE, t0 = blockIdx.y * TRIMAT_TILE;
-    int s = threadIdx.x % 16 * 8, t = threadIdx.x / 16 * 8; // within the square
+    int s = threadIdx.x % 16 * 8, t = threadIdx.x / 16 * 8; // within the tile
     const floatX *q = trimat_queries(a, blockIdx.z), *k = q + (size_t)a.NH * a.HS;
     float sums[8][8] = {};
     for (int d0 = 0; d0 < a.HS; d0 += 16) {
@@ -213,7 +216,7 @@ __global__ void __launch_bounds__(256) trimat_forward_kernel4(Trimat a) {
                 for (int j = 0; j < 8; j++) { sums[i][j] += q_d[i / 4][i % 4] * k_d[j / 4][j % 4]; }
             }
         }
-        __syncthreads(); // all have read, the next columns may come
+        __syncthreads(); // all threads have read these columns: the next ones may overwrite them
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) { trimat_store8(a, sums[i], blockIdx.z, t0 + t + i, s0 + s); }
@@ -228,18 +231,20 @@ void trimat_forward4(const Trimat& a, cudaStream_t stream) {
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
 // ---- kernel 5: tensor cores ---------------------------------------------------------------------
-// Eight warps, 64x32 results each, as 4x4 products of 16x8. Operands stay in 16 bits from memory to tensor core:
-// cp.async brings them past the registers, ldmatrix hands them out in the layout that mma wants. The grid holds squares
-// of the triangle alone, so that no block starts only to find that it has nothing to do.
+// Eight warps with 64x32 results each, as 4x4 accumulator tiles of 16x8. Operands stay in 16 bits all the way: cp.async
+// copies them to shared memory without passing through registers, and ldmatrix loads them in mma's operand layout. The
+// grid contains only the tiles of the triangle, so that no block starts without work.
 
 struct TrimatSMem5 {
-    floatX q[TRIMAT_TILE][64], k[TRIMAT_TILE][64]; // a row is 8 chunks of 16 bytes, in an order of its own
+    floatX q[TRIMAT_TILE][64], k[TRIMAT_TILE][64]; // a row is 8 chunks of 16 bytes, swizzled
 };
 static_assert(sizeof(TrimatSMem5) == 32 * 1024, "registers, not this, decide how many blocks fit an SM");
 
-// The 8 rows that ldmatrix reads at once have the same chunk in 8 different groups of banks.
+// The element offset of a chunk within its row. The xor puts the same chunk of the 8 rows that ldmatrix reads at once
+// into 8 different groups of 4 banks.
 __device__ inline int trimat_swizzle5(int row, int chunk) { return (chunk ^ (row % 8)) * 8; }
 
+// Issues cp.async for rows row0..row0+127 and columns d0..d0+63; zeros outside of the matrix.
 __device__ inline void trimat_load5(floatX tile[TRIMAT_TILE][64], const floatX* matrix, int row0, int d0,
                                     const Trimat& a) {
     for (int i = threadIdx.x; i < TRIMAT_TILE * 8; i += 256) {
@@ -252,30 +257,30 @@ __device__ inline void trimat_load5(floatX tile[TRIMAT_TILE][64], const floatX* 
 
 __global__ void __launch_bounds__(256, 2) trimat_forward_kernel5(Trimat a) {
     __shared__ alignas(128) TrimatSMem5 shared;
-    // squares are numbered row by row; row r of them begins at r (r + 1) / 2
+    // the tiles of the triangle are numbered row by row; row r begins with tile r (r + 1) / 2
     int row = (int)((sqrtf(8.0f * blockIdx.x + 1.0f) - 1.0f) * 0.5f);
-    while (row * (row + 1) / 2 > (int)blockIdx.x) { row--; } // the root is not exact
+    while (row * (row + 1) / 2 > (int)blockIdx.x) { row--; } // sqrtf is not exact
     while ((row + 1) * (row + 2) / 2 <= (int)blockIdx.x) { row++; }
     int t0 = row * TRIMAT_TILE, s0 = (int)(blockIdx.x - row * (row + 1) / 2) * TRIMAT_TILE, head = blockIdx.y;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_t = warp / 4 * 64, warp_s = warp % 4 * 32;
     const floatX *q = trimat_queries(a, head), *k = q + (size_t)a.NH * a.HS;
-    float sums[4][16] = {}; // [16 queries][four products of 8 keys]
+    float sums[4][16] = {}; // [group of 16 queries][4 accumulator tiles of 8 keys]
 #pragma unroll 1
     for (int d0 = 0; d0 < a.HS; d0 += 64) {
-        if (d0 > 0) { __syncthreads(); } // all have read what now goes
+        if (d0 > 0) { __syncthreads(); } // all warps have read the columns that are now overwritten
         trimat_load5(shared.q, q, t0, d0, a);
         trimat_load5(shared.k, k, s0, d0, a);
         cp_async_commit();
         cp_async_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int chunk = 0; chunk < 8; chunk += 2) { // 16 columns
+        for (int chunk = 0; chunk < 8; chunk += 2) { // 16 columns at a time
             uint32_t q_d[4][4], k_d[2][4];
             for (int i = 0; i < 4; i++) {
                 int r = warp_t + 16 * i + lane % 16;
                 ldmatrix_x4(q_d[i], &shared.q[r][trimat_swizzle5(r, chunk + lane / 16)]);
             }
-            for (int j = 0; j < 2; j++) { // two products of 8 keys
+            for (int j = 0; j < 2; j++) { // 16 keys, for two accumulator tiles
                 int r = warp_s + 16 * j + lane / 16 * 8 + lane % 8;
                 ldmatrix_x4(k_d[j], &shared.k[r][trimat_swizzle5(r, chunk + lane / 8 % 2)]);
             }
@@ -289,13 +294,13 @@ __global__ void __launch_bounds__(256, 2) trimat_forward_kernel5(Trimat a) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
-        for (int upper = 0; upper < 2; upper++) { // rows g and g + 8 of the products
+        for (int upper = 0; upper < 2; upper++) { // rows g = lane / 4 and g + 8 of the accumulator tiles
             float v[4][2];
             for (int j = 0; j < 4; j++) {
                 v[j][0] = sums[i][4 * j + 2 * upper];
                 v[j][1] = sums[i][4 * j + 2 * upper + 1];
             }
-            mma_quad_transpose(v); // now a lane has 8 neighbours: one store
+            mma_quad_transpose(v); // now a lane has 8 adjacent keys of one query: one store
             trimat_store8(a, &v[0][0], head, t0 + warp_t + 16 * i + 8 * upper + lane / 4, s0 + warp_s + lane % 4 * 8);
         }
     }
@@ -312,7 +317,7 @@ void trimat_forward5(const Trimat& a, cudaStream_t stream) {
 
 // ---- main ------------------------------------------------------------------------------------------
 
-// Zeros above the diagonal, as the reference has them: of what a kernel leaves there nothing is asked.
+// Writes zeros above the diagonal, as in the reference, before the comparison: a kernel may leave anything there.
 __global__ void trimat_clear_kernel(floatX* att, int T, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n && i % T > i / T % T) { att[i] = (floatX)0.0f; }
@@ -325,7 +330,7 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     static cublasHandle_t cublas = NULL;
     if (!b.dry && !cublas) {
-        cublaslt_open(); // for the matrix rate
+        cublaslt_open(); // needed to measure the matrix rate
         cublasCheck(cublasCreate(&cublas));
     }
     Buffer<floatX> qkv = b.input<floatX>("qkv", (size_t)B * T * 3 * C);
@@ -353,7 +358,7 @@ static void declare(Bench& b) {
     b.kernel(4, "128x128 tiles in shared memory", [=](int) { trimat_forward4(a, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
-        5, "tensor cores, blocks of the triangle alone", [=](int) { trimat_forward5(a, stream); }, {0}, 80);
+        5, "tensor cores, blocks of the triangle only", [=](int) { trimat_forward5(a, stream); }, {0}, 80);
 #endif
 }
 
