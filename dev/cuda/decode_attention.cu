@@ -112,8 +112,8 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written to
-// the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
+// One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
+// to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
 // first element. Every thread gets the result for element threadIdx.x; from HS on it is meaningless.
 //
 //     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
@@ -362,10 +362,10 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
-// The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become row
-// positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run: only
-// kernels before this step's decode_embed write them.
-// out (B,C) | keys, values (B,capacity,C) inout | scratch, see decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
+// The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become
+// row positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run:
+// only kernels before this step's decode_embed write them.
+// out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
     // bytes without the reads of the cache, which depend on the positions
