@@ -9,10 +9,10 @@
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma, TMA, clusters: the PTX ISA;
    tiles and epilogue: gemm.cuh.
 
-   What gelu costs: for each step of 64 along K, a tile of 128 rows and 256 columns needs gelu of 8192 values of inp. The
-   tensor cores take 1024 cycles for the step. Spread over all four sub-partitions of an SM, one tanh per value keeps the
-   special function units busy for 512 cycles, in fp32 as in 16 bits. Instruction issue takes 480 cycles in fp32 and 260
-   in 16 bits. On three sub-partitions (kernel 4, where the fourth warp loads) these figures are a third higher.
+   What gelu costs: for each step of 64 along K, a tile of 128 rows and 256 columns needs gelu of 8192 values of inp.
+   The tensor cores take 1024 cycles for the step. Spread over all four sub-partitions of an SM, one tanh per value
+   keeps the special function units busy for 512 cycles, in fp32 as in 16 bits. Instruction issue takes 480 cycles in
+   fp32 and 260 in 16 bits. On three sub-partitions (kernel 4, where the fourth warp loads) these figures are a third higher.
    By this count gelu can be hidden behind the products, although each of the OC / 256 tiles in a row of tiles repeats
    it. Measured, it is not hidden completely, because a warp stalls between dependent instructions: kernel 7 keeps the
    tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that gelu is computed twice per value, not three times.
