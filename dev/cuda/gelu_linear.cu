@@ -12,16 +12,17 @@
    What gelu costs: for each step of 64 along K, a tile of 128 rows and 256 columns needs gelu of 8192 values of inp.
    The tensor cores take 1024 cycles for the step. Spread over all four sub-partitions of an SM, one tanh per value
    keeps the special function units busy for 512 cycles, in fp32 as in 16 bits. Instruction issue takes 480 cycles in
-   fp32 and 260 in 16 bits. On three sub-partitions (kernel 4, where the fourth warp loads) these figures are a third higher.
+   fp32 and 260 in 16 bits. On three sub-partitions (kernel 4, where the fourth warp loads) these figures are a third
+   higher.
    By this count gelu can be hidden behind the products, although each of the OC / 256 tiles in a row of tiles repeats
    it. Measured, it is not hidden completely, because a warp stalls between dependent instructions: kernel 7 keeps the
    tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that gelu is computed twice per value, not three times.
 
    Why gelu is not computed once and shared by a cluster of blocks along the columns: the cluster is needed to save L2
-   traffic. Per block and 1024 cycles of products, a pair of blocks in one column of tiles, which share the weight's
-   tile, read 32 KB from L2 (27 KB with 384 columns). Three blocks in one row of tiles, which share inp's tile, would
-   read 37 KB. Without a cluster it is 48 KB, which at 115 us is 7.7 TB/s. A block with all 768 columns of 64 rows would
-   load the whole weight for every 64 rows: 1.2 GB.
+   traffic. In 1024 cycles of products, each of two blocks that share the weight's tile reads 32 KB from L2 (27 KB with
+   384 columns). Each of three blocks that share inp's tile would read 37 KB. Without a cluster a block reads 48 KB,
+   which at 115 us is 7.7 TB/s in all. A block with all 768 columns of 64 rows would load the whole weight for every 64
+   rows: 1.2 GB.
 
    nvcc -O3 --use_fast_math gelu_linear.cu -lcublasLt -o gelu_linear      (or: make gelu_linear)
    ./gelu_linear 8      check kernel 8 against the CPU and time it
