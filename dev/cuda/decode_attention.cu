@@ -65,8 +65,8 @@ void decode_attention1(floatX* out, floatX* keys, floatX* values, const floatX* 
 // ==== promoted: decode_attention ====
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
-constexpr int DECODE_ATTENTION_STEP = 64;                             // keys per part are a multiple of this
-constexpr int DECODE_ATTENTION_AHEAD = 2;                             // keys in flight per thread
+constexpr int DECODE_ATTENTION_STEP = 64;         // a block's share of the keys, a part, is a multiple of this
+constexpr int DECODE_ATTENTION_AHEAD = 2;         // keys in flight per thread
 constexpr float DECODE_ATTENTION_LOWEST = -1e30f; // initial maximum; finite, so that max - max is not NaN
 
 struct DecodeAttentionShared {
@@ -188,7 +188,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // over the groups of lanes, which had different keys
+    float warp_max = max; // maximum over the groups of lanes, which had different keys
 #pragma unroll
     for (int offset = 16; offset >= lanes; offset /= 2) {
         warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
@@ -312,7 +312,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    grid_launch_dependents(); // the next kernel may start and load its weights
     int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
     int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
     if (begin >= end) { return; }
@@ -332,7 +332,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
         __syncthreads();
         if (i == 0) {
             shared.last = atomicAdd(counter, 1) == num_parts - 1;
-            if (shared.last) { *counter = 0; } // for the next launch
+            if (shared.last) { *counter = 0; } // reset for the next launch
             __threadfence();
         }
         __syncthreads();
@@ -364,7 +364,7 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
 
 // The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become
 // row positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run:
-// only kernels before this step's decode_embed write them.
+// only kernels before this step's decode_embed write them, and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {

@@ -335,7 +335,7 @@ template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, in
     const size_t shared_limit = 40 * 1024; // of the 48 KB that need no attribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
-    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // partial has 8 warps
+    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 rows in `partial`
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
@@ -387,7 +387,7 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 // Token -1 means that decode_sample found no logit to draw (all were NaN or -inf); its embedding is NaN.
 __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
                                      const floatX* wpe, int C) {
-    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    grid_launch_dependents(); // the next kernel may start and load its weights
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
@@ -441,7 +441,8 @@ static void declare(Bench& b) {
     }
     if (!head) { bias = b.input<floatX>("bias", OC); }
     if (!norm) { residual = b.input<floatX>("residual", (size_t)B * OC); }
-    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX)); // and residual
+    // bytes of out, and of residual if there is one
+    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX));
     b.cost(((double)OC * K + (double)B * K) * sizeof(floatX) + outputs, 2.0 * B * OC * K);
 
     float ulp = ulp_of<floatX>(), of_terms = (norm ? 2.0f * ulp : 0.0f) + 1e-5f;

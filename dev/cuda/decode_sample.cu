@@ -131,7 +131,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     positions[b] += 1;
 }
 
-// `blocks` blocks per sequence
+// Launches kernel 3 with `blocks` blocks per sequence.
 inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                                  int blocks, cudaStream_t stream, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
@@ -168,7 +168,7 @@ struct DecodeSampleRow {
 // because the sum of integers does not depend on the order of summation.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
-    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // else inf - inf, NaN
+    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // also if both are inf: inf - inf is NaN
     return (uint64_t)(exp2f(distance) * 17592186044416.0f);
 }
 
@@ -224,7 +224,7 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
 // shares exceeds `random` (0 to 1) times their total.
 __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // per chunk
+    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // tokens per chunk
     for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
         uint64_t sum = 0;
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
             double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
             decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
         }
-        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
+        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // random_f64() of llmc/rand.h
         x ^= x >> 12;
         x ^= x << 25;
         x ^= x >> 27;

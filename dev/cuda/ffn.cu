@@ -81,7 +81,7 @@ void ffn3(const FfnArgs& f, cudaStream_t stream, int form) {
 typedef GemmPingPong192 FfnTiles;
 
 struct FfnList {
-    int num_rows;           // of tiles
+    int num_rows;           // rows of tiles
     int columns1, columns2; // columns of tiles of the first product (hidden) and of the second (out)
     int num_steps1, num_steps2;
     int group; // rows of tiles per group

@@ -631,7 +631,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     static_assert(gemm_is_ping_pong<G> && G::ROWS == 128, "a warp has 16 rows, and 16 that are 64 below");
     extern __shared__ __align__(256) unsigned char layernorm_linear_dynamic[];
     GemmSMem<G>& smem = gemm_smem<G>(layernorm_linear_dynamic);
-    LayernormLinearSMem<G>& shared = reinterpret_cast<LayernormLinearSMem<G>&>(smem); // it is the first member
+    LayernormLinearSMem<G>& shared = reinterpret_cast<LayernormLinearSMem<G>&>(smem); // gemm is its first member
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
         mbarrier_init(&shared.first, 128); // each thread arrives after its write

@@ -579,7 +579,7 @@ struct TransformerBlockFp8 {
     // for kernel 15: (C,C), (C,4C), with each group of 64 columns in the order of gemm_e4m3_column
     __nv_fp8_e4m3 *ordered_proj_weight, *ordered_fcproj_weight;
     TransformerBlockScales* scales; // (1)
-    unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
+    unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch; the bits of floats >= 0
 };
 enum TransformerBlockMaximum { // largest magnitudes; ..._SQUARES: the largest sum of squares of a row
     MAX_QKV_WEIGHT,
@@ -790,7 +790,7 @@ struct TransformerBlockFolded {
     float2* sums;   // (OC) u, v
 };
 struct TransformerBlockDeferred {
-    TransformerBlockFolded qkv, fc; // 3C, 4C columns
+    TransformerBlockFolded qkv, fc; // OC = 3C, 4C
 };
 
 // One warp per row of linear_weight.
@@ -936,7 +936,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
             uint32_t out[4], residual[4];
             ldmatrix_x4(residual, at ^ p << 5);
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 of them
+            for (int j = 0; j < 2; j++) { // 8 columns
                 float bias[2];
                 GemmBias<0>().columns(bias, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
@@ -965,7 +965,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
         float total = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < G::COLUMNS / 8; j++) {
-            bool inside = 8 * j < count; // N % 8 == 0
+            bool inside = 8 * j < count; // all 8 columns or none, because N % 8 == 0
             total += inside ? sum[m][4 * j + 2 * half] + sum[m][4 * j + 2 * half + 1] : 0.0f;
         }
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
