@@ -1,7 +1,8 @@
 /* fused_residual_layernorm: residual = inp1 + inp2; normed = (residual - mean) * rstd * weight + bias, per row of C
 
-   residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in | weight, bias (C) floatX
-   in N = B*T. mean, rstd and normed are computed from the rounded sum, as it is stored in residual.
+   residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in
+   weight, bias (C) floatX in; N = B*T
+   mean, rstd and normed are computed from the rounded sum, as it is stored in residual.
    Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits. Kernels 8
    and 9 need 16 bits and C <= 2048, kernel 9 also sm_90a.
    Error: residual is exact. normed, against the fp64 reference: half an ulp of floatX for the rounding; for the fp32
@@ -54,7 +55,7 @@ void fused_residual_layernorm_forward1(floatX* residual, floatX* normed, float* 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one launch, one warp per row: each lane reads the sums that it stored back from the cache ----
+// ---- kernel 2: one launch, one warp per row: each lane reads its own sums back from the cache -----
 
 __global__ void fused_residual_layernorm_kernel2(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
