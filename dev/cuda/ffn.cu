@@ -38,7 +38,7 @@ void ffn1(const FfnArgs& f, floatX* pre_gelu, cudaStream_t stream) {
     matmul_forward(f.out, NULL, f.hidden, f.weight2, f.bias2, NULL, f.N, 4 * f.C, f.C, stream);
 }
 
-// ---- kernel 2: the library's products, with bias and gelu in their epilogues --------------------------------------
+// ---- kernel 2: cuBLASLt with bias and gelu in its epilogue, then matmul_forward with bias -------------------------
 
 void ffn2(const FfnArgs& f, cudaStream_t stream) {
     LinearCall call;

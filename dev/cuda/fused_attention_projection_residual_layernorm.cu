@@ -269,7 +269,7 @@ void attention_projection_launch(const AttentionProjection& f, Kernel kernel, in
 // tile goes to. A cluster takes pairs of tiles of tokens, chosen so that all pairs have the same work. Every other
 // pair is processed in the opposite order, so that not all clusters project, and read inp, at the same time.
 
-// With 6 heads it has 226 KB, the largest: one block per SM. All tiles are aligned to 1024 bytes, the swizzle's unit.
+// It is largest with 6 heads: 226 KB, one block per SM. All tiles are aligned to 1024 bytes, the swizzle's unit.
 template <int heads> struct AttentionProjectionSMem {
     static constexpr int max_ranks = heads == 6 ? 3 : 8;
     floatX o[heads][ATTENTION_PROJECTION_TILE]; // attention's output; at the end normed, before its TMA stores
@@ -841,7 +841,7 @@ static void declare(Bench& b) {
     Buffer<floatX> projection = b.scratch<floatX>("projection", n);
     AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
                              proj_bias, weight, bias, B,    T,   C,   NH};
-    b.kernel(1, "unfused: attention, cuBLASLt, residual, layernorm",
+    b.kernel(1, "unfused: attention, matmul_forward, residual, layernorm",
              [=](int) { fused_attention_projection_residual_layernorm1(f, attention, projection, stream); }, {0});
     b.moves(4, 11 * tensor + rest);
     b.coarser(2); // these kernels also round the projection

@@ -1,6 +1,6 @@
 /* fused_residual_layernorm: residual = inp1 + inp2; normed = (residual - mean) * rstd * weight + bias, per row of C
 
-   residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in
+   residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in |
    weight, bias (C) floatX in; N = B*T
    mean, rstd and normed are computed from the rounded sum, as it is stored in residual.
    Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits. Kernels 8
@@ -520,8 +520,8 @@ __device__ inline void fused_residual_layernorm_store8(__nv_fp8_e4m3* p, const f
 }
 
 // residual (N,C) = inp1 + inp2. norm (N,C) = layernorm(residual) * *multiplier (NULL: 1). mean, rstd (N), or NULL. If
-// inp2 is NULL, norm is the layernorm of inp1, and residual is not written. One warp per row keeps the row in
-// registers: num_vectors vectors of 8 elements per lane.
+// inp2 is NULL, norm is the layernorm of inp1, and residual is not written. One warp per row, eight per block.
+// A warp keeps its row in registers: num_vectors vectors of 8 elements per lane.
 template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
     fused_residual_layernorm_kernel8(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias,

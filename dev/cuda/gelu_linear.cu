@@ -35,7 +35,7 @@
 #undef PROMOTED_ONLY
 #include "gemm.cuh"
 
-// ---- kernel 1: two launches: gelu, then cuBLASLt ----
+// ---- kernel 1: two operations: gelu_forward, then matmul_forward ----
 
 // active (N,K) is scratch for gelu(inp)
 void gelu_linear1(floatX* out, floatX* active, const floatX* inp, const floatX* weight, const floatX* bias, int N,
@@ -570,8 +570,8 @@ static void declare(Bench& b) {
     b.cost(rows + weights + results, 2.0 * N * K * OC);
 
     Buffer<floatX> active = b.scratch<floatX>("active", (size_t)N * K);
-    b.kernel(1, "gelu, then cuBLASLt", [=](int) { gelu_linear1(out, active, inp, weight, bias, N, K, OC, stream); },
-             {0});
+    b.kernel(1, "gelu_forward, then matmul_forward",
+             [=](int) { gelu_linear1(out, active, inp, weight, bias, N, K, OC, stream); }, {0});
     b.moves(2, 3 * rows + weights + results);
     b.kernel(2, "one launch: 32x32 tiles, gelu as inp is loaded",
              [=](int) { gelu_linear2(out, inp, weight, bias, N, K, OC, stream); }, {0});
@@ -579,7 +579,7 @@ static void declare(Bench& b) {
     b.promoted(1);
 #if !defined(ENABLE_FP32)
     b.kernel(
-        3, "wgmma, gelu in registers, overlapped with it",
+        3, "wgmma, gelu in registers, overlapped with the products",
         [=](int) { gelu_linear3(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
     b.moves(1, rows + weights + results);
     const std::vector<int> forms = {0, GELU_LINEAR_DEEP_PAIRS, GELU_LINEAR_FLAT_PAIRS, GELU_LINEAR_DEEP};
