@@ -112,7 +112,7 @@ __device__ inline FfnItem ffn_item(const FfnList& list, int index) {
     return {second, {index / num_columns * FfnTiles::ROWS, index % num_columns * FfnTiles::COLUMNS}};
 }
 
-struct FfnMaps { // operands in tiles, results in boxes
+struct FfnMaps { // operands in tiles; results in boxes of 16x64
     CUtensorMap inp, weight1, hidden_boxes, hidden, weight2, out_boxes;
 };
 
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
             FfnItem item = ffn_item(list, index);
-            if (item.second) {
+            if (item.second) { // wait for all tiles of this row of hidden, each stored by 4 warps
                 while (load_acquire(counters + item.tile.row / FfnTiles::ROWS) < 4 * list.columns1) {}
                 async_proxy_fence(); // hidden is written and read by TMA; the counter is read by ordinary loads
             }

@@ -84,7 +84,7 @@ __device__ inline void attention_projection_head3(floatX* out, const AttentionPr
     int lane = threadIdx.x % 32, HS = f.C / f.NH, t = (int)(token % f.T);
     size_t stride = (size_t)3 * f.C;
     const floatX* q = f.qkv + token * stride + h * HS;
-    const floatX* keys = q - t * stride + f.C; // of token 0; values are C elements after keys
+    const floatX* keys = q - t * stride + f.C; // keys of token 0; values are C elements further
     float o[8] = {}, m = -INFINITY, l = 0, scale = rsqrtf((float)HS);
     for (int k0 = 0; k0 <= t; k0 += 32) {
         float score = -INFINITY;
@@ -206,8 +206,8 @@ template <class SMem> __device__ inline floatX* attention_projection_slot(SMem& 
     return smem.ring[i % ATTENTION_PROJECTION_RING];
 }
 
-// Two neighbouring elements of a row, between two floats and one packed register (pack_16x2). The asm keeps the pair
-// packed; the compiler would otherwise spread it over two registers.
+// These convert two neighbouring elements of a row between floats and one packed register. The asm in pack() keeps the
+// pair packed; the compiler would otherwise spread it over two registers.
 __device__ inline float2 attention_projection_unpack(uint32_t bits) {
 #if defined(ENABLE_BF16)
     return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
@@ -245,7 +245,7 @@ void attention_projection_launch(const AttentionProjection& f, Kernel kernel, in
     config.stream = stream, config.attrs = &cluster, config.numAttrs = 1;
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
     require(num_clusters > 0);
-    // tiles of tokens, or pairs of tiles
+    // work items are tiles of 128 tokens, or pairs of tiles if there are more tiles than clusters
     int num_items = f.B * (f.B * num_tiles <= num_clusters ? num_tiles : ceil_div(num_tiles, 2));
     config.gridDim = dim3((unsigned)(min(num_clusters, num_items) * num_ranks));
     cudaCheck(cudaLaunchKernelEx(&config, kernel, f, maps, num_ranks, LOG2E / sqrtf(64.0f)));
@@ -315,9 +315,12 @@ template <int heads> __device__ inline void attention_projection_init(AttentionP
     }
 }
 
-// The producer thread. Per tile of tokens it loads, in this order: the queries of each head, with the keys and values
-// of all heads as one sequence k0 k1 v0 k2 v1 ...; for each 64 columns of proj_weight, a slot for the attention tile
-// that they are multiplied with, if another block sends it, and the columns, 128 rows at a time; then inp.
+// The producer thread. Per tile of tokens it loads, in this order:
+//
+//     attention     the queries of each head; keys and values of all heads as one sequence k0 k1 v0 k2 v1 ...
+//     projection    for each 64 columns of proj_weight: the attention tile that they are multiplied with, which takes
+//                   a slot only if another block sends it; then the columns, 128 rows at a time
+//     epilogue      inp
 template <int heads>
 __device__ inline void attention_projection_load(AttentionProjectionSMem<heads>& smem, const AttentionProjection& f,
                                                  const AttentionProjectionMaps& maps, int rank, int num_ranks) {
@@ -538,7 +541,7 @@ template <int heads> __device__ inline void attention_projection_multiply(float 
     constexpr int weight_tiles = ceil_div(heads, 2);
     unsigned i = at.i;
 #pragma unroll
-    for (int j = 0; j < 32 * heads; j++) { sum[j] = 0; } // unset, they would hold registers before this line
+    for (int j = 0; j < 32 * heads; j++) { sum[j] = 0; } // unset, sum would hold registers before this line
 #pragma unroll 1
     for (int k = 0; k < num_ranks * heads; k++) {
         bool own = k < heads;
@@ -645,7 +648,7 @@ __device__ inline void attention_projection_finish(const float (&sum)[32 * heads
         }
     }
     attention_projection_row_sums(total, smem, at, 0, rank, num_ranks);
-    // their sums show that the other blocks have received this block's tiles: smem.o may be overwritten
+    // the sums of the other blocks show that they have received this block's tiles: smem.o may be overwritten
     if (lane == 0) { tma_store_wait<0>(); }
 #pragma unroll
     for (int h = 0; h < heads; h++) { attention_projection_release(smem, at.i + h); }

@@ -257,7 +257,7 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
     int group = warp / 4 - 1, i = 0;
     for (int tile = range.begin; tile < range.end; tile += range.step) {
         float sum[128];
-        int row0 = tile / tiles.columns * 128 + (warp - 4) * 16, column0 = tile % tiles.columns * 256; // of this warp
+        int row0 = tile / tiles.columns * 128 + (warp - 4) * 16, column0 = tile % tiles.columns * 256; // this warp's
         bool first_tile = tile == range.begin;
         typename Op::Columns columns[8];
         op.begin(row0, tiles);
@@ -296,7 +296,7 @@ template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* 
 struct LayernormLinearArgs {
     floatX* out;                               // (N,OC)
     const floatX* inp;                         // (N,C)
-    const floatX *weight, *bias;               // (C), of the layernorm
+    const floatX *weight, *bias;               // (C), parameters of the layernorm
     const floatX *linear_weight, *linear_bias; // (OC,C), (OC)
     int N, C, OC;
 };
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(1024)
     __shared__ float a[32][33], b[32][33]; // 33: a column is spread over 32 banks
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
     int columns = ceil_div(OC, 32), n0 = blockIdx.x / columns * 32, o0 = blockIdx.x % columns * 32;
-    const floatX* row = inp + (size_t)min(n0 + y, N - 1) * C; // of warp y
+    const floatX* row = inp + (size_t)min(n0 + y, N - 1) * C; // the row of warp y
     float sum = 0.0f, squares = 0.0f;
     for (int c = x; c < C; c += 32) { sum += (float)row[c]; }
     float mean = warp_sum(sum) / C;
@@ -671,7 +671,8 @@ template <class G> __global__ void __launch_bounds__(384, 1)
             shared.statistics[warpgroup - 1][lane_row] = mine;
             __syncwarp();
         }
-        float sum[G::PARTS][G::COLUMNS / 2] = {}; // overwritten; unset, they would hold registers before it
+        // the products overwrite sum; but unset, it would hold registers before this line
+        float sum[G::PARTS][G::COLUMNS / 2] = {};
         int number = (index - begin) / 2, i = (index - begin) * num_steps;
         GemmColumns<G, LayernormLinearOwn> columns;
         gemm_load_columns(columns, epilogue, tile.column, OC);
@@ -694,7 +695,7 @@ template <class G> void layernorm_linear_tiles(const LayernormLinearArgs& l, con
     size_t num_tiles = ceil_div((size_t)l.N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(l.OC, G::COLUMNS);
     require(num_tiles * ceil_div(l.C, 64) <= INT_MAX / 2);
     int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
-    int num_each = ceil_div((int)num_tiles, num_clusters); // the last cluster may have fewer
+    int num_each = ceil_div((int)num_tiles, num_clusters); // tiles per cluster; the last may have fewer
     num_clusters = ceil_div((int)num_tiles, num_each);
     gemm_start(layernorm_linear_sm90_kernel7<G>, num_clusters * G::CLUSTER, G::CLUSTER, LayernormLinearSMem<G>::bytes(),
                early, stream, inp_map, weight_map, gemm_box_map(l.out, l.N, l.OC), epilogue, l.inp, l.N, l.C, l.OC,

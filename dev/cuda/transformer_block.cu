@@ -225,7 +225,7 @@ template <int halves> struct TransformerBlockStage { floatX a[128 * 64], b[halve
 template <int halves> struct TransformerBlockSMem { // 209 KB: one block per SM
     static constexpr int ring = halves == 2 ? 4 : 6;
     TransformerBlockStage<halves> stages[ring];
-    floatX queries[2][64 * 64]; // of both consumers
+    floatX queries[2][64 * 64]; // queries of both consumers
     uint64_t full[ring], empty[ring], queries_full, queries_empty;
 };
 static_assert(sizeof(TransformerBlockStage<2>) == 48 * 1024 && sizeof(TransformerBlockStage<1>) == 32 * 1024,
@@ -786,8 +786,8 @@ void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) 
 // One layernorm folded into the linear layer after it, in device memory; written by transformer_block_prepare_deferred
 // when weights change.
 struct TransformerBlockFolded {
-    floatX* weight; // (OC,C) W'
-    float2* sums;   // (OC) u, v
+    floatX* weight; // W' (OC,C)
+    float2* sums;   // u, v (OC)
 };
 struct TransformerBlockDeferred {
     TransformerBlockFolded qkv, fc; // OC = 3C, 4C
@@ -940,7 +940,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
                 float bias[2];
                 GemmBias<0>().columns(bias, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
-                for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+                for (int half = 0; half < 2; half++) { // rows 0..7, then 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;
                     float2 add = unpack_16x2(residual[2 * j + half], floatX());
                     uint32_t bits = pack_16x2(sum[m][k] + bias[0] + add.x, sum[m][k + 1] + bias[1] + add.y, floatX());
