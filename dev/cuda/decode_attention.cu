@@ -1,15 +1,15 @@
 /* decode_attention: one new token of each sequence attends over its cache of keys and values
 
-   out (B,C) floatX out | keys, values (B,capacity,C) floatX inout: row positions[b] is written | scratch, see
-   decode_attention_scratch() | qkv (B,3,NH,HS) floatX in, of the new token | positions (B) int in
-   Bound: memory, 2*B*(position+1)*C*sizeof(floatX) bytes; for few sequences latency.
+   out (B,C) floatX out | keys, values (B,capacity,C) floatX inout: the kernel writes row positions[b] of the cache |
+   scratch, see decode_attention_scratch() | qkv (B,3,NH,HS) floatX in, of the new token | positions (B) int in
+   Bound: memory, 2*B*(position+1)*C*sizeof(floatX) bytes; with few sequences, latency.
    Constraint: HS % 8 == 0, HS <= 256.
-   Error: one ulp of floatX, 1e-5 of the values for the weights' exponentials.
-   Here too: decode_cache_fill, which copies the prompt's keys and values; the small shapes check it.
+   Error: one ulp of floatX, and 1e-5 of the values' size for the exponentials of the softmax.
+   This file also has decode_cache_fill, which copies the prompt's keys and values; the small shapes check it.
    Source: online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; split over the keys: Dao et al. 2023,
    "Flash-Decoding for long-context inference".
 
-   The shape's flags: T tokens are attended over, the new one with them; the cache has room for 3/2 T.
+   Shape flags: the new token attends over T tokens, itself included; the cache has room for 3/2 T.
 
    nvcc -O3 --use_fast_math decode_attention.cu -o decode_attention      (or: make decode_attention)
    ./decode_attention 4      check kernel 4 against the CPU and sweep its block sizes
@@ -17,7 +17,7 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
-// ---- kernel 1: one block per head, the scores in shared memory ------------------------------------------------------
+// ---- kernel 1: one block per head, scores in shared memory ----------------------------------------------------------
 
 __global__ void decode_attention_kernel1(floatX* out, floatX* keys, floatX* values, const floatX* qkv,
                                          const int* positions, int NH, int HS, int capacity) {
@@ -54,33 +54,34 @@ __global__ void decode_attention_kernel1(floatX* out, floatX* keys, floatX* valu
 
 void decode_attention1(floatX* out, floatX* keys, floatX* values, const floatX* qkv, const int* positions, int B, int C,
                        int NH, int capacity, cudaStream_t stream, int block_size) {
-    require(capacity <= 11 * 1024); // 44 of the 48 KB that need no permission
+    require(capacity <= 11 * 1024); // 44 of the 48 KB that need no attribute
     decode_attention_kernel1<<<dim3(NH, B), block_size, capacity * sizeof(float), stream>>>(
         out, keys, values, qkv, positions, NH, C / NH, capacity);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one block per head, 16 bytes a load, online softmax in registers: kernel 4 with one part -------------
+// ---- kernel 2: one block per head, 16-byte loads, online softmax in registers: kernel 4 with one part per head ------
 
 // ==== promoted: decode_attention ====
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
-constexpr int DECODE_ATTENTION_STEP = 64;                             // a part has a multiple of this many keys
-constexpr int DECODE_ATTENTION_AHEAD = 2;                             // keys in flight per thread
-constexpr float DECODE_ATTENTION_LOWEST = -1e30f;                     // finite, so that a difference of two is not NaN
+constexpr int DECODE_ATTENTION_STEP = 64;         // a block's share of the keys, a part, is a multiple of this
+constexpr int DECODE_ATTENTION_AHEAD = 2;         // keys in flight per thread
+constexpr float DECODE_ATTENTION_LOWEST = -1e30f; // initial maximum; finite, so that max - max is not NaN
 
 struct DecodeAttentionShared {
-    float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS]; // of weighted values; weights are exp2(score - max)
-    float max[DECODE_ATTENTION_WARPS], total[DECODE_ATTENTION_WARPS]; // max of the scores, sum of the weights
-    bool last;
+    float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS];      // weighted sums of values, per warp
+    float max[DECODE_ATTENTION_WARPS], total[DECODE_ATTENTION_WARPS]; // maximum score, sum of weights, per warp
+    bool last;                                                        // this block is the last of its head to arrive
 };
 
-// One element of a weighted sum of values. The weights are exp2(score - max), and `total` is their sum.
+// One element of the weighted sum of values. The weights are exp2(score - max), and `total` is their sum.
 struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// Joins the warps' results in shared memory for the element of this thread, always in the order of the warps.
+// Combines the warps' results in shared memory for element threadIdx.x. The order of the warps is fixed, so the result
+// is deterministic.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
     DecodeAttentionSum x = {0.0f, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
@@ -94,7 +95,7 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// Loads this thread's vectors of the keys or values for the step that starts at `row`; zeros from row `end` on.
+// Loads this thread's vectors of the keys (or values) of the step that starts at `row`; zeros from row `end` on.
 template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
@@ -111,9 +112,13 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// Attends over keys begin .. end-1. Key `now` is the new token's: it is read from qkv and written to the cache.
-// `lanes` lanes share a key, `depth` vectors each. keys, values and qkv point to the head's first element. Every thread
-// gets the result for element threadIdx.x; from HS on it is meaningless.
+// One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
+// to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
+// first element. Every thread gets the result for element threadIdx.x; from HS on it is meaningless.
+//
+//     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
+//     key of u = 0            row + 0              + 1     + 2      + 3      + 4                 ...   + 31
+//     key of u = 1            row + 32             + 33    + 34     + 35     + 36                ...   + 63
 template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
                                                     const floatX* qkv, int begin, int end, int now, int C, int HS) {
@@ -122,10 +127,10 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
     decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // up to here nothing was read that earlier kernels of the step write
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // for exp2
+    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // LOG2E for exp2
 #pragma unroll
     for (int d = 0; d < depth; d++) {
         x128 vec = {};
@@ -183,7 +188,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // over the groups of lanes, each of which has its own keys
+    float warp_max = max; // maximum over the groups of lanes, which had different keys
 #pragma unroll
     for (int offset = 16; offset >= lanes; offset /= 2) {
         warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
@@ -218,10 +223,10 @@ void decode_attention2(floatX* out, floatX* keys, floatX* values, float* scratch
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, capacity, stream);
 }
 
-// ---- kernel 3: the keys split over blocks, a second kernel combines them --------------------------------------------
+// ---- kernel 3: the keys of a head are split over blocks; a second kernel combines their results ---------------------
 
 // ==== promoted: decode_attention ====
-// The sum of num_parts partial sums, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
+// Combines num_parts partial results, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
                                                               int num_parts, int HS) {
     constexpr int num_elements = DECODE_ATTENTION_THREADS / 32; // per lane
@@ -246,12 +251,12 @@ __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionSha
     return decode_attention_join(shared);
 }
 
-// A head's partial sums in scratch, which starts with a counter per head.
+// The partial results of a head in scratch, which starts with one counter per head.
 __device__ inline float* decode_attention_partials(float* scratch, int num_heads, int head, int num_parts, int HS) {
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-// Keys per part, for as many parts as give every SM four blocks when the cache is full.
+// Keys per part, chosen so that a full cache gives four blocks per SM.
 inline int decode_attention_part_keys(int B, int NH, int capacity) {
     int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
     return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
@@ -300,14 +305,14 @@ void decode_attention3(floatX* out, floatX* keys, floatX* values, float* scratch
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: the keys split over blocks, the last of a head's blocks to arrive combines them ----------------------
+// ---- kernel 4: the keys of a head are split over blocks; the last block of the head to arrive combines the results --
 
 // ==== promoted: decode_attention ====
 template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    grid_launch_dependents(); // the next kernel may start and load its weights
     int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
     int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
     if (begin >= end) { return; }
@@ -315,7 +320,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     DecodeAttentionSum x = decode_attention_part<lanes, depth>(
         shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
 
-    int num_parts = now / part_keys + 1; // with keys
+    int num_parts = now / part_keys + 1; // that have keys
     if (num_parts > 1) {
         int head = b * NH + h;
         int* counter = reinterpret_cast<int*>(scratch) + head;
@@ -327,7 +332,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
         __syncthreads();
         if (i == 0) {
             shared.last = atomicAdd(counter, 1) == num_parts - 1;
-            if (shared.last) { *counter = 0; } // for the next launch
+            if (shared.last) { *counter = 0; } // reset for the next launch
             __threadfence();
         }
         __syncthreads();
@@ -337,7 +342,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
 }
 
-// Floats of scratch. They must be zero before the first launch; decode_attention leaves the counters at zero.
+// Size of scratch in floats. It must be zero before the first launch; decode_attention leaves its counters at zero.
 inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
     return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
@@ -357,12 +362,13 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
-// A new token attends over the positions[b] tokens before it and itself; its key and value become row positions[b].
-// out (B,C) | keys, values (B,capacity,C) inout | scratch, see decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
-// positions and earlier rows are read before the kernel ahead has ended: kernels before decode_embed write them.
+// The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become
+// row positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run:
+// only kernels before this step's decode_embed write them, and those have ended.
+// out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    // without the cache that is read: how much depends on the positions
+    // bytes without the reads of the cache, which depend on the positions
     Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
                             decode_attention_part_keys(B, NH, capacity), stream);
@@ -381,7 +387,7 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
     store128(values + to, load128(from + (size_t)2 * num_vec * x128::size));
 }
 
-// Copies the prompt's keys and values: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
+// Copies the prompt's keys and values to the cache: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
@@ -398,7 +404,8 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 }
 // ==== end promoted: decode_cache_fill ====
 
-// decode_cache_fill has no table of its own: the small shapes check it before each launch of what is measured.
+// decode_cache_fill has no table of its own: with small shapes, every launch of a measured kernel runs and checks it
+// first.
 static std::function<void()> declare_cache_fill(Bench& b, int capacity) {
     if (b.T > 100) {
         return [] {};
@@ -432,7 +439,7 @@ static void declare(Bench& b) {
         b.input_from<float>("zeros", num_scratch, [=](float* p) { std::fill(p, p + num_scratch, 0); });
     Buffer<floatX> keys = b.inout<floatX>("keys", n, keys_before, {0.0f, 0.0f});
     Buffer<floatX> values = b.inout<floatX>("values", n, values_before, {0.0f, 0.0f});
-    Buffer<float> scratch = b.inout<float>("scratch", num_scratch, zeros, {INFINITY, 0.0f}); // anything but NaN
+    Buffer<float> scratch = b.inout<float>("scratch", num_scratch, zeros, {INFINITY, 0.0f}); // any value but NaN passes
     Buffer<floatX> out = b.output<floatX>("out", (size_t)B * C, {2e-5f, ulp_of<floatX>() + 1e-5f});
     std::function<void()> cache_fill = declare_cache_fill(b, capacity);
     b.reference([=] {
@@ -444,7 +451,7 @@ static void declare(Bench& b) {
     b.cost(2.0 * B * T * C * sizeof(floatX) + 4.0 * B * C * sizeof(floatX), 4.0 * B * T * C,
            2.0 * B * T * C * sizeof(floatX), 4.0 * B * T * C);
 
-    bool twice = T <= 100 || C != 768; // small shapes: the second launch needs the counters that the first one leaves
+    bool twice = T <= 100 || C != 768; // small shapes: the second launch fails if the first did not reset its counters
     auto launch = [=](void (*op)(floatX*, floatX*, floatX*, float*, const floatX*, const int*, int, int, int, int,
                                  cudaStream_t)) {
         cache_fill();
@@ -458,8 +465,8 @@ static void declare(Bench& b) {
         decode_attention1(out, keys, values, qkv, positions, B, C, NH, capacity, stream, bs);
     });
     b.kernel(2, "one block per head, online softmax in registers", [=](int) { launch(decode_attention2); }, {0});
-    b.kernel(3, "keys split over blocks, a second kernel", [=](int) { launch(decode_attention3); }, {0});
-    b.kernel(4, "keys split over blocks, the last one combines", [=](int) { launch(decode_attention); }, {0});
+    b.kernel(3, "keys split over blocks, a second kernel combines", [=](int) { launch(decode_attention3); }, {0});
+    b.kernel(4, "keys split over blocks, the last block combines", [=](int) { launch(decode_attention); }, {0});
     b.promoted(4);
 }
 

@@ -1,17 +1,19 @@
-/* decode_matvec: out = [gelu](layernorm?(x) weight^T + bias) + residual, for the B tokens of one decoding step
+/* decode_matvec: out = gelu?(layernorm?(x) weight^T + bias) + residual, for the B tokens of one decoding step
 
    out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
-   weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out
-   Bound: memory, OC*K*sizeof(floatX) bytes. Constraint: K % 8 == 0, a normalised row of at most 40 KB.
-   Error: one ulp of floatX, 1e-5 of the terms' size for the sums; with a layernorm two ulps of the terms' size: its
-   result is rounded to floatX before the product, as in training, and many roundings add up.
-   Here too: decode_embed, the first kernel of a step, and decode_head, the last product; the small shapes check them.
+   weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out itself
+   The operations with a ? are optional.
+   Bound: memory, OC*K*sizeof(floatX) bytes. Constraint: K % 8 == 0; with a layernorm, a row of x of at most 40 KB.
+   Error: one ulp of floatX, and 1e-5 of the terms' size for the sums. With a layernorm also two ulps of the terms'
+   size: the normalised x is rounded to floatX before the product, as in training, and K such roundings add up.
+   This file also has decode_embed, the first kernel of a decoding step, and decode_head, its last product. The small
+   check shapes check both.
    Source: layernorm: Ba et al. 2016, arXiv:1607.06450; gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415;
    overlap: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 
-   The shape's flags: K is T*C and OC is V. With T = 1 there is a layernorm before and a gelu after the product (the
-   first half of the feed-forward), else a residual (its second half is T = 4, V = C). V over 32,768 is the head, with a
-   layernorm.
+   Shape flags: K = T*C and OC = V. T = 1 is the first half of the feed-forward layer, with a layernorm before the
+   product and gelu after it. T > 1 adds a residual instead; T = 4 with V = C is the second half of the feed-forward
+   layer. V over 32,768 is the head: a layernorm before the product and nothing after it.
 
    nvcc -O3 --use_fast_math decode_matvec.cu -o decode_matvec      (or: make decode_matvec)
    ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
@@ -20,7 +22,7 @@
 #include "../../llmc/gelu.cuh"
 #include "../../llmc/ptx.cuh"
 
-// ---- kernel 0: layernorm on its own, for the kernels that do not do it themselves: one warp per row -----------------
+// ---- kernel 0: a separate layernorm for kernels 1 to 4, which do not compute it themselves: one warp per row --------
 
 __global__ void decode_matvec_norm_kernel0(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
                                            int K) {
@@ -35,7 +37,7 @@ __global__ void decode_matvec_norm_kernel0(floatX* out, const floatX* x, const f
     }
 }
 
-// what kernels 1 to 4 do with a sum
+// epilogue of kernels 1 to 4: applies bias, gelu and residual to one output, and stores it
 __device__ inline void decode_matvec_store(floatX* out, float sum, const floatX* bias, const floatX* residual,
                                            bool has_gelu, int row, int b, int OC) {
     size_t i = (size_t)b * OC + row;
@@ -45,7 +47,7 @@ __device__ inline void decode_matvec_store(floatX* out, float sum, const floatX*
     out[i] = (floatX)sum;
 }
 
-// ---- kernel 1: one thread per row -----------------------------------------------------------------------------------
+// ---- kernel 1: one thread per row of the weight ---------------------------------------------------------------------
 
 __global__ void decode_matvec_kernel1(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
                                       const floatX* residual, bool gelu, int K, int OC) {
@@ -56,7 +58,7 @@ __global__ void decode_matvec_kernel1(floatX* out, const floatX* x, const floatX
     decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC);
 }
 
-// ---- kernel 2: one warp per row -------------------------------------------------------------------------------------
+// ---- kernel 2: one warp per row of the weight -----------------------------------------------------------------------
 
 __global__ void decode_matvec_kernel2(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
                                       const floatX* residual, bool gelu, int K, int OC) {
@@ -68,7 +70,7 @@ __global__ void decode_matvec_kernel2(floatX* out, const floatX* x, const floatX
     if (lane == 0) { decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC); }
 }
 
-// ---- kernel 3: one warp per row, 16 bytes a load --------------------------------------------------------------------
+// ---- kernel 3: one warp per row, 16-byte loads ----------------------------------------------------------------------
 
 __global__ void decode_matvec_kernel3(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
                                       const floatX* residual, bool gelu, int K, int OC) {
@@ -83,7 +85,7 @@ __global__ void decode_matvec_kernel3(floatX* out, const floatX* x, const floatX
     if (lane == 0) { decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC); }
 }
 
-// ---- kernel 4: a row split over the whole block: every SM has work when there are few rows --------------------------
+// ---- kernel 4: one block per row, so that every SM has work even if there are few rows ------------------------------
 
 __global__ void decode_matvec_kernel4(floatX* out, const floatX* x, const floatX* weight, const floatX* bias,
                                       const floatX* residual, bool gelu, int K, int OC) {
@@ -98,7 +100,7 @@ __global__ void decode_matvec_kernel4(floatX* out, const floatX* x, const floatX
     if (threadIdx.x == 0) { decode_matvec_store(out, sum, bias, residual, gelu, row, b, OC); }
 }
 
-// kernel 1 to 4, after a layernorm of x into scratch (B,K)
+// Launches one of kernels 1 to 4. If there is a layernorm, kernel 0 first writes the normalised x to scratch (B,K).
 typedef void (*DecodeMatvecKernel)(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool, int, int);
 void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const floatX* x, const floatX* norm_weight,
                        const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
@@ -112,7 +114,7 @@ void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: layernorm in every block, several sequences at once: kernel 6, launched without overlap --------------
+// ---- kernel 5: every block computes the layernorm, for several sequences: kernel 6, launched without overlap --------
 
 template <class Out> struct DecodeMatvecLaunch;
 template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size);
@@ -126,21 +128,21 @@ template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: launched before the kernel before it has ended: the weights are in flight when x comes ---------------
+// ---- kernel 6: programmatic dependent launch: loads its weights while the previous kernel still runs ----------------
 
 // ==== promoted: decode_matvec ====
-constexpr int DECODE_MATVEC_AHEAD = 3; // vectors of a row in flight per lane: all of them if K is 768
+constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row: the whole row if K is 768, in 16 bits
 
-// Rows of the weight per warp: they share the cost of x (loads, conversions).
+// Rows of the weight that a warp multiplies at once: they share the loads and conversions of x.
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
-// Blocks of 256 threads per SM: 64 registers per thread, 128 for the larger batches.
+// Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
 template <int n> __device__ inline float decode_matvec_sums(float* values) {
     int lane = threadIdx.x % 32, offset = 16;
 #pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of the values
+    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of its values
         bool upper = lane & offset;
 #pragma unroll
         for (int i = 0; i < half; i++) {
@@ -153,8 +155,8 @@ template <int n> __device__ inline float decode_matvec_sums(float* values) {
     return values[0];
 }
 
-// Normalises x (batch,K) into shared memory; rows past B repeat the last one. g and s are this thread's first vectors of
-// the layernorm's weight and bias, fetched before the wait.
+// Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
+// vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
                                                         const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
                                                         int K) {
@@ -164,7 +166,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
         const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
         float sum = 0.0f, squares = 0.0f;
         for (int first = lane; first < num_vec; first += 32 * DECODE_MATVEC_AHEAD) {
-            int4 value[DECODE_MATVEC_AHEAD]; // all in flight at once
+            int4 value[DECODE_MATVEC_AHEAD]; // all loads in flight at once
 #pragma unroll
             for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
                 value[i] = reinterpret_cast<const int4*>(from)[min(first + 32 * i, num_vec - 1)];
@@ -178,7 +180,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
             }
         }
         float center = warp_sum(sum) / K;
-        for (int v = lane; v < num_vec; v += 32) { // each lane reads only what it wrote itself
+        for (int v = lane; v < num_vec; v += 32) { // a lane reads only what it wrote: no barrier
             x128 value = shared[b * num_vec + v];
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
@@ -203,7 +205,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
     __syncthreads();
 }
 
-// Loads this lane's next vectors of the warp's rows; zeros beyond the end.
+// Loads this lane's next vectors of the warp's `rows` rows of the weight; vectors outside the matrix are zeros.
 template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECODE_MATVEC_AHEAD], const floatX* weight,
                                                                int row, int first, int step, int num_vec, int OC) {
 #pragma unroll
@@ -219,33 +221,37 @@ template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECO
 }
 
 // A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight at a time, and each of its
-// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows.
+// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. With split = 2:
+//
+//     vectors of a row    0 .. 31   32 .. 63   64 .. 95   96 .. 127  ...
+//     group 0             warp 0    warp 1     warp 0     warp 1     ...     lane l of a warp loads its vector l
+//     group 1             warp 2    warp 3     warp 2     warp 3     ...     (the next `rows` rows)
 template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const floatX* weight, const floatX* bias, const floatX* residual, bool has_gelu, int B, int K,
                           int OC, int split) {
     constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
-    __shared__ float partial[8][num_sums];         // per warp
+    __shared__ float partial[8][num_sums];         // sums of each warp over its share of the columns
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
     const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
     int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
     int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
-    int row = blockIdx.y * rows_per_block + warp / split * rows; // of the group's first row
-    // the output that this lane writes, if any
+    int row = blockIdx.y * rows_per_block + warp / split * rows; // the group's first row
+    // the row (within the group) and the sequence of the output that this lane writes, if `writes`
     int own_row = lane / lanes_per_sum / batch, own_b = first_b + lane / lanes_per_sum % batch;
     bool writes = segment == 0 && lane % lanes_per_sum == 0 && own_b < B;
 
-    int4 w[rows][DECODE_MATVEC_AHEAD], g = {}, s = {}; // bits of x128: half the registers of their elements
+    int4 w[rows][DECODE_MATVEC_AHEAD], g = {}, s = {}; // raw bits of x128: unpacked they would take twice the registers
     decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
     float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
     if (norm && (int)threadIdx.x < num_vec) {
         g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
         s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
     }
-    grid_launch_dependents(); // the next kernel may start, and will wait in turn
-    grid_wait_dependency();   // up to here nothing was read that earlier kernels of the step write
+    grid_launch_dependents(); // the next kernel may start; it waits for this one in its own grid_wait_dependency()
+    grid_wait_dependency();   // what was read before this line is not written by earlier kernels of the step
     if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
 
     // all groups of a block take the same number of iterations, because the loop has barriers
@@ -258,7 +264,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
 #pragma unroll
             for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
-                // beyond the end the weights are 0; clamped without a branch, so that the loads of x stay together
+                // past the end of the row the weights are 0; v is clamped so that the loads of x need no branch and are
+                // issued together
                 int v = min(chunk + i * step, num_vec - 1);
                 float weights[rows][x128::size];
 #pragma unroll
@@ -271,7 +278,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
                     x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
-                    at_x = min(at_x + num_vec, last_x); // incremental: an address per sequence would take registers
+                    at_x = min(at_x + num_vec, last_x); // one running offset: an address per sequence takes registers
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll
@@ -281,7 +288,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             }
         }
         row += gridDim.y * rows_per_block;
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the sums
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the warp sums
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
 
         float sum = decode_matvec_sums<num_sums>(sums);
@@ -291,7 +298,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             if (writes) {
                 for (int s = 1; s < split; s++) { sum += partial[warp + s][lane / lanes_per_sum]; }
             }
-            __syncthreads(); // partial may be written again
+            __syncthreads(); // now `partial` may be overwritten
         }
         sum += bias_now;
         if (has_gelu) { sum = gelu(sum); }
@@ -299,7 +306,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
     }
 }
 
-// How to launch kernel 6; `split` is its last argument.
+// The launch configuration of kernel 6; `split` is the kernel's last argument.
 template <class Out> struct DecodeMatvecLaunch {
     void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool,
                    int, int, int, int);
@@ -312,7 +319,8 @@ template <class Out, int batch, bool norm>
 DecodeMatvecLaunch<Out> decode_matvec_batch(int B, int K, int OC, int block_size) {
     constexpr int rows = decode_matvec_rows(batch);
     int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
-    // a row is split over warps until a lane has all of its share in flight and every SM has two blocks
+    // split rows over more warps while a lane cannot have its whole share in flight, or while there are fewer than two
+    // blocks per SM and a lane has more than one vector
     while (split < num_warps && (num_vec > 32 * DECODE_MATVEC_AHEAD * split ||
                                  (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
         split *= 2;
@@ -327,7 +335,7 @@ template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, in
     const size_t shared_limit = 40 * 1024; // of the 48 KB that need no attribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
-    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 warps share sums
+    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 rows in `partial`
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
@@ -338,9 +346,10 @@ template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, in
     return launch(B, K, OC, block_size);
 }
 
-// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out
-// Weights and biases are read before the kernel ahead in the stream has ended: no kernel of the step may write them.
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
                    cudaStream_t stream, int block_size) {
@@ -375,10 +384,10 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 // ==== end promoted: decode_matvec ====
 
 // ==== promoted: decode_embed ====
-// A token of -1, of a sequence whose logits were all NaN, gives NaN again.
+// Token -1 means that decode_sample found no logit to draw (all were NaN or -inf); its embedding is NaN.
 __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
                                      const floatX* wpe, int C) {
-    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    grid_launch_dependents(); // the next kernel may start and load its weights
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
@@ -388,8 +397,8 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 }
 
 // x (B,C) = wte[token] + wpe[position] | tokens (B) | positions (B) | wte (Vp,C) | wpe (T,C)
-// The first kernel of a step. It is launched without overlap, so that all of the step before has ended when it starts,
-// which the other kernels of a step rely on.
+// The first kernel of a step. It is launched without overlap: when it starts, the previous step has ended. The other
+// kernels of the step rely on that.
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, cudaStream_t stream, int block_size) {
     Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
@@ -404,7 +413,7 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 }
 // ==== end promoted: decode_embed ====
 
-// decode_embed has no table of its own: the small shapes check it before each launch of what is measured.
+// decode_embed has no table of its own: with small shapes, every launch of a measured kernel runs and checks it first.
 static std::function<void()> declare_embed(Bench& b) {
     if (b.C > 128) {
         return [] {};
@@ -432,7 +441,8 @@ static void declare(Bench& b) {
     }
     if (!head) { bias = b.input<floatX>("bias", OC); }
     if (!norm) { residual = b.input<floatX>("residual", (size_t)B * OC); }
-    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX)); // with the residual
+    // bytes of out, and of residual if there is one
+    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX));
     b.cost(((double)OC * K + (double)B * K) * sizeof(floatX) + outputs, 2.0 * B * OC * K);
 
     float ulp = ulp_of<floatX>(), of_terms = (norm ? 2.0f * ulp : 0.0f) + 1e-5f;
@@ -472,16 +482,14 @@ static void declare(Bench& b) {
             bs ? decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream, bs)
                : decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream);
         };
-        b.kernel(1, "one thread per row", [=](int bs) { launch1234(decode_matvec_kernel1, bs, bs); });
-        b.kernel(2, "one warp per row", [=](int bs) { launch1234(decode_matvec_kernel2, bs / 32, bs); });
-        b.kernel(3, "one warp per row, 16 bytes a load",
-                 [=](int bs) { launch1234(decode_matvec_kernel3, bs / 32, bs); });
-        b.kernel(4, "a row split over the block", [=](int bs) { launch1234(decode_matvec_kernel4, 1, bs); },
-                 {32, 64, 128, 256});
+        b.kernel(1, "one thread per row of the weight", [=](int bs) { launch1234(decode_matvec_kernel1, bs, bs); });
+        b.kernel(2, "one warp per row of the weight", [=](int bs) { launch1234(decode_matvec_kernel2, bs / 32, bs); });
+        b.kernel(3, "one warp per row, 16-byte loads", [=](int bs) { launch1234(decode_matvec_kernel3, bs / 32, bs); });
+        b.kernel(4, "one block per row", [=](int bs) { launch1234(decode_matvec_kernel4, 1, bs); }, {32, 64, 128, 256});
     }
-    const char* what5 = head ? "layernorm in the product's blocks, float out" : "layernorm in the product's blocks";
+    const char* what5 = head ? "every block computes the layernorm, float out" : "every block computes the layernorm";
     b.kernel(5, what5, launch5, {64, 128, 256});
-    b.kernel(6, "weights fetched before the kernel ahead has ended", launch6, {0, 64, 128, 256});
+    b.kernel(6, "5, weights loaded while the previous kernel still runs", launch6, {0, 64, 128, 256});
     b.promoted(6);
 }
 

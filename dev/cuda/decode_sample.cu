@@ -1,15 +1,17 @@
-/* decode_sample: from logits to the next token: the largest, or drawn after temperature, top-k and top-p
+/* decode_sample: the next token from the logits: the largest, or one drawn after temperature, top-k and top-p
 
    tokens (B) int out | positions (B) int inout, += 1 | scratch, see decode_sample_scratch() | logits (B,Vp) float in
-   rng_state (B) uint64_t inout, of xorshift64*, moves on with every token drawn
+   rng_state (B) uint64_t inout, state of xorshift64*, advanced once per drawn token
    Bound: memory, B*V*sizeof(float) bytes, from the L2 cache; latency. Constraint: Vp % 4 == 0, V <= 2^18.
-   Error: none for the largest (the lowest id among equals). Drawn: shares of the probability in steps of 2^-44, each
-   within 1e-5 of its value; the same rule and the same random numbers as sample_token() of llmc/sampler.h, which
-   draws the same token but for these roundings when top-k and top-p are off, else in another order.
+   Error: none for the largest; among equal logits the lowest id wins. A draw weighs each token by its probability in
+   steps of 2^-44, within 1e-5 of the exact value. It follows the rule and takes the random numbers of sample_token() of
+   llmc/sampler.h. Without top-k and top-p, the two draw the same token except for these roundings; with them,
+   sample_token() adds up the tokens in another order, so the tokens may differ.
    Source: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
    Vigna 2016, arXiv:1402.6246 (xorshift64*).
 
-   The shape's flags: T = 1 is the largest; 2 temperature 0.8; 3 and top-k 50; 4 and top-p 0.9; 5 all three.
+   Shape flags: T selects the mode. 1: the largest logit; 2: temperature 0.8; 3: temperature and top-k 50;
+   4: temperature and top-p 0.9; 5: all three.
 
    nvcc -O3 --use_fast_math decode_sample.cu -o decode_sample      (or: make decode_sample)
    ./decode_sample 3      check kernel 3 against the CPU and sweep its block sizes
@@ -17,7 +19,7 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
-// ---- kernel 1: one block per sequence, a tree in shared memory ------------------------------------------------------
+// ---- kernel 1: largest logit, one block per sequence, tree reduction in shared memory -------------------------------
 
 __global__ void decode_sample_kernel1(int* tokens, int* positions, const float* logits, int V, int Vp) {
     __shared__ float max[1024];
@@ -47,7 +49,7 @@ void decode_sample1(int* tokens, int* positions, const float* logits, int B, int
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one block per sequence, 16 bytes a load, logit and id as one 64-bit key: kernel 3 with one block -----
+// ---- kernel 2: largest logit, 16-byte loads, logit and id as one 64-bit key: kernel 3 with one block per sequence ---
 
 inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                                  int blocks, cudaStream_t stream, int block_size);
@@ -57,12 +59,13 @@ void decode_sample2(int* tokens, int* positions, float* scratch, const float* lo
     decode_sample_greedy(tokens, positions, scratch, logits, B, V, Vp, 1, stream, block_size);
 }
 
-// ---- kernel 3: many blocks per sequence, the last to arrive writes the token ----------------------------------------
+// ---- kernel 3: largest logit, many blocks per sequence; the last block to arrive writes the token -------------------
 
 // ==== promoted: decode_sample ====
-// A key per token: larger for a larger logit, and for the lower id among equal logits. 0: never drawn (NaN, -inf).
+// The 64-bit key of a token. A larger logit has a larger key; among equal logits the lower id has the larger key. Key 0
+// means that the token is never drawn (NaN, -inf).
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
-    if (!(logit > -INFINITY)) { return 0; } // NaN, too
+    if (!(logit > -INFINITY)) { return 0; } // also true for NaN
     uint32_t bits = __float_as_uint(logit);
     if (bits == 0x80000000u) { bits = 0; } // -0 equals 0
     bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -90,7 +93,7 @@ __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     }
     return x;
 }
-// Over the block; `shared` (32) is scratch, free again after the call. Every thread gets the result.
+// Reduces x over the block; every thread gets the result. `shared` (32) is scratch and may be reused after the call.
 template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sample_reduce(uint64_t x, uint64_t* shared) {
     x = warp_op(x);
     if (threadIdx.x % 32 == 0) { shared[threadIdx.x / 32] = x; }
@@ -100,7 +103,8 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
-// tokens (B): the largest logit of each row. best (B), arrived (B): zero before and after the launch.
+// tokens (B): the id of the largest logit of each sequence. best (B), arrived (B): scratch, zero before and after the
+// launch.
 __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
                                              const float* logits, int V, int Vp) {
     __shared__ uint64_t shared[32];
@@ -127,7 +131,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     positions[b] += 1;
 }
 
-// `blocks` blocks per sequence
+// Launches kernel 3 with `blocks` blocks per sequence.
 inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                                  int blocks, cudaStream_t stream, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
@@ -136,21 +140,22 @@ inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, co
 }
 // ==== end promoted: decode_sample ====
 
-// ---- kernel 4: one block per sequence draws; every bound is found by bisection over the keys ------------------------
+// ---- kernel 4: draw, one block per sequence; bisection finds the lowest key that top-k or top-p admits --------------
 
 // ==== promoted: decode_sample ====
 constexpr int DECODE_SAMPLE_ROOM = 4096;   // candidates whose keys fit in shared memory: 32 KB
-constexpr int DECODE_SAMPLE_CHUNKS = 1024; // of the vocabulary, one per thread
+constexpr int DECODE_SAMPLE_CHUNKS = 1024; // chunks of the vocabulary, one per thread
 
 struct DecodeSampleShared {
-    uint64_t list[DECODE_SAMPLE_ROOM]; // keys of the candidates, unordered
-    uint64_t chunk[DECODE_SAMPLE_CHUNKS];
+    uint64_t list[DECODE_SAMPLE_ROOM];    // keys of the candidates, unordered
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // sum of the shares of each chunk
     uint64_t reduce[32];
-    uint64_t rest;
+    uint64_t rest; // distance of the drawn point from the start of chunk `found`
     int list_size, found, token;
 };
 
-// The candidates of a sequence: the `count` keys >= `floor` among n logits, or, once listed, among n keys of the list.
+// The candidates of a sequence: the `count` keys >= `floor`, among all n logits or, if `listed`, among the n keys of
+// DecodeSampleShared's list.
 struct DecodeSampleRow {
     const float* logits;
     int n;
@@ -159,11 +164,11 @@ struct DecodeSampleRow {
     float scale;                 // log2(e) / temperature
 };
 
-// A token's weight in the draw: its probability relative to the best one, times 2^44. It is an integer, because sums of
-// integers do not depend on the order.
+// The weight of a token in the draw: its probability relative to the most likely token, times 2^44. It is an integer,
+// because the sum of integers does not depend on the order of summation.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
-    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // inf - inf is NaN
+    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // also if both are inf: inf - inf is NaN
     return (uint64_t)(exp2f(distance) * 17592186044416.0f);
 }
 
@@ -172,7 +177,8 @@ __device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& sha
     return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
 }
 
-// Counts the candidates with keys >= `floor` and returns their weight: the sum of their shares, or else their number.
+// Counts the candidates with keys >= `floor`. Returns their weight: the sum of their shares, or without `shares` their
+// count.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
@@ -187,7 +193,7 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
     return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
 }
 
-// Copies the candidates, at most DECODE_SAMPLE_ROOM, to the list.
+// Copies the keys of the candidates, at most DECODE_SAMPLE_ROOM, to the list.
 __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
     if (threadIdx.x == 0) { shared.list_size = 0; }
     __syncthreads();
@@ -199,7 +205,8 @@ __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSample
     row.listed = true, row.n = (int)row.count;
 }
 
-// Raises row.floor by bisection, to the fewest best candidates whose weight reaches `target`; all together reach it.
+// Raises row.floor by bisection until the fewest top candidates are left whose weight still reaches `target`. The
+// weight of all candidates must reach it.
 __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
     uint64_t end = row.best + 1, end_count = 0; // the keys >= `end` weigh less than the target
     while (row.count - end_count > 1 && end - row.floor > 1) {
@@ -213,11 +220,11 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
     }
 }
 
-// Inverse transform sampling: the first token, in the order of ids, at which the running sum of the candidates' shares
-// exceeds `random` (0 to 1) of the total.
+// Inverse transform sampling: returns the first token, in the order of ids, at which the running sum of the candidates'
+// shares exceeds `random` (0 to 1) times their total.
 __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // per chunk
+    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // tokens per chunk
     for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
         uint64_t sum = 0;
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
@@ -236,14 +243,14 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
     upto += warp > 0 ? warps_before : 0;
     uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
-    if (upto - own <= point && point < upto) { // true in one thread
+    if (upto - own <= point && point < upto) { // true in exactly one thread
         shared.found = threadIdx.x;
         shared.rest = point - (upto - own);
     }
     __syncthreads();
     if (warp == 0) {
         uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // the token lies in this chunk
+        for (int begin = shared.found * size;; begin += 32) { // the chunk that holds the token
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
             uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
             uint64_t reached = before + decode_sample_warp_scan(share);
@@ -284,13 +291,13 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
             double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
             decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
         }
-        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
+        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // random_f64() of llmc/rand.h
         x ^= x >> 12;
         x ^= x << 25;
         x ^= x >> 27;
         double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
         token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it before a barrier of the draw
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
@@ -298,12 +305,13 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     }
 }
 
-// Floats of scratch, aligned to 8 bytes. They must be zero before the first launch; decode_sample leaves zeros.
+// Size of scratch in floats; aligned to 8 bytes. It must be zero before the first launch; decode_sample leaves zeros.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), of which V count | rng_state (B) inout
-// temperature 0: the largest logit; rng_state may be NULL. Else drawn from softmax(logits / temperature), among the top_k
-// largest (0: all) and the fewest that hold the share top_p (1: all). NaN and -inf are never drawn; if all are, -1.
+// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), the first V are used | rng_state (B) inout
+// temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
+// limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
+// probability reaches top_p (1: all). NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
                    int block_size) {
@@ -330,7 +338,8 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     float temperature = mode == 1 ? 0.0f : 0.8f, top_p = mode >= 4 ? 0.9f : 1.0f;
     int top_k = mode == 3 || mode == 5 ? 50 : 0;
-    // small: with ties, a sequence of NaN and -inf, and NaN where nothing may be read
+    // The padding past V is NaN, because it must not be read. Small vocabularies also have ties, scattered NaN and
+    // -inf, and one sequence of nothing but NaN and -inf.
     Buffer<float> logits = b.input_from<float>("logits", (size_t)B * Vp, [=](float* x) {
         std::mt19937 rng(V + mode);
         std::normal_distribution<float> normal;
@@ -349,7 +358,7 @@ static void declare(Bench& b) {
                                               [=](float* x) { std::fill(x, x + decode_sample_scratch(B), 0.0f); });
     Buffer<int> tokens = b.output<int>("tokens", B, {0.0f, 0.0f});
     Buffer<int> positions = b.inout<int>("positions", B, positions_before, {0.0f, 0.0f});
-    Buffer<uint64_t> rng_state = b.inout<uint64_t>("rng_state", B, rng_before, {0.0f, 1e-6f}); // rounded to float
+    Buffer<uint64_t> rng_state = b.inout<uint64_t>("rng_state", B, rng_before, {0.0f, 1e-6f}); // compared as float
     Buffer<float> scratch = b.inout<float>("scratch", decode_sample_scratch(B), zeros, {0.0f, 0.0f});
     b.reference([=] {
         for (int i = 0; i < B; i++) { positions.host[i] = positions_before.host[i] + 1.0f; }
@@ -365,14 +374,14 @@ static void declare(Bench& b) {
            : decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream);
     };
     if (mode == 1) {
-        b.kernel(1, "largest: one block, a tree in shared memory",
+        b.kernel(1, "largest: one block, tree reduction in shared memory",
                  [=](int bs) { decode_sample1(tokens, positions, logits, B, V, Vp, stream, bs); });
-        b.kernel(2, "largest: one block, 16 bytes a load, 64-bit keys",
+        b.kernel(2, "largest: one block, 16-byte loads, 64-bit keys",
                  [=](int bs) { decode_sample2(tokens, positions, scratch, logits, B, V, Vp, stream, bs); });
         b.kernel(3, "largest: many blocks", promoted, {0, 128, 256, 512, 1024});
         b.promoted(3);
     } else {
-        b.kernel(4, "drawn: one block, bisection", promoted, {0});
+        b.kernel(4, "draw: one block, top-k and top-p by bisection", promoted, {0});
         b.promoted(4);
     }
 }

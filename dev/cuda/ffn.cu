@@ -1,13 +1,13 @@
 /* ffn: out = gelu(inp weight1^T + bias1) weight2^T + bias2, a feed-forward layer
 
-   out (N,C) floatX out | hidden (N,4C) floatX out, gelu's values | inp (N,C) floatX in | weight1 (4C,C), bias1 (4C)
-   floatX in | weight2 (C,4C), bias2 (C) floatX in | counters (ceil(N / 128) + 1) int inout, 0 before and after, for
-   kernel 4 alone; N = B*T
+   out (N,C) floatX out | hidden (N,4C) floatX out, gelu's results | inp (N,C) floatX in | weight1 (4C,C), bias1 (4C)
+   floatX in | weight2 (C,4C), bias2 (C) floatX in | counters (ceil(N / 128) + 1) int inout, 0 before and after the
+   launch, only for kernel 4; N = B*T
    Bound: compute, 16*N*C*C FLOPs. Constraint: C % 8 == 0, pointers aligned to 16 bytes.
-   Error: against the fp64 reference, whose hidden is rounded to floatX; out is of the size of 1 and a sum of 4C terms.
-   Two ulps of floatX at 1, for kernel 1 also rounds what gelu is applied to: that is eight standard deviations of such
-   a sum's error. And 16 roundings of fp32 of the size of the terms' absolute sum, 0.64 * sqrt(4C) here. All times
-   HOT_ROW in the check shapes with -V 1, where the first row of inp is larger by that.
+   Error: against the fp64 reference, which rounds hidden to floatX. out is a sum of 4C terms and of the size of 1. Two
+   ulps of floatX at 1, because kernel 1 also rounds gelu's argument to floatX: this is eight standard deviations of the
+   error of such a sum. In addition 16 fp32 roundings at the size of the terms' absolute sum, which is 0.64 * sqrt(4C)
+   here. With -V 1 (check shapes) the first row of inp is HOT_ROW times larger, and so are these errors.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the products: gemm.cuh;
    programmatic dependent launch: the CUDA C++ Programming Guide.
 
@@ -30,7 +30,7 @@ struct FfnArgs {
     int N, C;
 };
 
-// ---- kernel 1: one after the other: the library's products with bias, gelu_forward between them -------------------
+// ---- kernel 1: three operations: matmul_forward with bias, gelu_forward, matmul_forward with bias -----------------
 
 void ffn1(const FfnArgs& f, floatX* pre_gelu, cudaStream_t stream) {
     matmul_forward(pre_gelu, NULL, f.inp, f.weight1, f.bias1, NULL, f.N, f.C, 4 * f.C, stream);
@@ -38,14 +38,14 @@ void ffn1(const FfnArgs& f, floatX* pre_gelu, cudaStream_t stream) {
     matmul_forward(f.out, NULL, f.hidden, f.weight2, f.bias2, NULL, f.N, 4 * f.C, f.C, stream);
 }
 
-// ---- kernel 2: the library's products with all that follows in their epilogues ------------------------------------
+// ---- kernel 2: cuBLASLt with bias and gelu in its epilogue, then matmul_forward with bias -------------------------
 
 void ffn2(const FfnArgs& f, cudaStream_t stream) {
     LinearCall call;
     call.out = f.hidden, call.inp = f.inp, call.weight = f.weight1, call.bias = f.bias1;
     call.M = f.N, call.N = 4 * f.C, call.K = f.C;
     call.gelu = true;
-    if (sizeof(floatX) == 4 || !cublaslt_linear(call, stream)) { // in fp32 the library's gelu would set the error
+    if (sizeof(floatX) == 4 || !cublaslt_linear(call, stream)) { // fp32: its gelu's error is too large
         call.gelu = false;
         bool supported = cublaslt_linear(call, stream);
         require(supported);
@@ -56,9 +56,9 @@ void ffn2(const FfnArgs& f, cudaStream_t stream) {
 
 #if !defined(ENABLE_FP32)
 
-// ---- kernel 3: two of our own products; the second one's blocks start when the first one's end --------------------
+// ---- kernel 3: gemm.cuh twice; blocks of the second product start while the first product ends --------------------
 
-// form: a form of gemm.cuh for the first product, and 10 times one for the second
+// form % 10: the form of gemm.cuh for the first product; form / 10: for the second
 void ffn3(const FfnArgs& f, cudaStream_t stream, int form) {
     GemmArgs first = {f.hidden, NULL, f.inp, f.weight1, NULL, f.N, 4 * f.C, f.C};
     GemmArgs second = {f.out, NULL, f.hidden, f.weight2, NULL, f.N, f.C, 4 * f.C};
@@ -66,26 +66,33 @@ void ffn3(const FfnArgs& f, cudaStream_t stream, int form) {
     gemm_form(second, GemmBias<0>{f.bias2}, true, stream, form / 10);
 }
 
-// ---- kernel 4: one launch, one list of the tiles of both products: the second fills what the first leaves idle ----
-// Rows of tiles may come in groups, whose part of hidden L2 holds. The list has the first product of a group, a little
-// of the next group's, then the second product of the group, which finds hidden written. A tile waits for tiles before
-// it in the list alone and every block goes down the list: no two blocks wait for each other.
+// ---- kernel 4: one launch, one list of tiles for both products: the second product fills the tail of the first ----
+// Rows of tiles may be processed in groups, small enough for L2 to hold the group's rows of hidden. The first product
+// runs ahead by `lag` tiles, so that hidden has been written when the second product of a group starts. The list:
+//
+//     first product     group 0, and the first `lag` tiles of group 1
+//     second product    group 0
+//     first product     the rest of group 1, and the first `lag` tiles of group 2
+//     second product    group 1
+//     ...
+//
+// No deadlock: a tile waits only for tiles before it in the list, and every block processes its tiles in list order.
 
 typedef GemmPingPong192 FfnTiles;
 
 struct FfnList {
-    int num_rows;           // of tiles
-    int columns1, columns2; // of tiles of the first product, which is hidden, and of the second one
+    int num_rows;           // rows of tiles
+    int columns1, columns2; // columns of tiles of the first product (hidden) and of the second (out)
     int num_steps1, num_steps2;
-    int group; // rows of tiles in a group
-    int lag;   // tiles of the next group before this one's second product
+    int group; // rows of tiles per group
+    int lag;   // tiles by which the first product runs ahead of the second
 };
 struct FfnItem {
-    bool second; // which product
+    bool second; // a tile of the second product
     GemmTile tile;
 };
 
-// What number `index` of the list is.
+// Item number `index` of the list.
 __device__ inline FfnItem ffn_item(const FfnList& list, int index) {
     int num1 = list.num_rows * list.columns1, num2 = list.num_rows * list.columns2;
     int begun1 = min(list.lag, num1), begun2 = 0;
@@ -105,12 +112,13 @@ __device__ inline FfnItem ffn_item(const FfnList& list, int index) {
     return {second, {index / num_columns * FfnTiles::ROWS, index % num_columns * FfnTiles::COLUMNS}};
 }
 
-struct FfnMaps { // operands in tiles, results in boxes
+struct FfnMaps { // operands in tiles; results in boxes of 16x64
     CUtensorMap inp, weight1, hidden_boxes, hidden, weight2, out_boxes;
 };
 
-// counters (num_rows + 1): for each row of tiles, how many warps have written their part of hidden; how many blocks
-// need no counter any more: the last one sets all to 0.
+// counters (num_rows + 1): for each row of tiles, the number of warps that have written their rows of a tile of hidden;
+// at the end, the number of producers that no longer need the counters. The last of these producers sets all counters
+// to 0.
 __global__ void __launch_bounds__(384, 1)
     ffn_sm90_kernel4(int* counters, const __grid_constant__ FfnMaps maps, const GemmBias<GEMM_GELU> bias1,
                      const GemmBias<0> bias2, const __grid_constant__ FfnList list, int N, int C) {
@@ -127,15 +135,15 @@ __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
             FfnItem item = ffn_item(list, index);
-            if (item.second) {
+            if (item.second) { // wait for all tiles of this row of hidden, each stored by 4 warps
                 while (load_acquire(counters + item.tile.row / FfnTiles::ROWS) < 4 * list.columns1) {}
-                async_proxy_fence(); // what the counter stands for was written by TMA and is read by TMA
+                async_proxy_fence(); // hidden is written and read by TMA; the counter is read by ordinary loads
             }
             gemm_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1, item.tile,
                       item.second ? list.num_steps2 : list.num_steps1, 0, i);
         }
         __threadfence();
-        if (atomicAdd(counters + list.num_rows, 1) == (int)gridDim.x - 1) { // what all have waited for is complete
+        if (atomicAdd(counters + list.num_rows, 1) == (int)gridDim.x - 1) { // no producer waits any more
             __threadfence();
             for (int row = 0; row <= list.num_rows; row++) { counters[row] = 0; }
         }
@@ -178,7 +186,7 @@ __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// counters (ffn_num_counters(N)) are 0 before and after. group: rows of tiles; 0: all of them in one.
+// counters (ffn_num_counters(N)) are 0 before and after. group: rows of tiles per group; 0: all rows in one group.
 inline int ffn_num_counters(int N) { return ceil_div(N, FfnTiles::ROWS) + 1; }
 void ffn4(const FfnArgs& f, int* counters, cudaStream_t stream, int group) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -196,16 +204,16 @@ void ffn4(const FfnArgs& f, int* counters, cudaStream_t stream, int group) {
     require((size_t)list.num_rows * list.columns1 * (list.num_steps1 + list.num_steps2) <= INT_MAX);
     int num_items = list.num_rows * (list.columns1 + list.columns2);
     int num_blocks =
-        std::min(num_items, num_multiprocessors()); // all at work at once: they wait for each other's tiles
+        std::min(num_items, num_multiprocessors()); // all resident at once: they wait for each other's tiles
     list.group = group ? group : list.num_rows;
-    list.lag = 2 * num_blocks; // a tile of the first product is written while the next two are multiplied
+    list.lag = 2 * num_blocks; // two tiles per block: time for a tile of the first product to be written
     gemm_start(ffn_sm90_kernel4, num_blocks, 1, GemmSMem<FfnTiles>::bytes(), false, stream, counters, maps,
                GemmBias<GEMM_GELU>{f.bias1}, GemmBias<0>{f.bias2}, list, f.N, f.C);
 }
 #endif
 
-// out (N,C) = gelu(inp (N,C) weight1 (4C,C)^T + bias1) weight2 (C,4C)^T + bias2; hidden (N,4C) is gelu's values. form: of
-// both products, as in kernel 3. Without wgmma it is kernel 2.
+// out (N,C) = gelu(inp (N,C) weight1 (4C,C)^T + bias1) weight2 (C,4C)^T + bias2; hidden (N,4C) is gelu's results.
+// form: of both products, as in kernel 3; 0: the default. Devices and precisions without wgmma get kernel 2.
 void ffn(floatX* out, floatX* hidden, const floatX* inp, const floatX* weight1, const floatX* bias1,
          const floatX* weight2, const floatX* bias2, int N, int C, cudaStream_t stream, int form = 0) {
     require(C % 8 == 0);
@@ -222,7 +230,7 @@ constexpr float HOT_ROW = 30.0f;
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C, num_weights = (size_t)4 * C * C;
-    bool hard = b.V == 1; // the first row much larger than the others, the last one of equal values
+    bool hard = b.V == 1; // a first row of much larger values, a last row of equal values
     cudaStream_t stream = b.stream;
     if (!b.dry) { cublaslt_open(); }
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [=, &rng = b.rng](float* host) {
@@ -234,11 +242,11 @@ static void declare(Bench& b) {
     });
     Buffer<floatX> weight1 = b.input<floatX>("weight1", num_weights, 1.0f / sqrtf((float)C));
     Buffer<floatX> bias1 = b.input<floatX>("bias1", 4 * C);
-    Buffer<floatX> weight2 = b.input<floatX>("weight2", num_weights, 0.5f / sqrtf((float)C)); // of 4C terms
+    Buffer<floatX> weight2 = b.input<floatX>("weight2", num_weights, 0.5f / sqrtf((float)C)); // 1 / sqrt(4C)
     Buffer<floatX> bias2 = b.input<floatX>("bias2", C);
     float size = hard ? HOT_ROW : 1.0f, roundings = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C) * size;
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
-    after_gelu.atol += 1.13f * roundings; // the steepest that gelu is
+    after_gelu.atol += 1.13f * roundings; // 1.13: the largest slope of gelu
     Buffer<floatX> hidden = b.output<floatX>("hidden", 4 * n, after_gelu);
     Buffer<floatX> out = b.output<floatX>("out", n, {2 * ulp_of<floatX>() * size + 2 * roundings, ulp_of<floatX>()});
     Buffer<floatX> pre_gelu = b.scratch<floatX>("pre_gelu", 4 * n); // for kernel 1
@@ -268,15 +276,15 @@ static void declare(Bench& b) {
     const int single = 11 * GEMM_PING_PONG_192, pairs = 11 * GEMM_PING_PONG_192_PAIRS;
     const int long_cooperative = 10 * GEMM_COOPERATIVE_256_PAIRS + GEMM_PING_PONG_192_PAIRS;
     b.kernel(
-        3, "gemm.cuh twice, the second launched early; forms as block sizes",
+        3, "gemm.cuh twice, the second launched early; block size: forms",
         [=](int form) { ffn(out, hidden, inp, weight1, bias1, weight2, bias2, N, C, stream, form); },
         {0, single, pairs, long_cooperative}, -90);
     b.moves(2, least + 2 * hidden_bytes);
     b.kernel(
-        4, "one launch, tiles of both products in one list; rows in a group as block sizes",
+        4, "one launch, tiles of both products in one list; block size: rows per group",
         [=](int group) { ffn4(f, counters, stream, group); }, {0, 33, 66},
-        -90);                         // at C = 768, 33 are a tile of the second product for each of 132 SMs
-    b.moves(1, least + hidden_bytes); // read from L2
+        -90);                         // at C = 768, 33 rows are one tile of the second product per SM (132)
+    b.moves(1, least + hidden_bytes); // hidden is written, and read from L2
     b.promoted(3);
 #else
     b.promoted(2);

@@ -1,17 +1,19 @@
-/* fused_attention_projection_residual_layernorm: what follows the qkv product in a block of GPT-2:
+/* fused_attention_projection_residual_layernorm: from qkv to the second layernorm of a GPT-2 block:
    residual = inp + attention(qkv) proj_weight^T + proj_bias; normed = (residual - mean) * rstd * weight + bias
 
    residual, normed (B,T,C) floatX out | mean, rstd (B,T) float out | lse (B,NH,T) float out, or NULL |
-   qkv (B,T,3,NH,HS) floatX in | inp (B,T,C) floatX in | proj_weight (C,C) floatX in, a row for each output |
+   qkv (B,T,3,NH,HS) floatX in | inp (B,T,C) floatX in | proj_weight (C,C) floatX in, one row per output |
    proj_bias, weight, bias (C) floatX in; C = NH * HS
-   The statistics are those of the rounded residual: what is stored is what is normalised.
-   Bound: compute, 2*B*NH*T*T*HS FLOPs with the causal half counted once and 2*B*T*C*C; 6*B*T*C*sizeof(floatX) bytes.
-   Constraint: HS % 8 == 0, HS <= 256. One launch: HS = 64, and C a multiple of 256, 320 or 384 up to 8 times that.
-   Error: against the fp64 reference, residual one ulp of floatX and 1.5 of 1: P, the attention's output and, unfused,
-   the projection are rounded to floatX, errors of which the projection sums C with weights of 1/sqrt(C). normed: one
-   ulp of floatX and 4 of 1: such an error rounds a residual the other way, and what is from 4 to 8 then moves by 4 ulps
-   of 1, times rstd of 0.7 at most and a weight of 1.4 at most. Where it is smaller it moves less, where it is larger so
-   is normed, unless bias cancels it. fp32: 32 times that. Scores of 10^4: 4e-3 more.
+   mean, rstd and normed are computed from the rounded residual, as it is stored.
+   Bound: compute, 2*B*NH*T*T*HS FLOPs (only the causal half counted) and 2*B*T*C*C; 6*B*T*C*sizeof(floatX) bytes.
+   Constraint: HS % 8 == 0, HS <= 256. Kernel 4: HS = 64, and C a multiple of 256 or 320 (up to 8 times) or 384 (up to 3
+   times).
+
+   Error against the fp64 reference. residual: one ulp of floatX and 1.5 ulps of 1. P, attention's output and, unfused,
+   the projection are rounded to floatX, and the projection sums C such errors with weights of 1/sqrt(C). normed: one
+   ulp of floatX and 4 ulps of 1. Such an error can round a residual the other way, and a residual between 4 and 8 then
+   moves by 4 ulps of 1, times rstd (at most 0.7) and weight (at most 1.4). A smaller residual moves less; if it is
+   larger, normed is larger too, unless bias cancels it. fp32: 32 times as much. With scores of 10^4: 4e-3 more.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Ba et al. 2016, arXiv:1607.06450.
 
    nvcc -O3 --use_fast_math fused_attention_projection_residual_layernorm.cu -lcublasLt -lcublas -o fused
@@ -19,7 +21,7 @@
    ./fused_attention_projection_residual_layernorm 5      check kernel 5 against the CPU
    ./fused_attention_projection_residual_layernorm        every kernel, side by side
    Kernels 4 and 5 need -gencode arch=compute_90a,code=sm_90a.                                            */
-#ifndef PROMOTED_ONLY // who includes this file includes the first three before
+#ifndef PROMOTED_ONLY // ops that include this file include these files before it
 #define PROMOTED_ONLY
 #include "attention_forward.cu"
 #include "fused_residual_layernorm.cu"
@@ -33,7 +35,7 @@
 #include "bench.h"
 #include "gemm.cuh"
 
-// What all kernels take.
+// The arguments of all kernels.
 struct AttentionProjection {
     floatX *residual, *normed;   // (B,T,C)
     float *mean, *rstd, *lse;    // (B,T), (B,T), (B,NH,T) or NULL
@@ -46,9 +48,9 @@ struct AttentionProjection {
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 1: an operation, a launch: four of them ----
+// ---- kernel 1: four launches, one per operation ----
 
-// attention (B,T,C), projection (B,T,C) are scratch
+// attention (B,T,C) and projection (B,T,C) are scratch
 void fused_attention_projection_residual_layernorm1(const AttentionProjection& f, floatX* attention, floatX* projection,
                                                     cudaStream_t stream) {
     int N = f.B * f.T;
@@ -59,9 +61,9 @@ void fused_attention_projection_residual_layernorm1(const AttentionProjection& f
 }
 #endif
 
-// ---- kernel 2: three launches: attention, the projection by cuBLASLt, residual and layernorm together ----
+// ---- kernel 2: three launches: attention; the projection by matmul_forward; residual and layernorm fused ----
 
-// attention (B,T,C), projection (B,T,C) are scratch
+// attention (B,T,C) and projection (B,T,C) are scratch
 void fused_attention_projection_residual_layernorm2(const AttentionProjection& f, floatX* attention, floatX* projection,
                                                     cudaStream_t stream) {
     int N = f.B * f.T;
@@ -73,16 +75,16 @@ void fused_attention_projection_residual_layernorm2(const AttentionProjection& f
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 3: one launch, a block for 8 tokens: a warp for each token's head, then a thread for each output ----
+// ---- kernel 3: one launch, one block per 8 tokens: one warp per token and head, then one thread per output ----
 
-const int ATTENTION_PROJECTION_TOKENS3 = 8; // each reads all of proj_weight together
+const int ATTENTION_PROJECTION_TOKENS3 = 8; // tokens per block: they share one pass over proj_weight
 
-// out (HS): attention of one token and head by a warp, a lane for each key
+// out (HS): attention of one token and head by one warp; a lane has one key of 32 at a time
 __device__ inline void attention_projection_head3(floatX* out, const AttentionProjection& f, size_t token, int h) {
     int lane = threadIdx.x % 32, HS = f.C / f.NH, t = (int)(token % f.T);
     size_t stride = (size_t)3 * f.C;
     const floatX* q = f.qkv + token * stride + h * HS;
-    const floatX* keys = q - t * stride + f.C; // of token 0; values are C further
+    const floatX* keys = q - t * stride + f.C; // keys of token 0; values are C elements further
     float o[8] = {}, m = -INFINITY, l = 0, scale = rsqrtf((float)HS);
     for (int k0 = 0; k0 <= t; k0 += 32) {
         float score = -INFINITY;
@@ -128,7 +130,7 @@ __global__ void fused_attention_projection_residual_layernorm_kernel3(AttentionP
         for (int k = 0; k < C; k += x128::size) {
             x128 w = load128(f.proj_weight + (size_t)c * C + k);
 #pragma unroll
-            for (int token = 0; token < tokens; token++) { // past N: not stored
+            for (int token = 0; token < tokens; token++) { // tokens past N are not stored
                 x128 a = load128(attention + (size_t)token * C + k);
                 for (int i = 0; i < x128::size; i++) { sum[token] += (float)a[i] * (float)w[i]; }
             }
@@ -139,7 +141,7 @@ __global__ void fused_attention_projection_residual_layernorm_kernel3(AttentionP
             if (first + token < N) { f.residual[i] = (floatX)(sum[token] + (float)f.proj_bias[c] + (float)f.inp[i]); }
         }
     }
-    __syncthreads(); // the block's rows of residual are there
+    __syncthreads(); // the block's rows of residual are complete
     for (int token = warp; token < tokens && first + token < N; token += num_warps) {
         const floatX* x = f.residual + (first + token) * C;
         float sum = 0.0f, squares = 0.0f;
@@ -167,8 +169,8 @@ void fused_attention_projection_residual_layernorm3(const AttentionProjection& f
 }
 #endif
 
-// Heads of a block, or 0: the shape is not for this kernel. A cluster has up to 8 blocks, or 3 where they have 6 heads:
-// shared memory is short.
+// Heads per block of kernel 4, or 0 if it does not support the shape. A cluster has up to 8 blocks; with 6 heads per
+// block only 3, because shared memory is short.
 inline int attention_projection_heads(int C, int HS) {
     if (HS != 64) { return 0; }
     if (C % 384 == 0 && C / 384 <= 3) { return 6; }
@@ -188,7 +190,8 @@ struct AttentionProjectionMaps {
     CUtensorMap residual, normed;      // boxes of (16,64)
 };
 
-// The ring: position i is slot i % RING, used for the (i / RING)-th time.
+// The ring: position i is slot i % RING in round i / RING. The producer claims a position before it loads, consumers
+// await it and release it once per warp.
 template <class SMem> __device__ inline void attention_projection_claim(SMem& smem, unsigned i) {
     mbarrier_wait(&smem.empty[i % ATTENTION_PROJECTION_RING], (i / ATTENTION_PROJECTION_RING + 1) % 2);
     mbarrier_arrive_expect(&smem.full[i % ATTENTION_PROJECTION_RING], ATTENTION_PROJECTION_BYTES);
@@ -196,14 +199,15 @@ template <class SMem> __device__ inline void attention_projection_claim(SMem& sm
 template <class SMem> __device__ inline void attention_projection_await(SMem& smem, unsigned i) {
     mbarrier_wait(&smem.full[i % ATTENTION_PROJECTION_RING], i / ATTENTION_PROJECTION_RING % 2);
 }
-template <class SMem> __device__ inline void attention_projection_release(SMem& smem, unsigned i) { // by each warp
+template <class SMem> __device__ inline void attention_projection_release(SMem& smem, unsigned i) {
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.empty[i % ATTENTION_PROJECTION_RING]); }
 }
 template <class SMem> __device__ inline floatX* attention_projection_slot(SMem& smem, unsigned i) {
     return smem.ring[i % ATTENTION_PROJECTION_RING];
 }
 
-// Two neighbours of a row, as floats, and as pack_16x2 has them: kept together, else the compiler takes two registers.
+// These convert two neighbouring elements of a row between floats and one packed register. The asm in pack() keeps the
+// pair packed; the compiler would otherwise spread it over two registers.
 __device__ inline float2 attention_projection_unpack(uint32_t bits) {
 #if defined(ENABLE_BF16)
     return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
@@ -241,38 +245,46 @@ void attention_projection_launch(const AttentionProjection& f, Kernel kernel, in
     config.stream = stream, config.attrs = &cluster, config.numAttrs = 1;
     cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
     require(num_clusters > 0);
-    int num_items = f.B * (f.B * num_tiles <= num_clusters ? num_tiles : ceil_div(num_tiles, 2)); // or pairs
+    // work items are tiles of 128 tokens, or pairs of tiles if there are more tiles than clusters
+    int num_items = f.B * (f.B * num_tiles <= num_clusters ? num_tiles : ceil_div(num_tiles, 2));
     config.gridDim = dim3((unsigned)(min(num_clusters, num_items) * num_ranks));
     cudaCheck(cudaLaunchKernelEx(&config, kernel, f, maps, num_ranks, LOG2E / sqrtf(64.0f)));
 }
 
-// ---- kernel 4: a cluster for 128 tokens: each block some heads, then as many columns of the projection ----
-// For compute capability 9.0 and HS = 64. A block of the cluster has the attention of `heads` heads, whose output stays
-// in its shared memory as tiles of (128,64). Of the projection it has 64 * heads columns, summed in registers: it needs
-// all of the cluster's tiles, and the others send theirs. The rows' statistics are summed over the cluster.
-// One warpgroup loads and sends; each of two others has 64 of the tokens. All that is loaded goes through one ring of
-// tiles of 16 KB, in the order in which it is used: keys and values, then proj_weight with the other blocks' tiles,
-// then inp. So each of these is loaded under the end of what comes before it. Blocks of a cluster walk through the same
-// positions of the ring: a block knows where in another's ring a tile goes.
-// A cluster takes pairs of tiles of tokens with the same work together, every other pair in the opposite order, so that
-// not all clusters project, and read inp, at the same time.
+// ---- kernel 4: one launch, one cluster per 128 tokens; each block has some heads, then some output columns ----
+// For compute capability 9.0 and HS = 64. A block of the cluster computes the attention of `heads` heads; their outputs
+// stay in its shared memory as tiles of (128,64). Then it computes 64 * heads columns of the projection, accumulated in
+// registers. For these it needs the attention tiles of the whole cluster, so the blocks send each other their tiles:
+//
+//     block (rank)           0              1              C = 768: 2 blocks of 6 heads
+//     attention of heads     0 .. 5         6 .. 11
+//     all to all             <--- tiles of (128,64) --->   through distributed shared memory
+//     projection, columns    0 .. 383       384 .. 767
+//     layernorm              <--- row sums --->
+//
+// The first warpgroup loads and sends; each of the two consumer warpgroups has 64 of the tokens. All loads go through
+// one ring of 16 KB tiles in the order of use: keys and values, then proj_weight with the other blocks' tiles, then
+// inp. So the first tiles of each phase are loaded while the phase before it ends. The blocks of a cluster use the
+// same positions of the ring for the same purpose, so a block can compute the slot of another block's ring that its
+// tile goes to. A cluster takes pairs of tiles of tokens, chosen so that all pairs have the same work. Every other
+// pair is processed in the opposite order, so that not all clusters project, and read inp, at the same time.
 
-// The largest is that of 6 heads: 226 KB, one block an SM. All tiles are aligned to 1024 bytes, the swizzle's unit.
+// It is largest with 6 heads: 226 KB, one block per SM. All tiles are aligned to 1024 bytes, the swizzle's unit.
 template <int heads> struct AttentionProjectionSMem {
     static constexpr int max_ranks = heads == 6 ? 3 : 8;
-    floatX o[heads][ATTENTION_PROJECTION_TILE]; // attention's output, in the end normed on its way out
-    floatX q[2][ATTENTION_PROJECTION_TILE];     // of this head and the next
+    floatX o[heads][ATTENTION_PROJECTION_TILE]; // attention's output; at the end normed, before its TMA stores
+    floatX q[2][ATTENTION_PROJECTION_TILE];     // queries of this head and the next
     floatX ring[ATTENTION_PROJECTION_RING][ATTENTION_PROJECTION_TILE];
-    float sums[2][max_ranks - 1][128]; // of the rows, from the other blocks: of x; of squares
+    float sums[2][max_ranks - 1][128]; // sums of each row from the other blocks: of x, of squares
     uint64_t full[ATTENTION_PROJECTION_RING], empty[ATTENTION_PROJECTION_RING];
     uint64_t q_full[2], q_empty[2];
-    uint64_t o_full[heads];                     // the head's output may be sent
-    uint64_t may_send[(max_ranks - 1) * heads]; // the receiver has room for it
-    uint64_t sums_full[2][8];                   // for each warp that computes
+    uint64_t o_full[heads];                     // the head's output is complete and may be sent
+    uint64_t may_send[(max_ranks - 1) * heads]; // the receiver's slot is empty
+    uint64_t sums_full[2][8];                   // per consumer warp
 };
 static_assert(sizeof(AttentionProjectionSMem<6>) <= 227 << 10, "all that compute capability 9.0 has");
 
-// Calls each(b, tile) for all tiles of 128 tokens of this cluster. One counter for the loop: registers are short.
+// Calls each(b, tile) for all tiles of 128 tokens of this cluster. The loop has a single counter, to save registers.
 template <class F> __device__ inline void attention_projection_each_tile(int B, int T, int num_ranks, F each) {
 #pragma unroll 1
     for (int i = 0;; i++) {
@@ -290,7 +302,7 @@ template <int heads> __device__ inline void attention_projection_init(AttentionP
     if (threadIdx.x == 0) {
         for (int j = 0; j < ATTENTION_PROJECTION_RING; j++) {
             mbarrier_init(&smem.full[j], 1);
-            mbarrier_init(&smem.empty[j], 8); // all warps that compute
+            mbarrier_init(&smem.empty[j], 8); // all consumer warps
         }
         for (int j = 0; j < 2; j++) {
             mbarrier_init(&smem.q_full[j], 1);
@@ -303,19 +315,22 @@ template <int heads> __device__ inline void attention_projection_init(AttentionP
     }
 }
 
-// The part of the one thread that loads. Per tile of tokens: for each head its queries, and k0 k1 v0 k2 v1 ... of all
-// heads in a row; for each 64 columns of proj_weight the tile that meets them, if it is another block's, and 128 rows
-// at a time; then inp.
+// The producer thread. Per tile of tokens it loads, in this order:
+//
+//     attention     the queries of each head; keys and values of all heads as one sequence k0 k1 v0 k2 v1 ...
+//     projection    for each 64 columns of proj_weight: the attention tile that they are multiplied with, which takes
+//                   a slot only if another block sends it; then the columns, 128 rows at a time
+//     epilogue      inp
 template <int heads>
 __device__ inline void attention_projection_load(AttentionProjectionSMem<heads>& smem, const AttentionProjection& f,
                                                  const AttentionProjectionMaps& maps, int rank, int num_ranks) {
     constexpr int weight_tiles = ceil_div(heads, 2);
     unsigned i = 0;
-    int num_queries = 0, n = 0; // heads, tiles of tokens
+    int num_queries = 0, n = 0; // number of heads and of tiles of tokens so far
     attention_projection_each_tile(f.B, f.T, num_ranks, [&](int b, int tile) {
         for (int j = 0; j < heads; j++) { tma_prefetch_4d(&maps.inp, 0, rank * heads + j, tile * 128, b); }
         int num_steps = heads * (tile + 1), key_tile = tile, value_tile = tile, h = rank * heads, value_h = h;
-        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
+        for (int step = 0; step <= num_steps; step++) { // the keys of `step` and the values of step - 1
             if (step < num_steps) {
                 if (key_tile == tile) {
                     int q = num_queries % 2;
@@ -340,12 +355,12 @@ __device__ inline void attention_projection_load(AttentionProjectionSMem<heads>&
         }
         for (int k = 0; k < num_ranks * heads; k++) {
             int from = (rank + k / heads) % num_ranks;
-            if (from != rank) { // its block fills the slot
+            if (from != rank) { // block `from` fills the slot
                 attention_projection_claim(smem, i);
                 mbarrier_arrive_cluster(&smem.may_send[k - heads], from);
                 i++;
             }
-            for (int j = 0; j < weight_tiles; j++) { // of 5 heads half of the last is not needed
+            for (int j = 0; j < weight_tiles; j++) { // with 5 heads, half of the last tile is not used
                 attention_projection_claim(smem, i);
                 tma_load_2d(attention_projection_slot(smem, i), &maps.proj_weight, (from * heads + k % heads) * 64,
                             rank * heads * 64 + j * 128, &smem.full[i % ATTENTION_PROJECTION_RING]);
@@ -362,14 +377,14 @@ __device__ inline void attention_projection_load(AttentionProjectionSMem<heads>&
     });
 }
 
-// The part of the one thread that sends this block's tiles of attention to the others' rings.
+// The sender thread: copies this block's tiles of attention into the rings of the other blocks.
 template <int heads> __device__ inline void
 attention_projection_send(AttentionProjectionSMem<heads>& smem, const AttentionProjection& f, int rank, int num_ranks) {
     constexpr int weight_tiles = ceil_div(heads, 2);
     unsigned i = 0;
     int n = 0;
     attention_projection_each_tile(f.B, f.T, num_ranks, [&](int, int tile) {
-        i += heads * (2 * (tile + 1) + weight_tiles); // keys, values, and what meets a block's own tiles
+        i += heads * (2 * (tile + 1) + weight_tiles); // skips keys, values, and proj_weight for a block's own tiles
         for (int k = 0; k < (num_ranks - 1) * heads; k++) {
             int to = (rank - 1 - k / heads + num_ranks) % num_ranks;
             mbarrier_wait_cluster(&smem.may_send[k], n % 2);
@@ -378,22 +393,23 @@ attention_projection_send(AttentionProjectionSMem<heads>& smem, const AttentionP
                               &smem.full[i % ATTENTION_PROJECTION_RING], to);
             i += 1 + weight_tiles;
         }
-        i += heads; // inp
+        i += heads; // skips inp
         n++;
     });
 }
 
-// Where a warp that computes is.
+// The state of a consumer warp.
 struct AttentionProjectionPlace {
     unsigned i; // position in the ring
-    int n;      // tiles of tokens so far
+    int n;      // number of tiles of tokens so far
     int row;    // the first of the warp's 16 rows of 128
-    int pair;   // where this thread's first two columns of the first of its two rows lie in (16,64), swizzled
+    int pair;   // offset in a swizzled tile (16,64) of this thread's first two columns, in the first of its two rows
 };
 
-// The scores of 128 more keys and the product with the values before them, as attention_forward_step14 does it; the
-// keys are at position i, the values at i + 1. new_head: the keys are the next head's first, whose rows `x` is then.
-// q: where the keys' queries are; last_keys: those are not needed again. more: other keys follow.
+// One step of the attention loop, as attention_forward_step14: the scores of the next 128 keys (ring position i) and
+// the product of P with the values (position i + 1) of the keys before them. new_head: these keys are the first of
+// the next head, and x is that head's softmax state. q: the stage of their queries. last_keys: the queries are not
+// needed after this step. more: another step follows.
 template <bool new_head, int heads>
 __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                  AttentionForwardRows& x, AttentionProjectionSMem<heads>& smem,
@@ -419,7 +435,7 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     } else {
         grew = attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
-    // as in attention_forward_end_step: keeps the exponents under the product
+    // the condition on l always holds; the branch keeps the exponents before the wait, see attention_forward_end_step
     if (more && !(x.l[0] + x.l[1] < 0)) { attention_projection_await(smem, at.i + 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
@@ -432,7 +448,8 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     at.i += 2;
 }
 
-// Divides a warp's 16 rows from token t on by their sums, into `tile` (16,64), for wgmma and for other blocks.
+// Divides a warp's 16 rows of output, from token t on, by the sums l of the softmax. Writes them to `tile` (16,64),
+// from which wgmma and the sender thread read them.
 __device__ inline void attention_projection_head(floatX* tile, float* lse, const float (&o)[32],
                                                  const AttentionForwardRows& x, const AttentionProjectionPlace& at,
                                                  int t, int T) {
@@ -447,15 +464,15 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
         int row = t + lane / 4 + 8 * half_row;
         if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * LN2; }
     }
-    if (lane == 0) { tma_store_wait<0>(); } // the last tile's rows of normed have left
+    if (lane == 0) { tma_store_wait<0>(); } // the stores of the last tile's normed have read it
     __syncwarp();
     attention_forward_sm90_to_shared(tile, o, inverse);
     tma_store_fence();
     __syncwarp();
 }
 
-// All heads of this block for one tile of tokens, into smem.o: while the last values of a head are multiplied, the next
-// head has its first scores.
+// The attention of all heads of this block for one tile of tokens, into smem.o. The last product with values of a head
+// overlaps with the first scores of the next head.
 template <int heads> __device__ inline void attention_projection_attend(AttentionProjectionSMem<heads>& smem,
                                                                         const AttentionProjection& f,
                                                                         AttentionProjectionPlace& at, int b, int tile,
@@ -464,7 +481,7 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
     float s[64], o[32];
     uint32_t p[32];
     AttentionForwardRows x = fresh;
-    unsigned num_queries = at.n * heads; // heads before this one
+    unsigned num_queries = at.n * heads; // number of heads so far
     int q = num_queries % 2;
     mbarrier_wait(&smem.q_full[q], num_queries / 2 % 2);
     attention_projection_await(smem, at.i);
@@ -511,20 +528,20 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
         int h = rank * heads + head;
         attention_projection_head(smem.o[head] + at.row * 64, f.lse ? f.lse + ((size_t)b * f.NH + h) * f.T : nullptr, o,
                                   x, at, tile * 128 + at.row, f.T);
-        if (f.C > heads * 64 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); } // to be sent
+        if (f.C > heads * 64 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); } // may be sent
         x = next;
     }
 }
 
-// sum (64, 64 * heads) = the cluster's heads times this block's rows of proj_weight, for a warpgroup's 64 tokens. Both
-// operands are released one product late, when it has ended.
+// The projection: sum (64, 64 * heads) = the attention output of the cluster's heads times this block's rows of
+// proj_weight, for a consumer's 64 tokens. Operands are released one product later, when their product has completed.
 template <int heads> __device__ inline void attention_projection_multiply(float (&sum)[32 * heads],
                                                                           AttentionProjectionSMem<heads>& smem,
                                                                           AttentionProjectionPlace& at, int num_ranks) {
     constexpr int weight_tiles = ceil_div(heads, 2);
     unsigned i = at.i;
 #pragma unroll
-    for (int j = 0; j < 32 * heads; j++) { sum[j] = 0; } // not by the first product: then they would live before it
+    for (int j = 0; j < 32 * heads; j++) { sum[j] = 0; } // unset, sum would hold registers before this line
 #pragma unroll 1
     for (int k = 0; k < num_ranks * heads; k++) {
         bool own = k < heads;
@@ -561,8 +578,9 @@ template <int heads> __device__ inline void attention_projection_multiply(float 
     at.i = i;
 }
 
-// Sums x[0], x[1] of a thread's two rows over the four threads that share them and over the cluster's blocks, in the
-// order of their ranks: all of them get the same bits. pass 0, then 1.
+// Sums x[0] and x[1], which belong to a thread's two rows, over the four threads that share the rows and over the
+// blocks of the cluster. Blocks are added in the order of their ranks, so all get the same bits. pass: 0 for sums of
+// x, 1 for squares.
 template <int heads> __device__ inline void attention_projection_row_sums(float (&x)[2],
                                                                           AttentionProjectionSMem<heads>& smem,
                                                                           const AttentionProjectionPlace& at, int pass,
@@ -578,7 +596,7 @@ template <int heads> __device__ inline void attention_projection_row_sums(float 
     if (lane == 0) { mbarrier_arrive_expect(barrier, (num_ranks - 1) * 16 * (int)sizeof(float)); }
     if (lane % 4 == 0) {
 #pragma unroll 1
-        for (int s = 1; s < num_ranks; s++) { // s on: there this block is num_ranks - s on
+        for (int s = 1; s < num_ranks; s++) { // seen from block `to`, this block is num_ranks - s further
             int to = (rank + s) % num_ranks;
             store_async_cluster(&smem.sums[pass][num_ranks - s - 1][row], x[0], barrier, to);
             store_async_cluster(&smem.sums[pass][num_ranks - s - 1][row + 8], x[1], barrier, to);
@@ -596,9 +614,10 @@ template <int heads> __device__ inline void attention_projection_row_sums(float 
     x[0] = sum[0], x[1] = sum[1];
 }
 
-// What follows the product. Of each 16x8 tile of `sum` a thread has two neighbours in two rows. residual takes inp's
-// place in the ring, normed the place of attention's output, each on its way to memory. What is between is kept as
-// pairs of floatX: it is rounded anyway, and that leaves registers to load ahead.
+// The epilogue: residual and layernorm. Of each 16x8 tile of `sum`, a thread has two neighbouring columns in two rows.
+// residual overwrites inp in the ring, normed overwrites attention's output in smem.o; TMA stores both from there. The
+// residual is kept in registers as pairs of floatX: it is rounded anyway, and this leaves registers for loads in
+// flight.
 template <int heads>
 __device__ inline void attention_projection_finish(const float (&sum)[32 * heads], AttentionProjectionSMem<heads>& smem,
                                                    const AttentionProjection& f, const AttentionProjectionMaps& maps,
@@ -606,7 +625,7 @@ __device__ inline void attention_projection_finish(const float (&sum)[32 * heads
                                                    int num_ranks) {
     int lane = threadIdx.x % 32, column = rank * heads * 64 + lane % 4 * 2, t = tile * 128 + at.row;
     float total[2] = {0, 0}, squares[2] = {0, 0}, inverse_C = 1.0f / f.C;
-    uint32_t x[16 * heads]; // pairs, in the order of `sum`
+    uint32_t x[16 * heads]; // pairs of residual, in the order of `sum`
 #pragma unroll
     for (int h = 0; h < heads; h++) {
         attention_projection_await(smem, at.i + h);
@@ -629,7 +648,7 @@ __device__ inline void attention_projection_finish(const float (&sum)[32 * heads
         }
     }
     attention_projection_row_sums(total, smem, at, 0, rank, num_ranks);
-    // now all other blocks have received what this one sent: smem.o may be written
+    // the sums of the other blocks show that they have received this block's tiles: smem.o may be overwritten
     if (lane == 0) { tma_store_wait<0>(); }
 #pragma unroll
     for (int h = 0; h < heads; h++) { attention_projection_release(smem, at.i + h); }
@@ -695,20 +714,20 @@ template <int heads> __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<232>();
     int lane = threadIdx.x % 32;
     AttentionProjectionPlace at = {0, 0, (warp - 4) * 16, attention_forward_at<64>(lane / 4, 0) + lane % 4 * 2};
-    if (warp >= 8) { named_barrier_arrive(1, 256); } // the first may begin
+    if (warp >= 8) { named_barrier_arrive(1, 256); } // lets the first consumer begin
     attention_projection_each_tile(f.B, f.T, num_ranks, [&](int b, int tile) {
         attention_projection_attend(smem, f, at, b, tile, rank, scale_log2);
         float sum[32 * heads];
-        named_barrier_sync(3 + at.row / 64, 128); // the warpgroup's rows of smem.o are there
+        named_barrier_sync(3 + at.row / 64, 128); // the warpgroup's rows of smem.o are written
         attention_projection_multiply(sum, smem, at, num_ranks);
         named_barrier_sync(3 + at.row / 64, 128); // all four warps have read them
         attention_projection_finish(sum, smem, f, maps, at, b, tile, rank, num_ranks);
         at.n++;
     });
-    if (warp < 8) { named_barrier_sync(1, 256); } // the last arrival
+    if (warp < 8) { named_barrier_sync(1, 256); } // matches the last arrival of the second consumer
     if (lane == 0) { tma_store_wait<0>(); }
     __syncwarp();
-    cluster_sync(); // no block leaves while another one writes to its memory
+    cluster_sync(); // no block exits while another one writes to its shared memory
 }
 
 template <int heads> void attention_projection_sm90(const AttentionProjection& f, cudaStream_t stream) {
@@ -724,9 +743,9 @@ void fused_attention_projection_residual_layernorm4(const AttentionProjection& f
                  : attention_projection_sm90<4>(f, stream);
 }
 
-// ---- kernel 5: three launches, each under the end of the one before; the residual added as the product is stored ----
+// ---- kernel 5: three launches, each overlapped with the end of the one before; the product's epilogue adds inp ----
 
-// attention (B,T,C) is scratch. form: of gemm.cuh. C <= 2048.
+// attention (B,T,C) is scratch. form: GEMM_... of gemm.cuh. C <= 2048.
 void fused_attention_projection_residual_layernorm5(const AttentionProjection& f, floatX* attention,
                                                     cudaStream_t stream, int form = GEMM_PING_PONG_192) {
     int N = f.B * f.T;
@@ -738,7 +757,7 @@ void fused_attention_projection_residual_layernorm5(const AttentionProjection& f
 }
 #endif
 
-// The number of the kernel for this device, binary and width.
+// The number of the fastest kernel that this device, this binary and C support.
 inline int attention_projection_choice(int C) {
 #if defined(ENABLE_FP32)
     (void)C;
@@ -748,7 +767,7 @@ inline int attention_projection_choice(int C) {
 #endif
 }
 
-// attention, projection (B,T,C) are scratch.
+// attention and projection (B,T,C) are scratch.
 void fused_attention_projection_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                            float* lse, floatX* attention, floatX* projection,
                                                            const floatX* qkv, const floatX* inp,
@@ -768,7 +787,7 @@ void fused_attention_projection_residual_layernorm_forward(floatX* residual, flo
 
 #ifndef PROMOTED_ONLY
 
-// Normal; under `large` scores of the size of 10^4, and in every other head rows that are all alike.
+// Normal values. With `large`, scores of the size of 10^4, and in every other head all queries and keys are the same.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, bool large, std::mt19937& rng) {
     size_t n = (size_t)B * T * 3 * NH * HS;
     bench_fill_normal(qkv, n, rng(), 1.0f, 0.0f);
@@ -778,7 +797,7 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, bool large, std::
     }
 }
 
-// Normal; under `special` every other row is all the same, and one in between is a hundred times the rest.
+// Normal values. With `special`, all elements of every other row are equal, and row 4 is 100 times larger.
 static void fill_inp(float* inp, int N, int C, bool special, std::mt19937& rng) {
     bench_fill_normal(inp, (size_t)N * C, rng(), 1.0f, 0.0f);
     for (size_t i = 0; special && i < (size_t)N * C; i++) {
@@ -790,14 +809,14 @@ static void fill_inp(float* inp, int N, int C, bool special, std::mt19937& rng) 
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH, N = B * T;
     cudaStream_t stream = b.stream;
-    bool large = b.V == 1, special = b.V == 2; // how the check shapes ask for them
+    bool large = b.V == 1, special = b.V == 2; // set by check shapes
     size_t n = (size_t)N * C;
     if (!b.dry) { cublaslt_open(); }
     Buffer<floatX> qkv = b.input_from<floatX>(
         "qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, large, rng); });
     Buffer<floatX> inp =
         b.input_from<floatX>("inp", n, [=, &rng = b.rng](float* host) { fill_inp(host, N, C, special, rng); });
-    // special: nothing is added to inp, for its rows to stay what they are
+    // special: the projection adds nothing, so that the rows of inp reach the layernorm unchanged
     Buffer<floatX> proj_weight = b.input<floatX>("proj_weight", (size_t)C * C, special ? 0.0f : 1.0f / sqrtf((float)C));
     Buffer<floatX> proj_bias = b.input<floatX>("proj_bias", C, special ? 0.0f : 1.0f);
     Buffer<floatX> weight = b.input<floatX>("weight", C, 0.1f, 1.0f);
@@ -806,7 +825,7 @@ static void declare(Bench& b) {
     float ulp = ulp_of<floatX>() * (sizeof(floatX) == 4 ? 32 : 1);
     Buffer<floatX> residual = b.output<floatX>("residual", n, {1.5f * ulp + score_error, ulp});
     Buffer<floatX> normed = b.output<floatX>("normed", n, {4 * ulp + score_error, ulp});
-    // errors of C elements that do not depend on each other, and some ulps of fp32
+    // independent errors of C elements, which average out, and a few ulps of fp32
     float part = 0.1f * (ulp + score_error), fp32_ulp = ulp_of<float>();
     Buffer<float> mean = b.output<float>("mean", N, {part + 4 * fp32_ulp, 8 * fp32_ulp});
     Buffer<float> rstd = b.output<float>("rstd", N, {0, part + 16 * fp32_ulp});
@@ -825,15 +844,15 @@ static void declare(Bench& b) {
     Buffer<floatX> projection = b.scratch<floatX>("projection", n);
     AttentionProjection f = {residual,  normed, mean, rstd, lse, qkv, inp, proj_weight,
                              proj_bias, weight, bias, B,    T,   C,   NH};
-    b.kernel(1, "unfused: attention, cuBLASLt, residual, layernorm",
+    b.kernel(1, "unfused: attention, matmul_forward, residual, layernorm",
              [=](int) { fused_attention_projection_residual_layernorm1(f, attention, projection, stream); }, {0});
     b.moves(4, 11 * tensor + rest);
-    b.coarser(2); // it rounds the projection as well
-    b.kernel(2, "three launches: residual and layernorm together",
+    b.coarser(2); // these kernels also round the projection
+    b.kernel(2, "three launches: residual and layernorm fused",
              [=](int) { fused_attention_projection_residual_layernorm2(f, attention, projection, stream); }, {0});
     b.moves(3, 10 * tensor + rest);
     b.coarser(2);
-    b.kernel(3, "one launch, a warp for a token's head, a thread for an output",
+    b.kernel(3, "one launch: one warp per token and head, one thread per output",
              [=](int bs) { fused_attention_projection_residual_layernorm3(f, stream, bs); }, {256});
     b.moves(1, 6 * tensor + rest);
 #if defined(ENABLE_FP32)
@@ -841,13 +860,13 @@ static void declare(Bench& b) {
 #else
     if (attention_projection_heads(C, HS) > 0) {
         b.kernel(
-            4, "clusters: heads, then columns; wgmma, TMA, one ring for all",
+            4, "one launch, clusters: blocks have heads, then columns; wgmma, TMA",
             [=](int) { fused_attention_projection_residual_layernorm4(f, stream); }, {0}, -90);
         b.moves(1, 6 * tensor + rest);
     }
     if (C % 8 == 0 && C <= 2048) {
         b.kernel(
-            5, "three launches under each other, the residual in the product's epilogue; forms as block sizes",
+            5, "three overlapped launches, residual in the epilogue; block size: form",
             [=](int form) {
                 form == 0 ? fused_attention_projection_residual_layernorm_forward(
                                 residual, normed, mean, rstd, lse, attention, projection, qkv, inp, proj_weight,

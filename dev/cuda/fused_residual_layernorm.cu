@@ -1,11 +1,12 @@
-/* fused_residual_layernorm: residual = inp1 + inp2; normed = (residual - mean) * rstd * weight + bias, for each row of C
+/* fused_residual_layernorm: residual = inp1 + inp2; normed = (residual - mean) * rstd * weight + bias, per row of C
 
-   residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in | weight, bias (C) floatX in
-   N = B*T. The statistics are those of the rounded sum: what is stored is what is normalised.
-   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits. Kernels 8 and 9:
-   16 bits, C <= 2048; 9: sm_90a.
-   Error: residual none; normed against the fp64 reference half an ulp of floatX for the rounding, and for the fp32
-   arithmetic 8 ulps of fp32 of the result and 32 of 1 for terms that cancel; mean and rstd some ulps of fp32.
+   residual, normed (N,C) floatX out | mean, rstd (N) float out | inp1, inp2 (N,C) floatX in |
+   weight, bias (C) floatX in; N = B*T
+   mean, rstd and normed are computed from the rounded sum, as it is stored in residual.
+   Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits. Kernels 8
+   and 9 need 16 bits and C <= 2048, kernel 9 also sm_90a.
+   Error: residual is exact. normed, against the fp64 reference: half an ulp of floatX for the rounding; for the fp32
+   arithmetic 8 ulps of fp32, and 32 ulps of 1 for terms that cancel. mean and rstd: a few ulps of fp32.
    Source: Ba et al. 2016, arXiv:1607.06450.
 
    nvcc -O3 --use_fast_math fused_residual_layernorm.cu -o fused_residual_layernorm
@@ -15,9 +16,9 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
-#ifndef PROMOTED_ONLY // another op that includes this file wants no more of it than its promoted kernels
+#ifndef PROMOTED_ONLY // ops that include this file only need its promoted kernels
 
-// ---- kernel 1: two kernels: the sum goes to memory and comes back -------------------------------
+// ---- kernel 1: two launches, the sum goes through memory ----------------------------------------
 
 __global__ void fused_residual_layernorm_add_kernel1(floatX* residual, const floatX* inp1, const floatX* inp2,
                                                      size_t n) {
@@ -54,7 +55,7 @@ void fused_residual_layernorm_forward1(floatX* residual, floatX* normed, float* 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one kernel, one warp per row: a lane reads back from the cache what it has stored -----
+// ---- kernel 2: one launch, one warp per row: each lane reads its own sums back from the cache -----
 
 __global__ void fused_residual_layernorm_kernel2(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
@@ -90,14 +91,14 @@ void fused_residual_layernorm_forward2(floatX* residual, floatX* normed, float* 
 }
 #endif
 
-// ---- kernel 3: 128-bit loads, one block per row, which keeps the row in shared memory ---------------------
+// ---- kernel 3: 128-bit loads, one block per row, the row stays in shared memory ---------------------------
 
 // ==== promoted: fused_residual_layernorm ====
 __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote itself
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -127,14 +128,14 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
-// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N), of each row
+// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N) per row
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // dynamic shared memory without an attribute
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // no function attribute needed
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
@@ -149,13 +150,13 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 4: the sum is kept in registers, by a warp or a few; the many warps of an SM hide latency -----
+// ---- kernel 4: one or more warps per row keep the sum in registers; high occupancy hides latency ----------
 
-// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
+// A row belongs to one warp or, if it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
 constexpr int FUSED_RESIDUAL_LAYERNORM_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
-// barrier per call is enough.
+// Sums x over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers,
+// so one barrier per call is enough.
 __device__ inline float fused_residual_layernorm_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -173,8 +174,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
+    if (row >= N) { return; }                              // whole warps leave, and no barrier counts them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only the last vector of a thread can be outside the row
     size_t start = (size_t)row * C + first;
     float inv_C = 1.0f / C;
 
@@ -209,7 +210,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // the same for all rows: from L1
+            // the same for all rows, so these loads hit L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -237,8 +238,9 @@ void fused_residual_layernorm_forward4(floatX* residual, floatX* normed, float* 
     cudaCheck(cudaGetLastError());
 }
 
-// Kernels 5 to 7 are persistent: as many blocks as fit the device at once, each for many rows. `kernels` are for 1, 2
-// and 3 vectors a thread; `stages` of 16 bytes for each vector are their shared memory.
+// Launches a persistent kernel, 5 to 7: as many blocks as the device can hold at once, each with many rows. `kernels`
+// are the instances for 1, 2 and 3 vectors per thread. Shared memory: `stages` times 16 bytes per vector of each
+// thread.
 template <class Kernel>
 static void fused_residual_layernorm_persistent(Kernel* const kernels[3], int stages, floatX* residual, floatX* normed,
                                                 float* mean, float* rstd, const floatX* inp1, const floatX* inp2,
@@ -260,7 +262,7 @@ static void fused_residual_layernorm_persistent(Kernel* const kernels[3], int st
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: persistent: weight and bias stay in registers too, for fewer warps --------------------
+// ---- kernel 5: persistent; weight and bias stay in registers too, at the price of occupancy ----------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     fused_residual_layernorm_kernel5(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
@@ -333,10 +335,10 @@ void fused_residual_layernorm_forward5(floatX* residual, floatX* normed, float* 
                                         stream, block_size);
 }
 
-// ---- kernel 6: one round of shuffles: mean and variance from sums of differences to a near value -------
+// ---- kernel 6: one pass for mean and variance, from differences to an estimate of the mean -------------
 
-// The average of the row's first vector stands in for the mean: with d = x - near, var = E[d^2] - E[d]^2 loses few digits,
-// whatever the mean is. The two sums do not depend on each other: their shuffles overlap.
+// `near`, the average of the row's first vector, estimates the mean. With d = x - near, var = E[d^2] - E[d]^2 loses few
+// digits, whatever the mean is. The two sums do not depend on each other, so their warp shuffles overlap.
 template <int num_vecs> __global__ void __launch_bounds__(512, 1)
     fused_residual_layernorm_kernel6(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
@@ -352,8 +354,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512, 1)
         x128 near1 = load128(inp1 + (size_t)row * C), near2 = load128(inp2 + (size_t)row * C);
         float near = 0.0f;
         for (int k = 0; k < x128::size; k++) { near += (float)near1[k] + (float)near2[k]; }
-        near = (float)(floatX)(near /
-                               x128::size); // as short as x: x - near is exact, and has no bias that all elements share
+        near = (float)(floatX)(near / x128::size); // in floatX, so that x - near is exact: no error that all x share
         x128 x[num_vecs] = {}, add[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -383,7 +384,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512, 1)
             __syncthreads();
             sum = squares = 0.0f;
             for (int i = 0; i < row_warps; i++) { sum += partial[parity][0][i], squares += partial[parity][1][i]; }
-            parity = 1 - parity; // the next row's sums go elsewhere: one barrier for each row
+            parity = 1 - parity; // double buffer: one barrier per row is enough
         }
         float shift = sum * inv_C, m = near + shift;
         float r = rsqrtf(fmaxf(squares * inv_C - shift * shift, 0.0f) + 1e-5f);
@@ -410,9 +411,9 @@ void fused_residual_layernorm_forward6(floatX* residual, floatX* normed, float* 
                                         stream, block_size);
 }
 
-// ---- kernel 7: persistent: a ring in shared memory, filled by cp.async, holds the next 2 rows -----------
+// ---- kernel 7: persistent; cp.async loads the next 2 rows into a ring in shared memory ------------------
 
-// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+// A thread reads only the vectors that it copied, so it waits for its own copies and needs no barrier.
 constexpr int FUSED_RESIDUAL_LAYERNORM_STAGES7 = 2;
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
@@ -426,7 +427,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     bool last_valid = first + (num_vecs - 1) * stride < C;
     float inv_C = 1.0f / C;
 
-    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
+    // one group of copies per row; groups after the last row are empty, so that the number in flight stays constant
     auto fetch = [&](int row, int stage) {
         if (row < N) {
             size_t start = (size_t)row * C + first;
@@ -461,7 +462,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
             }
         }
         float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + FUSED_RESIDUAL_LAYERNORM_STAGES7 * row_step, stage); // its slot has been read for the sum
+        fetch(row + FUSED_RESIDUAL_LAYERNORM_STAGES7 * row_step, stage); // this row's slot has been read
         stage = (stage + 1) % FUSED_RESIDUAL_LAYERNORM_STAGES7;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -487,7 +488,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     }
 }
 
-// Without cp.async (code for devices before 8.0): kernel 5.
+// Launches kernel 5 if the code was compiled for a compute capability below 8.0, which has no cp.async.
 void fused_residual_layernorm_forward7(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                        cudaStream_t stream, int block_size) {
@@ -506,9 +507,9 @@ void fused_residual_layernorm_forward7(floatX* residual, floatX* normed, float* 
 
 #if !defined(ENABLE_FP32)
 
-// ---- kernel 8: a warp for each row, eight to a block, launched early; what fused ops take: no residual, e4m3 ----
+// ---- kernel 8: one warp per row, programmatic dependent launch; options for fused ops: no residual, e4m3 output ----
 
-// 8 values to two bytes each, or to one: to the nearest, what is too large becomes 448.
+// Stores 8 values as floatX or as e4m3. Both round to nearest; e4m3 saturates at 448.
 __device__ inline void fused_residual_layernorm_store8(floatX* p, const float x[8]) {
     x128 y;
     for (int k = 0; k < 8; k++) { y[k] = (floatX)x[k]; }
@@ -518,9 +519,9 @@ __device__ inline void fused_residual_layernorm_store8(__nv_fp8_e4m3* p, const f
     *reinterpret_cast<uint2*>(p) = make_uint2(pack_e4m3x4(x[0], x[1], x[2], x[3]), pack_e4m3x4(x[4], x[5], x[6], x[7]));
 }
 
-// norm (N,C) = layernorm(residual) times *multiplier, or times 1 if that is NULL; residual (N,C) = inp1 + inp2, or inp1
-// alone, and no residual, if inp2 is NULL; mean, rstd (N) or NULL. A warp for each row, which stays in its registers:
-// num_vectors of 8 elements for each lane.
+// residual (N,C) = inp1 + inp2. norm (N,C) = layernorm(residual) * *multiplier (NULL: 1). mean, rstd (N), or NULL. If
+// inp2 is NULL, norm is the layernorm of inp1, and residual is not written. One warp per row, eight per block.
+// A warp keeps its row in registers: num_vectors vectors of 8 elements per lane.
 template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
     fused_residual_layernorm_kernel8(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias,
@@ -561,7 +562,7 @@ template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
     for (int i = 0; i < num_vectors; i++) {
         int c = (lane + 32 * i) * x128::size;
         if (c >= C) { continue; }
-        x128 w = load128(weight + c), b = load128(bias + c); // all rows want the same: they come from L1
+        x128 w = load128(weight + c), b = load128(bias + c); // the same for all rows: hits in L1
         float normed[8];
         for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
         fused_residual_layernorm_store8(norm + start + c, normed);
@@ -582,22 +583,23 @@ void fused_residual_layernorm_early(Norm* norm, floatX* residual, float* mean, f
                  residual, mean, rstd, inp1, inp2, weight, bias, multiplier, N, C);
 }
 
-// ---- kernel 9: a block for each SM; a warp's rows come by bulk copies, up to eight of them on the way at once ----
+// ---- kernel 9: persistent, one block per SM; each warp has up to eight rows in flight by bulk copies ----
 
 constexpr int FUSED_RESIDUAL_LAYERNORM_WARPS = 16, FUSED_RESIDUAL_LAYERNORM_STAGES = 8;
 
-// p: 8 elements, aligned to 16 bytes
+// Loads 8 elements as floats; p is aligned to 16 bytes.
 __device__ inline void fused_residual_layernorm_load8(float (&x)[8], const floatX* p) {
     uint4 pairs = *reinterpret_cast<const uint4*>(p);
     const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
     for (int k = 0; k < 4; k++) {
-        float2 pair = unpack_16x2(words[k], floatX()); // half the instructions of two conversions
+        float2 pair = unpack_16x2(words[k], floatX()); // half the instructions of two single conversions
         x[2 * k] = pair.x, x[2 * k + 1] = pair.y;
     }
 }
 
-// As kernel 8. Each warp has a ring of `stages` rows, or of pairs of rows if inp2 is not NULL, in shared memory. A lane
-// has num_vectors times 8 neighbours of a row; whole: C is 256 * num_vectors, and all lanes have as many.
+// As kernel 8, with a ring of `stages` rows (pairs of rows, if inp2 is not NULL) per warp in shared memory. A lane
+// holds num_vectors vectors of 8 neighbouring elements of a row. whole: C == 256 * num_vectors, so that no vector is
+// outside the row.
 template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FUSED_RESIDUAL_LAYERNORM_WARPS, 1)
     fused_residual_layernorm_kernel9(floatX* normed, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
@@ -626,7 +628,7 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
     }
     auto column = [&](int i) { return (lane + 32 * i) * 8; };
     auto has = [&](int i) { return whole || column(i) < C; };
-    const bool held = num_vectors <= 3; // weight and bias, in registers; else they come from L1 for each row
+    const bool held = num_vectors <= 3; // weight and bias stay in registers; else every row loads them from L1
     float w[held ? num_vectors : 1][8], b[held ? num_vectors : 1][8];
     for (int i = 0; i < num_vectors && held; i++) {
         if (!has(i)) { continue; }
@@ -684,8 +686,8 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
     }
 }
 
-// residual, normed (N,C), mean, rstd (N) | inp1, inp2 (N,C), weight, bias (C), C <= 2048. inp2 NULL: of inp1 alone, and
-// residual is not written. Needs sm_90a.
+// residual, normed (N,C), mean, rstd (N) | inp1, inp2 (N,C), weight, bias (C); C <= 2048. If inp2 is NULL, normed is
+// the layernorm of inp1, and residual is not written. Needs sm_90a.
 template <int num_vectors = 1>
 void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
@@ -737,11 +739,11 @@ static void declare(Bench& b) {
             [=](int bs) { launch(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, bs); },
             block_sizes);
     };
-    variant(1, "two kernels: the sum goes to memory and comes back", fused_residual_layernorm_forward1,
+    variant(1, "two launches, the sum goes through memory", fused_residual_layernorm_forward1,
             {64, 128, 256, 512, 1024});
-    variant(2, "one warp per row, the sum read back from the cache", fused_residual_layernorm_forward2,
+    variant(2, "one warp per row, sums read back from the cache", fused_residual_layernorm_forward2,
             {64, 128, 256, 512, 1024});
-    b.kernel(3, "128-bit, one block per row, the sum in shared memory",
+    b.kernel(3, "128-bit loads, one block per row, the row in shared memory",
              [=](int bs) {
                  bs ? fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
                                                        stream, bs)
@@ -750,21 +752,22 @@ static void declare(Bench& b) {
              },
              {0, 64, 128, 256, 512, 1024});
     b.promoted(3);
-    variant(4, "the sum in registers, by a warp or a few", fused_residual_layernorm_forward4, {64, 128, 256, 512});
+    variant(4, "one or more warps per row, the row in registers", fused_residual_layernorm_forward4,
+            {64, 128, 256, 512});
     variant(5, "persistent, weight and bias in registers too", fused_residual_layernorm_forward5, {64, 128, 256, 512});
-    variant(6, "persistent, one round of shuffles", fused_residual_layernorm_forward6, {64, 128, 256, 512});
+    variant(6, "persistent, one pass for mean and variance", fused_residual_layernorm_forward6, {64, 128, 256, 512});
     variant(7, "persistent, rows loaded ahead into shared memory", fused_residual_layernorm_forward7,
             {64, 128, 256, 512});
 #if !defined(ENABLE_FP32)
     if (C <= 2048) {
-        b.kernel(8, "a warp per row, launched early",
+        b.kernel(8, "one warp per row, programmatic dependent launch",
                  [=](int) {
                      fused_residual_layernorm_early<floatX>(normed, residual, mean, rstd, inp1, inp2, weight, bias,
                                                             NULL, N, C, stream);
                  },
                  {0});
         b.kernel(
-            9, "a block for each SM, rows on their way by bulk copies",
+            9, "persistent, a ring of rows per warp by bulk copies",
             [=](int) {
                 fused_residual_layernorm_forward9(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream);
             },

@@ -1,28 +1,32 @@
-/* gelu_linear: out = gelu(inp) weight^T + bias, the second half of a transformer's FFN: inp is 4C wide, out C
+/* gelu_linear: out = gelu(inp) weight^T + bias, the second half of a transformer's FFN: inp has 4C columns, out C
 
    out (N,OC) floatX out | inp (N,K) floatX in | weight (OC,K), bias (OC) floatX in; N = B*T, K = 4C, OC = C
    Bound: compute, 2*N*K*OC FLOPs. Constraint: K % 8 == 0, OC % 8 == 0.
-   Error: one ulp of floatX against the fp64 reference, and 1.5 ulps of 1 for gelu's result, which is rounded to floatX
-   before it is multiplied: K roundings of terms of size 1/sqrt(K) add up like noise. In fp32 32 roundings of the terms'
-   absolute sum, 0.64 * sqrt(K) here, and 32 ulps: one large term lends its size to the roundings of all K sums. Finite
-   for every finite inp.
+   Error: one ulp of floatX against the fp64 reference, and 1.5 ulps of 1, because gelu's result is rounded to floatX
+   before the product: K roundings of terms of size 1/sqrt(K) add up like noise. In fp32, 32 ulps of the result, and 32
+   ulps of the terms' absolute sum, which is 0.64 * sqrt(K) here: one large term makes all partial sums, and so their
+   roundings, large. The result is finite for every finite inp.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma, TMA, clusters: the PTX ISA;
    tiles and epilogue: gemm.cuh.
 
-   gelu costs a block of 128 rows and 256 columns, for each 64 of K, 8192 values on the way. The tensor cores take 1024
-   cycles for them; with the work on all four parts of an SM, one tanh each takes its special function units 512, in
-   fp32 as in 16 bits, and its instruction issue 480 in fp32, 260 in 16 bits. On three parts (kernel 4, whose fourth
-   warp loads) it is a third more. By that count it fits under the products even though each of the OC / 256 tiles of a
-   row does it again. Measured it does not quite, for a warp waits between instructions that depend on each other: kernel
-   7 keeps the tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that it is done twice instead of three times.
-   Doing it once, and sharing the results in a cluster over the columns, would give up what a cluster is needed for. For
-   each 1024 cycles of products two blocks below each other that share the weight's tile take 32 KB from L2, 27 with 384
-   columns; three beside each other that share inp's 37 KB, and without a cluster it is 48 KB, which at 115 us is 7.7
-   TB/s. One block with all 768 columns of 64 rows would read each weight for 64 rows alone: 1.2 GB.
+   What gelu costs: for each step of 64 along K, a tile of 128 rows and 256 columns needs gelu of 8192 values of inp.
+   The tensor cores take 1024 cycles for the step. Spread over all four sub-partitions of an SM, one tanh per value
+   keeps the special function units busy for 512 cycles, in fp32 as in 16 bits. Instruction issue takes 480 cycles in
+   fp32 and 260 in 16 bits. On three sub-partitions (kernel 4, where the fourth warp loads) these figures are a third
+   higher.
+   By this count gelu can be hidden behind the products, although each of the OC / 256 tiles in a row of tiles repeats
+   it. Measured, it is not hidden completely, because a warp stalls between dependent instructions: kernel 7 keeps the
+   tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that gelu is computed twice per value, not three times.
+
+   Why gelu is not computed once and shared by a cluster of blocks along the columns: the cluster is needed to save L2
+   traffic. In 1024 cycles of products, each of two blocks that share the weight's tile reads 32 KB from L2 (27 KB with
+   384 columns). Each of three blocks that share inp's tile would read 37 KB. Without a cluster a block reads 48 KB,
+   which at 115 us is 7.7 TB/s in all. A block with all 768 columns of 64 rows would load the whole weight for every 64
+   rows: 1.2 GB.
 
    nvcc -O3 --use_fast_math gelu_linear.cu -lcublasLt -o gelu_linear      (or: make gelu_linear)
    ./gelu_linear 8      check kernel 8 against the CPU and time it
-   ./gelu_linear 4      the same for kernel 4, whose forms stand in for block sizes
+   ./gelu_linear 4      the same for kernel 4; the block size selects its form (GELU_LINEAR_...)
    ./gelu_linear        every kernel, side by side                                         */
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
@@ -31,20 +35,20 @@
 #undef PROMOTED_ONLY
 #include "gemm.cuh"
 
-// ---- kernel 1: two launches: gelu, then cuBLASLt ----
+// ---- kernel 1: two operations: gelu_forward, then matmul_forward ----
 
-// active (N,K) is scratch
+// active (N,K) is scratch for gelu(inp)
 void gelu_linear1(floatX* out, floatX* active, const floatX* inp, const floatX* weight, const floatX* bias, int N,
                   int K, int OC, cudaStream_t stream) {
     gelu_forward(active, inp, (size_t)N * K, stream);
     matmul_forward(out, NULL, active, weight, bias, NULL, N, K, OC, stream);
 }
 
-// ---- kernel 2: 32x32 tiles in shared memory, gelu on the way there ----
+// ---- kernel 2: 32x32 tiles in shared memory, gelu applied as inp is loaded ----
 
 __global__ void __launch_bounds__(1024) gelu_linear_kernel2(floatX* out, const floatX* inp, const floatX* weight,
                                                             const floatX* bias, int N, int K, int OC) {
-    __shared__ float a[32][33], b[32][33]; // 33: a column touches 32 banks
+    __shared__ float a[32][33], b[32][33]; // 33: a column is spread over 32 banks
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
     int columns = ceil_div(OC, 32), n0 = blockIdx.x / columns * 32, o0 = blockIdx.x % columns * 32;
     float sum = 0.0f;
@@ -69,9 +73,10 @@ void gelu_linear2(floatX* out, const floatX* inp, const floatX* weight, const fl
 
 #if !defined(ENABLE_FP32)
 
-// ---- kernel 3: wgmma with gelu's result from registers, computed in fp32 under the product before it ----
+// ---- kernel 3: wgmma takes gelu(inp) from registers; fp32 gelu is hidden behind the previous step's products ----
 
-// x / 2 (1 + tanh(u)), tanh by one instruction, within 2^-11. Where x^3 overflows tanh is 1 or -1, so x or 0 comes out.
+// gelu(x) = x / 2 (1 + tanh(u)). tanh is one instruction, within 2^-11. If x^3 overflows, tanh is 1 or -1, and the
+// result is x or 0.
 __device__ inline float gelu_linear_value(float x) {
     float u = x * (0.7978845608f + 0.0356774081f * x * x), h = 0.5f * x; // sqrt(2/pi), 0.044715 sqrt(2/pi)
     return h * tanh_approx(u) + h;
@@ -79,13 +84,13 @@ __device__ inline float gelu_linear_value(float x) {
 
 struct GeluLinear {
     static constexpr bool changed = true, neighbours = false;
-    typedef uint32_t Columns; // the bias of two
+    typedef uint32_t Columns; // the biases of two neighbouring columns
     const floatX* bias;       // (OC)
     int OC;
 
     __device__ void begin(int, const LinearTiles&) {}
     __device__ void end(const LinearTiles&) {}
-    __device__ void change(uint32_t* a, int) const { // zeros beyond inp stay zeros
+    __device__ void change(uint32_t* a, int) const { // gelu(0) = 0: the zeros beyond inp stay zeros
         for (int j = 0; j < 4; j++) {
             float2 x = unpack_16x2(a[j], floatX());
             a[j] = pack_16x2(gelu_linear_value(x.x), gelu_linear_value(x.y), floatX());
@@ -105,11 +110,14 @@ void gelu_linear3(floatX* out, const floatX* inp, const floatX* weight, const fl
     linear_launch(GeluLinear{bias, OC}, out, inp, weight, N, K, OC, false, stream);
 }
 
-// ---- kernel 4: warps of their own apply gelu to inp's tiles in shared memory; clusters of two share weights ----
-// What TMA brings of inp is changed in place before the two warpgroups that multiply may have it. So it stays longer
-// than the weight's tiles do: it has a ring of its own with more stages. The three warps are those that idle beside
-// the one that loads: with a fourth warpgroup, a thread's share of registers would be too few for wgmma with 256
-// columns.
+// ---- kernel 4: dedicated warps apply gelu to inp's tiles in shared memory; clusters of two share the weight ----
+//
+//     inp:       TMA -> inp_full -> warps 1-3: gelu in place -> inp_ready -> consumers multiply -> inp_empty
+//     weight:    TMA -> weight_full --------------------------------------> consumers multiply -> weight_empty
+//
+// A tile of inp stays in shared memory longer than a tile of the weight, so inp has its own ring, which may have more
+// stages. Warps 1 to 3 would otherwise idle beside the producer warp. A fourth warpgroup for gelu would leave too few
+// registers per thread for wgmma with 256 columns.
 
 template <class Cluster, int ring_inp, int boxes> struct GeluLinearTiles
     : GemmTiles<128, 256, false, Cluster, 4, boxes> {
@@ -117,8 +125,8 @@ template <class Cluster, int ring_inp, int boxes> struct GeluLinearTiles
 };
 
 template <class G> struct GeluLinearSMem {
-    floatX inp[G::RING_INP][128 * 64], weight[G::RING][256 * 64]; // stages of 64 columns, as TMA writes them
-    floatX boxes[8][G::BOXES][16 * 64];                           // of each warp that multiplies
+    floatX inp[G::RING_INP][128 * 64], weight[G::RING][256 * 64]; // stages of 64 columns, in TMA's swizzle
+    floatX boxes[8][G::BOXES][16 * 64];                           // results of each consumer warp, for TMA
     uint64_t inp_full[G::RING_INP], inp_ready[G::RING_INP], inp_empty[G::RING_INP]; // ready: gelu has been applied
     uint64_t weight_full[G::RING], weight_empty[G::RING], box_full[8][G::BOXES];
 
@@ -128,7 +136,7 @@ template <class G> struct GeluLinearSMem {
     }
 };
 
-// Two neighbours. Zeros beyond inp stay zeros.
+// gelu of two neighbouring values, in fp32. gelu(0) = 0: the zeros beyond inp stay zeros.
 struct GeluLinearFloat {
     static __device__ uint32_t apply(uint32_t bits) {
         float2 x = unpack_16x2(bits, floatX());
@@ -136,19 +144,19 @@ struct GeluLinearFloat {
     }
 };
 
-// All stages of all tiles, by three warps; thread: 0..95.
+// Three warps apply gelu in place to all stages of all tiles; thread: 0..95.
 template <class G, class Gelu>
 __device__ inline void gelu_linear_apply(GeluLinearSMem<G>& smem, int thread, int num_stages) {
 #pragma unroll 1
     for (int i = 0; i < num_stages; i++) {
         int s = i % G::RING_INP;
-        uint4* vectors = reinterpret_cast<uint4*>(smem.inp[s]); // (1024); where in the tile they lie does not matter
+        uint4* vectors = reinterpret_cast<uint4*>(smem.inp[s]); // (1024); gelu may ignore the swizzle
         mbarrier_wait(&smem.inp_full[s], i / G::RING_INP % 2);
 #pragma unroll
-        for (int first = 0; first < 11; first += 6) { // 10 vectors for each thread, and one more for the first 64
+        for (int first = 0; first < 11; first += 6) { // 10 vectors per thread, 11 for the first 64 threads
             uint4 x[6];
 #pragma unroll
-            for (int j = first; j < min(first + 6, 11); j++) { // without branches, so that there is much to overlap
+            for (int j = first; j < min(first + 6, 11); j++) { // no branches, so that all loads are in flight
                 x[j - first] = vectors[j == 10 && thread >= 64 ? thread : 96 * j + thread];
             }
 #pragma unroll
@@ -158,17 +166,18 @@ __device__ inline void gelu_linear_apply(GeluLinearSMem<G>& smem, int thread, in
                 if (j < 10 || thread < 64) { vectors[96 * j + thread] = v; }
             }
         }
-        tma_store_fence(); // wgmma reads shared memory the way that TMA does
+        tma_store_fence(); // wgmma reads shared memory through the async proxy, as TMA does
         __syncwarp();
         if (thread % 32 == 0) { mbarrier_arrive(&smem.inp_ready[s]); }
     }
 }
 
-// Brings the operands into their rings, inp as many stages ahead of the weight as its ring is longer. One thread.
+// The producer thread: fills both rings. Its loads of inp run ahead of those of the weight by as many stages as inp's
+// ring is longer.
 template <class G> __device__ inline void gelu_linear_load(GeluLinearSMem<G>& smem, const CUtensorMap& inp_map,
                                                            const CUtensorMap& weight_map, int N, int OC, int num_steps,
                                                            int first, int stride, int num_stages, int rank) {
-    const int ahead = G::RING_INP - G::RING, part = 256 / G::CLUSTER; // part: what this block brings, to both
+    const int ahead = G::RING_INP - G::RING, part = 256 / G::CLUSTER; // part: rows that this block loads for both
     int inp_index = first, inp_step = 0, row = 0, weight_index = first, weight_step = 0, column = 0;
 #pragma unroll 1
     for (int i = 0; i < num_stages + ahead; i++) {
@@ -188,7 +197,7 @@ template <class G> __device__ inline void gelu_linear_load(GeluLinearSMem<G>& sm
             mbarrier_arrive_expect(full, sizeof(smem.weight[0]));
             if (G::CLUSTER == 1) {
                 tma_load_2d(smem.weight[s], &weight_map, weight_step * 64, column, full);
-            } else { // empty in both blocks, for each writes to both
+            } else { // the stage is empty in both blocks: this load writes to both
                 tma_load_2d_multicast(smem.weight[s] + rank * part * 64, &weight_map, weight_step * 64,
                                       column + rank * part, full, (1 << G::CLUSTER) - 1);
             }
@@ -197,7 +206,7 @@ template <class G> __device__ inline void gelu_linear_load(GeluLinearSMem<G>& sm
     }
 }
 
-// Stage i of both rings has been read by this warp.
+// Releases stage i of both rings after this warp has read it.
 template <class G> __device__ inline void gelu_linear_release(GeluLinearSMem<G>& smem, int i) {
     int lane = threadIdx.x % 32;
     if (lane == 0) { mbarrier_arrive(&smem.inp_empty[i % G::RING_INP]); }
@@ -205,7 +214,7 @@ template <class G> __device__ inline void gelu_linear_release(GeluLinearSMem<G>&
     if (G::CLUSTER > 1 && lane < G::CLUSTER) { mbarrier_arrive_cluster(&smem.weight_empty[i % G::RING], lane); }
 }
 
-// As gemm_multiply_cooperative, of 64 rows.
+// As gemm_multiply_cooperative, with 64 rows per consumer and a ring for each operand.
 template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][128], GeluLinearSMem<G>& smem,
                                                                int first_row, int num_steps, int& i) {
 #pragma unroll 1
@@ -220,7 +229,7 @@ template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][1
             wgmma_64x256x16(sum[0], inp + 2 * k, weight + 2 * k, step > 0 || k > 0, floatX());
         }
         wgmma_commit();
-        wgmma_wait<1>(); // the previous step's products are done
+        wgmma_wait<1>(); // the previous step's products have completed
         if (step > 0) { gelu_linear_release(smem, i - 1); }
     }
     wgmma_wait<0>();
@@ -228,7 +237,7 @@ template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][1
     gelu_linear_release(smem, i - 1);
 }
 
-// Warp 0 loads, 1 to 3 apply gelu, warpgroups 1 and 2 multiply. A persistent block an SM.
+// One persistent block per SM. Warp 0 is the producer, warps 1 to 3 apply gelu, warpgroups 1 and 2 are the consumers.
 template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
     gelu_linear_sm90_kernel4(const __grid_constant__ CUtensorMap inp_map,
                              const __grid_constant__ CUtensorMap weight_map,
@@ -242,8 +251,8 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
         for (int s = 0; s < G::RING_INP; s++) {
-            mbarrier_init(&smem.inp_full[s], 1), mbarrier_init(&smem.inp_ready[s], 3); // warps that apply gelu
-            mbarrier_init(&smem.inp_empty[s], 8);                                      // warps that multiply
+            mbarrier_init(&smem.inp_full[s], 1), mbarrier_init(&smem.inp_ready[s], 3); // the warps that apply gelu
+            mbarrier_init(&smem.inp_empty[s], 8);                                      // the consumer warps
         }
         for (int s = 0; s < G::RING; s++) {
             mbarrier_init(&smem.weight_full[s], 1), mbarrier_init(&smem.weight_empty[s], 8 * G::CLUSTER);
@@ -268,7 +277,7 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
         }
         return;
     }
-    warpgroup_more_registers<208>(); // 2 * 208 + 88 are 3 * 168
+    warpgroup_more_registers<208>(); // 2 * 208 + 88 = 3 * 168, what the launch allocates
     int box = 0, first_row = (warpgroup - 1) * 64;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
@@ -296,7 +305,7 @@ template <class G, class Gelu> void gelu_linear_tiles(floatX* out, const floatX*
                (int)num_tiles);
 }
 
-// deep: five stages of inp, and one box of results for each warp; flat: four, and two boxes
+// DEEP: inp has five stages, each warp one box for results. FLAT: four stages, two boxes. PAIRS: clusters of two.
 enum { GELU_LINEAR_DEEP_PAIRS = 1, GELU_LINEAR_FLAT_PAIRS, GELU_LINEAR_DEEP };
 template <class Gelu> void gelu_linear_form(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
                                             int N, int K, int OC, cudaStream_t stream, int form) {
@@ -319,7 +328,7 @@ void gelu_linear4(floatX* out, const floatX* inp, const floatX* weight, const fl
     gelu_linear_form<GeluLinearFloat>(out, inp, weight, bias, N, K, OC, stream, form);
 }
 
-// ---- kernel 5: 4 with gelu in 16 bits, two values at once ----
+// ---- kernel 5: kernel 4 with gelu in 16 bits, two values per instruction ----
 
 __device__ inline uint32_t gelu_linear_pair(uint32_t bits, __nv_bfloat16) {
     uint32_t y = 0;
@@ -363,7 +372,7 @@ void gelu_linear5(floatX* out, const floatX* inp, const floatX* weight, const fl
     gelu_linear_form<GeluLinearPairs>(out, inp, weight, bias, N, K, OC, stream, form);
 }
 
-// ---- kernel 6: 3 with the arithmetic of 5 ----
+// ---- kernel 6: kernel 3 with the 16-bit gelu of kernel 5 ----
 
 struct GeluLinear6 : GeluLinear {
     __device__ void change(uint32_t* a, int) const {
@@ -377,15 +386,15 @@ void gelu_linear6(floatX* out, const floatX* inp, const floatX* weight, const fl
     linear_launch(GeluLinear6{{bias, OC}}, out, inp, weight, N, K, OC, false, stream);
 }
 
-// ---- kernel 7: 6 in clusters of two, which share the weight's tiles: a third less comes from L2 ----
+// ---- kernel 7: kernel 6 in clusters of two, which share the weight's tiles: a third less L2 traffic ----
 
-// For linear_multiply_changed: a warp has read stage i, inp by its lanes.
+// linear_multiply_changed calls this when a warp has read stage i. All lanes read inp (ldmatrix), so they meet first.
 template <class G> __device__ inline void linear_release(GemmSMem<G>& shared, int i) {
     __syncwarp();
     G::release(&shared.empty[i % G::RING]);
 }
 
-// As gemm_sm90_kernel9
+// As gemm_sm90_kernel9, but cooperative and with gelu in the main loop.
 template <class G> __global__ void __launch_bounds__(384, 1)
     gelu_linear_sm90_kernel7(const __grid_constant__ GemmMaps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
                              int N, int K, int OC, int num_tiles) {
@@ -440,13 +449,15 @@ void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const fl
     gelu_linear_launch7<G>(gelu_linear_sm90_kernel7<G>, out, inp, weight, bias, N, K, OC, stream);
 }
 
-// ---- kernel 8: 384 columns a tile: gelu is done twice for each element instead of three times ----
-// By ncu kernel 7 waits for gelu's instructions, not for the tensor cores. With the sums of 64 x 384 a warpgroup has room
-// for 32 columns of inp at a time, and for the next 32, on which it works under the product of these.
+// ---- kernel 8: tiles of 384 columns: gelu is computed twice per element instead of three times ----
+// According to ncu, kernel 7 waits for gelu's instructions, not for the tensor cores. Beside its accumulators of
+// 64 x 384, a warpgroup has registers for two fragments of 32 columns of inp: while the products read one, gelu is
+// applied to the next.
 
 typedef GemmTiles<128, 384, false, GemmPair, 3, 2> GeluLinearTiles8;
 
-// As linear_multiply_changed; inp_row: which one of the tile this lane reads, for ldmatrix.
+// As linear_multiply_changed, in half steps of 32 columns. inp_row: the row of the tile that this lane addresses for
+// ldmatrix.
 template <class G, class Gelu> __device__ inline void
 gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem, int inp_row, int num_steps, int& i) {
     int lane = threadIdx.x % 32;
@@ -462,13 +473,13 @@ gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem,
         for (int k = 0; k < 2; k++) { gelu.change(a + 4 * k, 0); }
     };
     auto multiply = [&](uint32_t(&a)[8], uint32_t(&next)[8], int step, int half) {
-        uint64_t weight = wgmma_descriptor(smem.stages[i % G::RING].weight) + 4 * half; // 32 columns are 64 bytes
+        uint64_t weight = wgmma_descriptor(smem.stages[i % G::RING].weight) + 4 * half; // 32 columns: 64 bytes
         wgmma_hold(a);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 2; k++) {
 #pragma unroll
-            for (int n = 0; n < 2; n++) { // 192 rows of weight are 24 KB
+            for (int n = 0; n < 2; n++) { // 192 rows of weight are 24 KB, 1536 in units of the descriptor
                 wgmma_64x192x16(sum[0] + 96 * n, a + 4 * k, weight + 1536 * n + 2 * k, step > 0 || half > 0 || k > 0,
                                 floatX());
             }
@@ -476,7 +487,7 @@ gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem,
         wgmma_commit();
         if (half == 0 || step + 1 < num_steps) {
             change(next, i + half, 1 - half);
-            wgmma_hold(next); // before the wait, not after it
+            wgmma_hold(next); // makes the compiler place gelu before the wait
         }
         wgmma_wait<0>();
         if (half == 1) { linear_release(smem, i); }
@@ -490,7 +501,7 @@ gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem,
     wgmma_hold(sum[0]);
 }
 
-// As kernel 7
+// As kernel 7, with tiles of 384 columns.
 __global__ void __launch_bounds__(384, 1)
     gelu_linear_sm90_kernel8(const __grid_constant__ GemmMaps maps, const GeluLinear6 gelu, const GemmBias<0> bias,
                              int N, int K, int OC, int num_tiles) {
@@ -530,7 +541,7 @@ void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const flo
 
 #endif
 
-// Normal values; hard ones are in turns rows that are large, all equal, and with one element much larger than the rest.
+// Normal values. With `hard`, every other row is special, in turn: all -1e4; large and negative; one element of 1000.
 static void fill_rows(float* inp, int N, int K, bool hard, std::mt19937& rng) {
     bench_fill_normal(inp, (size_t)N * K, rng(), 1.0f, 0.0f);
     for (int row = 0; row < N && hard; row++) {
@@ -543,14 +554,14 @@ static void fill_rows(float* inp, int N, int K, bool hard, std::mt19937& rng) {
 static void declare(Bench& b) {
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, K = 4 * b.C, OC = b.C;
-    bool hard = b.V == 1; // how the check shapes ask for it
+    bool hard = b.V == 1; // set by check shapes
     size_t n = (size_t)N * OC;
     cudaStream_t stream = b.stream;
     Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * K,
                                               [=, &rng = b.rng](float* host) { fill_rows(host, N, K, hard, rng); });
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
     Buffer<floatX> bias = b.input<floatX>("bias", OC);
-    float terms = ulp_of<float>() * 0.64f * sqrtf((float)K); // one rounding of fp32 of the terms' absolute sum
+    float terms = ulp_of<float>() * 0.64f * sqrtf((float)K); // one ulp of fp32 of the terms' absolute sum
     Tolerance tolerance = sizeof(floatX) == 4 ? ulps<float>(32, 0.0f) : ulps<floatX>(1, 1.5f);
     tolerance.atol += 32.0f * terms;
     Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
@@ -559,21 +570,21 @@ static void declare(Bench& b) {
     b.cost(rows + weights + results, 2.0 * N * K * OC);
 
     Buffer<floatX> active = b.scratch<floatX>("active", (size_t)N * K);
-    b.kernel(1, "gelu, then cuBLASLt", [=](int) { gelu_linear1(out, active, inp, weight, bias, N, K, OC, stream); },
-             {0});
+    b.kernel(1, "gelu_forward, then matmul_forward",
+             [=](int) { gelu_linear1(out, active, inp, weight, bias, N, K, OC, stream); }, {0});
     b.moves(2, 3 * rows + weights + results);
-    b.kernel(2, "one launch: 32x32 tiles, gelu on the way",
+    b.kernel(2, "one launch: 32x32 tiles, gelu as inp is loaded",
              [=](int) { gelu_linear2(out, inp, weight, bias, N, K, OC, stream); }, {0});
     b.moves(1, rows + weights + results);
     b.promoted(1);
 #if !defined(ENABLE_FP32)
     b.kernel(
-        3, "wgmma, gelu in registers under it", [=](int) { gelu_linear3(out, inp, weight, bias, N, K, OC, stream); },
-        {0}, -90);
+        3, "wgmma, gelu in registers, overlapped with the products",
+        [=](int) { gelu_linear3(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
     b.moves(1, rows + weights + results);
     const std::vector<int> forms = {0, GELU_LINEAR_DEEP_PAIRS, GELU_LINEAR_FLAT_PAIRS, GELU_LINEAR_DEEP};
     b.kernel(
-        4, "wgmma, gelu in shared memory by warps of their own, forms as block sizes",
+        4, "wgmma, dedicated warps apply gelu in shared memory; block size: form",
         [=](int form) {
             form ? gelu_linear4(out, inp, weight, bias, N, K, OC, stream, form)
                  : gelu_linear4(out, inp, weight, bias, N, K, OC, stream);
@@ -592,11 +603,11 @@ static void declare(Bench& b) {
         6, "3 with gelu in 16 bits", [=](int) { gelu_linear6(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
     b.moves(1, rows + weights + results);
     b.kernel(
-        7, "6 in clusters of two that share the weight",
+        7, "6 in clusters of two that share the weight's tiles",
         [=](int) { gelu_linear7(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
     b.moves(1, rows + weights + results);
     b.kernel(
-        8, "7 with 384 columns a tile: gelu twice, not three times",
+        8, "7 with tiles of 384 columns: gelu twice per value, not three times",
         [=](int) { gelu_linear(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
     b.moves(1, rows + weights + results);
     b.promoted(8);

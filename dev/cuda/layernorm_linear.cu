@@ -1,24 +1,26 @@
-/* layernorm_linear: out = layernorm(inp) linear_weight^T + linear_bias, as before attention: OC = 3C
+/* layernorm_linear: out = layernorm(inp) linear_weight^T + linear_bias, as GPT-2 does before attention: OC = 3C
 
    out (N,OC) floatX out | inp (N,C) floatX in | weight, bias (C) floatX in, of the layernorm | linear_weight (OC,C),
    linear_bias (OC) floatX in; N = B*T
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0.
-   Error: one ulp of floatX against the fp64 reference, and 1.5 ulps of 1 for the operands: what is multiplied is
-   rounded to floatX before, the normalised rows (kernels 1 to 3) or weight times linear_weight (4 to 8), and the
-   roundings of C terms of size 1/sqrt(C) add up like noise. In fp32 32 roundings of the terms' absolute sum, which is
-   0.64 * sqrt(C) here.
-   Kernels 4 to 8 subtract the mean after the product: where |mean| is q times the standard deviation, what is
-   subtracted is q times larger than what is left, and roundings of fp32 count q times. In a model of the tensor cores
-   that cuts every sum of 16 products to fp32 that is 4e-6 * q at C = 768, so less than half an ulp of 1 up to q = 1000
-   in bf16, 120 in fp16; beyond it the error grows with q. The rounding of the weights plays no part in it, for their
-   sums are of the rounded ones. The variance has no such limit: it is summed around the row's first element, and
-   (first - mean)^2 <= C * variance.
-   -V 1: hard rows, all equal (rstd is 316 then, and roundings count 316 times), with q = 30, with one element of 1000.
-   Source: Ba et al. 2016, arXiv:1607.06450; the mean and rstd after the product: Dao-AILab/quack; wgmma and TMA: the
-   PTX ISA; the product of kernels 5 to 8: gemm.cuh.
+   Error: one ulp of floatX against the fp64 reference, and 1.5 ulps of 1 for the operands. They are rounded to floatX
+   before the product (kernels 1 to 3: the normalised rows; 4 to 8: weight times linear_weight), and these roundings of
+   C terms of size 1/sqrt(C) add up like noise. In fp32, 8 ulps, and 32 roundings at the size of the terms' absolute
+   sum, which is 0.64 * sqrt(C) here.
+
+   Kernels 4 to 8 subtract the mean after the product. If |mean| is q times the standard deviation, they subtract a
+   value q times larger than the result, so fp32 roundings count q times. In a model of the tensor cores that truncates
+   every sum of 16 products to fp32, the error at C = 768 is 4e-6 * q: less than half an ulp of 1 up to q = 1000 in
+   bf16, 120 in fp16. Beyond that it grows with q. Rounding the weights does not add to this error, because the mean is
+   multiplied by sums of the rounded weights. The variance has no such limit: it is summed around the row's first
+   element, and (first - mean)^2 <= C * variance.
+
+   -V 1 has hard rows: all elements equal (rstd is 316, so roundings count 316 times); q = 30; one element of 1000.
+   Source: Ba et al. 2016, arXiv:1607.06450; mean and rstd applied after the product: Dao-AILab/quack; wgmma and TMA:
+   the PTX ISA; the product of kernels 5 to 8: gemm.cuh.
 
    nvcc -O3 --use_fast_math layernorm_linear.cu -lcublasLt -o layernorm_linear      (or: make layernorm_linear)
-   ./layernorm_linear 7      check kernel 7 against the CPU and time forms of gemm.cuh, which stand in for block sizes
+   ./layernorm_linear 7      check kernel 7 against the CPU and time forms of gemm.cuh; the block size selects the form
    ./layernorm_linear        every kernel, side by side                                         */
 #ifndef PROMOTED_ONLY
 #define PROMOTED_ONLY
@@ -32,30 +34,35 @@
 
 #if !defined(ENABLE_FP32)
 
-// ---- what kernels 3 and 4 share, and gelu_linear.cu: a block an SM, tiles of 128 rows and 256 columns of out; a ----
-// ---- warpgroup loads, two multiply 64 rows each, and the first is in its next tile while the second one stores ----
+// ---- shared by kernels 3 and 4 and gelu_linear.cu: a warp-specialised, cooperative product by wgmma and TMA ----
+// One persistent block per SM, with tiles of 128 rows and 256 columns of out. A producer warpgroup loads; two consumer
+// warpgroups multiply 64 rows of the tile each. The second consumer lags behind the first by LINEAR_LAG steps, so that
+// the first is already in its next tile while the second stores:
+//
+//     consumer 0     | products, tile 0 | epilogue | products, tile 1 | epilogue | ...
+//     consumer 1       | products, tile 0 | epilogue | products, tile 1 | epilogue | ...
 
-constexpr int LINEAR_RING = 4, LINEAR_LAG = 1; // lag: of the second warpgroup, in steps of 64 columns
-struct LinearStage {                           // 64 columns of both operands, as TMA writes them
+constexpr int LINEAR_RING = 4, LINEAR_LAG = 1; // lag of the second consumer, in steps of 64 columns
+struct LinearStage {                           // 64 columns of both operands, in TMA's swizzle
     floatX inp[128 * 64], weight[256 * 64];
 };
 struct LinearSMem {
     static constexpr int RING = LINEAR_RING;
     LinearStage stages[LINEAR_RING];
-    floatX out[8][2][16 * 64]; // each multiplying warp's own: two boxes of 16 rows and 64 columns
+    floatX out[8][2][16 * 64]; // results of each consumer warp: two boxes of 16 rows and 64 columns
     uint64_t full[LINEAR_RING], empty[LINEAR_RING];
 };
 static_assert(sizeof(LinearStage) == 48 * 1024, "TMA announces this many bytes");
 static_assert(sizeof(LinearSMem) + 1024 <= 227 * 1024, "a block an SM");
 
-// Dynamic shared memory is aligned to less than the 1024 bytes that the swizzle counts from: a KB is asked for more.
+// The swizzle needs an alignment of 1024 bytes, which dynamic shared memory does not have: the launch adds 1 KB.
 __device__ inline LinearSMem& linear_shared(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return *reinterpret_cast<LinearSMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// Tile t is number t % columns of its row. A block takes neighbours, which share rows of inp, or every num_blocks-th,
-// so that blocks at work together share them.
+// Tiles are numbered row by row, `columns` tiles per row. With `neighbours`, a block takes consecutive tiles, which
+// share rows of inp. Otherwise it takes every num_blocks-th tile, so that blocks that run together share rows of inp.
 struct LinearTiles {
     int N, K, OC, columns, num;
 };
@@ -68,10 +75,14 @@ __device__ inline LinearRange linear_range(const LinearTiles& tiles, bool neighb
     return {(int)((int64_t)tiles.num * i / n), (int)((int64_t)tiles.num * (i + 1) / n), 1};
 }
 
-// 64 columns of a row of the tile (rows of 128 bytes) are 8 chunks of 16 bytes, in TMA's order of 128-byte swizzles.
+// Offset in bytes of a 16-byte chunk of a row. A row of a tile has 64 columns, 128 bytes, in TMA's 128-byte swizzle:
+//
+//     row 0    chunks 0 1 2 3 4 5 6 7
+//     row 1           1 0 3 2 5 4 7 6     position p of row r holds chunk p ^ r % 8, so the same chunk of 8
+//     row 2           2 3 0 1 6 7 4 5     consecutive rows falls on all 32 banks
 __device__ inline uint32_t linear_swizzle(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }
 
-// One thread fills the ring.
+// The producer thread: fills the ring.
 __device__ void linear_load(LinearSMem& shared, const CUtensorMap& inp_map, const CUtensorMap& weight_map,
                             LinearTiles tiles, LinearRange range) {
     int num_steps = ceil_div(tiles.K, 64), i = 0;
@@ -87,21 +98,22 @@ __device__ void linear_load(LinearSMem& shared, const CUtensorMap& inp_map, cons
     }
 }
 
-// A stage is free when every warp that multiplies has said so.
+// Releases stage i after this warp has read it. A stage is empty when all eight consumer warps have arrived.
 __device__ inline void linear_release(LinearSMem& shared, int i) {
-    __syncwarp(); // all lanes have read what they wanted
+    __syncwarp(); // all lanes have read the stage
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&shared.empty[i % LINEAR_RING]); }
 }
 
-// What op.finish needs to know of the columns that a thread has of 64: of eight pairs, 8 columns apart.
+// Loads what op.finish needs for the columns of this thread among 64: eight pairs of columns, 8 columns apart.
 template <class Op>
 __device__ inline void linear_columns(const Op& op, typename Op::Columns (&columns)[8], int column) {
 #pragma unroll
     for (int j = 0; j < 8; j++) { columns[j] = op.columns(column + 8 * j + threadIdx.x % 4 * 2); }
 }
 
-// Stores a warp's 16 rows and 256 columns. op.finish(y, columns) gets two neighbours of row lane / 4, then of the row 8
-// below, and makes of them what is stored. `columns` are the first 64; those that follow are loaded one turn ahead.
+// The epilogue: stores a warp's 16 rows and 256 columns, 64 columns at a time. op.finish(y, columns) turns accumulators
+// into results in place: two neighbours of row lane / 4 in y[0] and y[1], two of row lane / 4 + 8 in y[2] and y[3].
+// `columns` is loaded for the first 64 columns; for the following ones it is loaded one iteration ahead.
 template <class Op> __device__ inline void linear_store(const Op& op, typename Op::Columns (&columns)[8],
                                                         floatX (*boxes)[16 * 64], const CUtensorMap& out_map,
                                                         float (&sum)[128], int row0, int column0,
@@ -112,7 +124,7 @@ template <class Op> __device__ inline void linear_store(const Op& op, typename O
         int column = column0 + 64 * q;
         typename Op::Columns next[8];
         if (q < 3) { linear_columns(op, next, column + 64); }
-        if (lane == 0) { tma_store_wait<1>(); } // the box's last store has read it
+        if (lane == 0) { tma_store_wait<1>(); } // the last store from this box has read it
         __syncwarp();
         uint32_t box = shared_address(boxes[q % 2]);
 #pragma unroll
@@ -140,8 +152,8 @@ template <class Op> __device__ inline void linear_store(const Op& op, typename O
     }
 }
 
-// The warpgroups begin the first tile `LINEAR_LAG` steps apart and stay so: when the first has all its sums, the second
-// one still has the tensor cores to itself.
+// The second consumer starts its first tile LINEAR_LAG steps after the first consumer, and stays behind: during the
+// epilogue of one, the other has the tensor cores to itself.
 constexpr int LINEAR_LAG_BARRIER = 1;
 __device__ inline void linear_lag_wait(bool first_tile, int group) {
     if (first_tile && group == 1) { named_barrier_sync(LINEAR_LAG_BARRIER, 256); }
@@ -152,8 +164,8 @@ __device__ inline void linear_lag_arrive(bool first_tile, int group, int step, i
     }
 }
 
-// sum = 64 rows of a tile of inp times the weight's 256 rows; both from shared memory, op.look() at inp's under the
-// product.
+// The main loop with both operands in shared memory: sum = 64 rows of inp times the 256 rows of the weight's tile.
+// op.look() sees the rows of inp in shared memory while the products run.
 template <class Op> __device__ inline void linear_multiply_plain(Op& op, LinearSMem& shared, float (&sum)[128],
                                                                  int group, bool first_tile, int num_steps, int& i) {
     linear_lag_wait(first_tile, group);
@@ -170,15 +182,16 @@ template <class Op> __device__ inline void linear_multiply_plain(Op& op, LinearS
         wgmma_commit();
         linear_lag_arrive(first_tile, group, step, num_steps);
         op.look(inp, step * 64);
-        wgmma_wait<1>(); // the previous step's products are done: its stage is free
+        wgmma_wait<1>(); // the previous step's products have completed: its stage can be released
         if (step > 0) { linear_release(shared, i - 1); }
     }
     wgmma_wait<0>();
     linear_release(shared, i - 1);
 }
 
-// The same with inp changed on the way: it comes to registers as wgmma takes it, op.change(a, column) makes of 16
-// columns what is multiplied. That of the next step is done under the product of this one.
+// The main loop with inp as operand from registers: ldmatrix loads fragments in wgmma's layout, and op.change()
+// changes each fragment of 16 columns before the product. The next step's fragments are loaded and changed while the
+// products of this step run.
 template <class Op, class Shared> __device__ inline void
 linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bool first_tile, int num_steps, int& i) {
     int lane = threadIdx.x % 32, row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane % 16;
@@ -200,7 +213,7 @@ linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bo
         linear_lag_arrive(first_tile, group, step, num_steps);
         if (step + 1 < num_steps) {
             change(next, i + 1, step + 1);
-            wgmma_hold(next); // before the wait, not after it
+            wgmma_hold(next); // makes the compiler place the changes before the wait
         }
         wgmma_wait<0>();
         linear_release(shared, i);
@@ -215,8 +228,9 @@ linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bo
     }
 }
 
-// Op says whether inp is `changed` on the way, whether a block takes `neighbours`, and what to do at a tile's begin,
-// with its rows or columns, and at its end.
+// Op defines what is fused with the product. `changed`: change() is applied to inp before the product; else look()
+// reads inp beside it. `neighbours`: the order of tiles. begin() and end() run before and after a tile's main loop,
+// columns() loads what finish() needs per column, finish() computes the results.
 template <class Op> __global__ void __launch_bounds__(384, 1)
     linear_sm90_kernel(Op op, const __grid_constant__ CUtensorMap inp_map,
                        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap out_map,
@@ -243,7 +257,7 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
     int group = warp / 4 - 1, i = 0;
     for (int tile = range.begin; tile < range.end; tile += range.step) {
         float sum[128];
-        int row0 = tile / tiles.columns * 128 + (warp - 4) * 16, column0 = tile % tiles.columns * 256; // of this warp
+        int row0 = tile / tiles.columns * 128 + (warp - 4) * 16, column0 = tile % tiles.columns * 256; // this warp's
         bool first_tile = tile == range.begin;
         typename Op::Columns columns[8];
         op.begin(row0, tiles);
@@ -259,7 +273,8 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
 }
 
-// out (N,OC) = op(inp (N,K)) weight (OC,K)^T. early: starts while the kernel before it ends, and waits for that.
+// out (N,OC) = op(inp (N,K)) weight (OC,K)^T. early: programmatic dependent launch; the kernel starts while the
+// previous one ends, and waits for it before it reads anything.
 template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* inp, const floatX* weight, int N, int K,
                                        int OC, bool early, cudaStream_t stream) {
     require(N >= 1 && K >= 8 && K % 8 == 0 && OC >= 8 && OC % 8 == 0);
@@ -281,7 +296,7 @@ template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* 
 struct LayernormLinearArgs {
     floatX* out;                               // (N,OC)
     const floatX* inp;                         // (N,C)
-    const floatX *weight, *bias;               // (C), of the layernorm
+    const floatX *weight, *bias;               // (C), parameters of the layernorm
     const floatX *linear_weight, *linear_bias; // (OC,C), (OC)
     int N, C, OC;
 };
@@ -299,10 +314,10 @@ void layernorm_linear1(const LayernormLinearArgs& l, floatX* normed, float* mean
 __global__ void __launch_bounds__(1024)
     layernorm_linear_kernel2(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
                              const floatX* linear_weight, const floatX* linear_bias, int N, int C, int OC) {
-    __shared__ float a[32][33], b[32][33]; // 33: a column touches 32 banks
+    __shared__ float a[32][33], b[32][33]; // 33: a column is spread over 32 banks
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
     int columns = ceil_div(OC, 32), n0 = blockIdx.x / columns * 32, o0 = blockIdx.x % columns * 32;
-    const floatX* row = inp + (size_t)min(n0 + y, N - 1) * C; // of warp y
+    const floatX* row = inp + (size_t)min(n0 + y, N - 1) * C; // the row of warp y
     float sum = 0.0f, squares = 0.0f;
     for (int c = x; c < C; c += 32) { sum += (float)row[c]; }
     float mean = warp_sum(sum) / C;
@@ -332,12 +347,12 @@ void layernorm_linear2(const LayernormLinearArgs& l, cudaStream_t stream) {
 
 // ---- kernel 3: statistics by a small kernel; wgmma with normalised rows from registers ----
 
-// {mean, rstd} of so many rows from `row` on, by a warp; all lanes get them. Rows beyond N: of the last one.
+// One warp computes {mean, rstd} of `rows` rows from `row` on; all lanes get them. Past N the last row is repeated.
 template <int rows> __device__ inline void layernorm_linear_statistics(float2 (&statistics)[rows], const floatX* inp,
                                                                        int row, int N, int C) {
     int lane = threadIdx.x % 32;
     const floatX* x[rows];
-    float shift[rows], sum[rows], squares[rows]; // around the row's first element
+    float shift[rows], sum[rows], squares[rows]; // sums of x - shift; shift: the row's first element
 #pragma unroll
     for (int r = 0; r < rows; r++) {
         x[r] = inp + (size_t)min(row + r, N - 1) * C;
@@ -345,7 +360,7 @@ template <int rows> __device__ inline void layernorm_linear_statistics(float2 (&
     }
 #pragma unroll 1
     for (int c = lane * 8; c < C; c += 768) {
-        x128 v[3][rows]; // loaded without branches, so that many are under way
+        x128 v[3][rows]; // loaded without branches, so that many loads are in flight
 #pragma unroll
         for (int j = 0; j < 3; j++) {
 #pragma unroll
@@ -370,11 +385,12 @@ template <int rows> __device__ inline void layernorm_linear_statistics(float2 (&
     }
 }
 
-// What is made of the weights: scaled = weight * linear_weight, and for each of its rows two sums: of itself, and of
-// bias * linear_weight plus linear_bias.
+// The layernorm's parameters folded into the linear layer: out = rstd * (inp scaled^T - mean * u) + v, where
+// scaled = weight * linear_weight, u = the sum of a row of scaled, v = the sum of bias * linear_weight, plus
+// linear_bias.
 struct LayernormLinearWeights {
     floatX* scaled; // (OC,C)
-    float2* sums;   // (OC)
+    float2* sums;   // (OC): u, v
 };
 __device__ inline void layernorm_linear_scale(const LayernormLinearWeights& w, const LayernormLinearArgs& l, int row) {
     float u = 0.0f, v = 0.0f;
@@ -384,7 +400,7 @@ __device__ inline void layernorm_linear_scale(const LayernormLinearWeights& w, c
         x128 linear = load128(l.linear_weight + i), weight = load128(l.weight + c), bias = load128(l.bias + c), scaled;
         for (int k = 0; k < 8; k++) {
             scaled[k] = (floatX)((float)weight[k] * (float)linear[k]);
-            u += (float)scaled[k]; // as rounded: then the mean leaves nothing behind
+            u += (float)scaled[k]; // the rounded value, which the product uses: the mean then cancels
             v += (float)bias[k] * (float)linear[k];
         }
         store128(w.scaled + i, scaled);
@@ -393,7 +409,7 @@ __device__ inline void layernorm_linear_scale(const LayernormLinearWeights& w, c
     if (threadIdx.x % 32 == 0) { w.sums[row] = make_float2(u, v + (float)l.linear_bias[row]); }
 }
 
-// A row for each warp: num_scaled rows of the weight, then num_rows of inp.
+// One warp per row: num_scaled rows of the weight, then num_rows rows of inp.
 __global__ void __launch_bounds__(256)
     layernorm_linear_begin_kernel3(float* mean, float* rstd, const LayernormLinearWeights w,
                                    const LayernormLinearArgs l, int num_scaled, int num_rows) {
@@ -409,7 +425,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-// mean, rstd (N) of inp, if they are given, and the weights, if w.scaled is.
+// Computes mean, rstd (N) of inp unless mean is NULL, and prepares the weights unless w.scaled is NULL.
 void layernorm_linear_begin(float* mean, float* rstd, const LayernormLinearWeights& w, const LayernormLinearArgs& l,
                             cudaStream_t stream) {
     require(l.N >= 1 && l.OC >= 1 && l.C % 8 == 0 && l.N <= INT_MAX / 2 && l.OC <= INT_MAX / 2 - 8);
@@ -421,11 +437,11 @@ void layernorm_linear_begin(float* mean, float* rstd, const LayernormLinearWeigh
 
 struct LayernormLinearNormalise {
     static constexpr bool changed = true, neighbours = false;
-    typedef uint32_t Columns;                  // the linear bias of two
+    typedef uint32_t Columns;                  // linear_bias of two neighbouring columns
     const float *mean, *rstd;                  // (N)
     const floatX *weight, *bias, *linear_bias; // (C), (C), (OC)
     int C, OC;
-    float r[2], offset[2]; // of rows lane / 4 and 8 below: rstd, -mean * rstd
+    float r[2], offset[2]; // rstd and -mean * rstd of rows lane / 4 and lane / 4 + 8
 
     __device__ void begin(int row0, const LinearTiles& tiles) {
         for (int h = 0; h < 2; h++) {
@@ -434,10 +450,10 @@ struct LayernormLinearNormalise {
             offset[h] = row < tiles.N ? -mean[row] * r[h] : 0.0f;
         }
     }
-    // a: rows lane / 4, 8 below, both at `column` and its neighbour; then 8 columns on
+    // a[0], a[1]: rows lane / 4 and lane / 4 + 8, at `column` and column + 1; a[2], a[3]: the same rows 8 columns on
     __device__ void change(uint32_t* a, int column) const {
         for (int j = 0; j < 2; j++, column += 8) {
-            bool inside = column < C; // outside the products are with zeros, and must not be NaN
+            bool inside = column < C; // beyond C the weight is 0, but the operand must not be NaN
             float2 w = unpack_16x2(inside ? *reinterpret_cast<const uint32_t*>(weight + column) : 0, floatX());
             float2 b = unpack_16x2(inside ? *reinterpret_cast<const uint32_t*>(bias + column) : 0, floatX());
             for (int h = 0; h < 2; h++) {
@@ -464,39 +480,39 @@ void layernorm_linear3(const LayernormLinearArgs& l, float* mean, float* rstd, c
     linear_launch(op, l.out, l.inp, l.linear_weight, l.N, l.C, l.OC, true, stream);
 }
 
-// ---- kernel 4: the product of inp as it is; mean and rstd, summed from its tiles under the product, come after ----
+// ---- kernel 4: multiplies inp unnormalised; the epilogue applies mean and rstd, summed during the products ----
 
 // out = rstd * (sum - mean * u) + v
 struct LayernormLinearDeferred {
-    static constexpr bool changed = false, neighbours = true; // neighbours: the same rows need no second look
-    typedef float4 Columns;                                   // u, v of two
+    static constexpr bool changed = false, neighbours = true; // consecutive tiles share rows and their statistics
+    typedef float4 Columns;                                   // u, v of two neighbouring columns
     const float2* sums;                                       // (OC): u, v
     int C, OC;
-    int row0 = -1; // the statistics are of this row and the 15 below
+    int row0 = -1; // the statistics are those of this row and the next 15
     bool new_rows = false;
-    float shift, sum, squares; // half of row lane / 2: its first element, sums of differences from that
-    float m[2], r[2];          // of rows lane / 4 and 8 below: mean, rstd
+    float shift, sum, squares; // sums of x - shift over half of row lane / 2; shift: the row's first element
+    float m[2], r[2];          // mean and rstd of rows lane / 4 and lane / 4 + 8
 
     __device__ void begin(int first_row, const LinearTiles&) {
         new_rows = first_row != row0;
         row0 = first_row;
         sum = squares = 0.0f;
     }
-    // inp: the 64 rows of this warpgroup, 64 columns from `column` on
+    // inp: this warpgroup's 64 rows in shared memory, 64 columns from `column` on
     __device__ void look(const floatX* inp, int column) {
         if (!new_rows) { return; }
         int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 2, first = lane % 2 * 4; // of 8 chunks
         const char* tile = reinterpret_cast<const char*>(inp);
         if (column == 0) { shift = (float)*reinterpret_cast<const floatX*>(tile + linear_swizzle(row, 0)); }
         x128 x[4];
-        float part = 0.0f, part_squares = 0.0f; // sums of sums lose fewer digits
+        float part = 0.0f, part_squares = 0.0f; // sums of partial sums have smaller roundings
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             x[j] = load128(reinterpret_cast<const floatX*>(tile + linear_swizzle(row, first + j)));
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (column + (first + j) * 8 >= C) { break; } // TMA's zeros
+            if (column + (first + j) * 8 >= C) { break; } // zeros that TMA filled in
             for (int k = 0; k < 8; k++) {
                 float d = (float)x[j][k] - shift;
                 part += d, part_squares += d * d;
@@ -535,9 +551,9 @@ void layernorm_linear4(const LayernormLinearArgs& l, const LayernormLinearWeight
     linear_launch(op, l.out, l.inp, w.scaled, l.N, l.C, l.OC, true, stream);
 }
 
-// ---- kernel 5: statistics and weights by one small kernel, then gemm.cuh, in whose epilogue mean and rstd come ----
+// ---- kernel 5: one small kernel for statistics and weights, then gemm.cuh, whose epilogue applies mean and rstd ----
 
-// out, with the weights prepared; mean, rstd (N) are those of inp. form: of gemm.cuh
+// l.out from prepared weights w; mean, rstd (N) are the statistics of inp. form: GEMM_... of gemm.cuh
 void layernorm_linear_deferred(const LayernormLinearArgs& l, const float* mean, const float* rstd,
                                const LayernormLinearWeights& w, cudaStream_t stream, int form) {
     GemmArgs g = {l.out, NULL, l.inp, w.scaled, NULL, l.N, l.OC, l.C};
@@ -551,7 +567,7 @@ void layernorm_linear5(const LayernormLinearArgs& l, float* mean, float* rstd, c
     layernorm_linear_deferred(l, mean, rstd, w, stream, form);
 }
 
-// ---- kernel 6: 5 with weights prepared before, for they change only once a step ----
+// ---- kernel 6: kernel 5 with weights prepared in advance, because they change only once per training step ----
 
 void layernorm_linear6(const LayernormLinearArgs& l, float* mean, float* rstd, const LayernormLinearWeights& w,
                        cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
@@ -559,19 +575,19 @@ void layernorm_linear6(const LayernormLinearArgs& l, float* mean, float* rstd, c
     layernorm_linear_deferred(l, mean, rstd, w, stream, form);
 }
 
-// ---- kernel 7: the warpgroup that waits for its turn to multiply computes the statistics of its rows, from L2 ----
-// A cluster takes neighbouring tiles, whose rows are the same until it comes to the end of them, so that is done
-// seldom. At the beginning it is the second warpgroup that waits, and works for both.
+// ---- kernel 7: ping-pong; the consumer that waits for its turn computes the statistics of its rows, from L2 ----
+// A cluster takes consecutive tiles. Their rows of inp change only at the end of a row of tiles, so statistics are
+// seldom computed. At the start the second consumer has to wait, so it computes the statistics for both.
 
-// Boxes are fewer than in the forms of gemm.cuh, to make room for the statistics.
+// There are fewer boxes than in the forms of gemm.cuh, to make room for the statistics.
 typedef GemmTiles<128, 192, true, GemmSingle, 4, 3> LayernormLinearPingPong192;
 typedef GemmTiles<128, 192, true, GemmPair, 4, 3> LayernormLinearPingPong192Pairs;
 typedef GemmTiles<128, 128, true, GemmPair, 5, 3> LayernormLinearPingPong128Pairs;
 
 template <class G> struct LayernormLinearSMem {
     GemmSMem<G> gemm;
-    float2 statistics[2][128]; // of the rows of each warpgroup's tile: mean, rstd
-    uint64_t first;            // those of the first warpgroup's first tile are there
+    float2 statistics[2][128]; // mean and rstd of the rows of each consumer's tile
+    uint64_t first;            // barrier: the statistics of the first consumer's first tile are written
 
     static constexpr int bytes() {
         static_assert(sizeof(LayernormLinearSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
@@ -580,17 +596,18 @@ template <class G> struct LayernormLinearSMem {
 };
 
 struct LayernormLinearOwn : GemmLayernorm<0> {
-    const float2* statistics; // of the tile's rows, from the warp's first one on
+    const float2* statistics; // of the tile's rows, from the warp's first row on
 
-    // A warp has 16 rows of the tile, and 16 that are 64 below. The matrix's last row, which stands in for those beyond
-    // it, may be another warp's: then it is one of this one's own that stands in.
+    // A warp owns 16 rows of the tile and the 16 rows that are 64 below them. gemm_store replaces rows past the
+    // matrix by the last row, which may be another warp's. The remainders keep the index within this warp's rows;
+    // what is computed for rows past the matrix is not stored.
     __device__ Row row(int row) const {
         float2 s = statistics[row % 16 + row / 64 % 2 * 64];
         return {s.x, s.y};
     }
 };
 
-// {mean, rstd} of one row for each lane: of the 16 from `row` on, then of the 16 that are 64 rows below.
+// Computes {mean, rstd} of 32 rows, one per lane: the 16 rows from `row` on, then the 16 rows that are 64 below them.
 __device__ inline float2 layernorm_linear_warp_statistics(const floatX* inp, int row, int N, int C) {
     float2 mine = {};
 #pragma unroll 1
@@ -614,10 +631,10 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     static_assert(gemm_is_ping_pong<G> && G::ROWS == 128, "a warp has 16 rows, and 16 that are 64 below");
     extern __shared__ __align__(256) unsigned char layernorm_linear_dynamic[];
     GemmSMem<G>& smem = gemm_smem<G>(layernorm_linear_dynamic);
-    LayernormLinearSMem<G>& shared = reinterpret_cast<LayernormLinearSMem<G>&>(smem); // it is the first member
+    LayernormLinearSMem<G>& shared = reinterpret_cast<LayernormLinearSMem<G>&>(smem); // gemm is its first member
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
-        mbarrier_init(&shared.first, 128); // each thread for what it wrote
+        mbarrier_init(&shared.first, 128); // each thread arrives after its write
     }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
@@ -649,12 +666,13 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     for (int index = begin + warpgroup - 1; index < end; index += 2) {
         GemmTile tile = tile_of(index);
-        if (tile.row != tile_of(max(index - 2, begin)).row) { // those that this warpgroup has are of other rows
+        if (tile.row != tile_of(max(index - 2, begin)).row) { // the statistics are of other rows
             float2 mine = layernorm_linear_warp_statistics(inp, tile.row + warp_row, N, C);
             shared.statistics[warpgroup - 1][lane_row] = mine;
             __syncwarp();
         }
-        float sum[G::PARTS][G::COLUMNS / 2] = {}; // overwritten anyhow; but their registers are free before it
+        // the products overwrite sum; but unset, it would hold registers before this line
+        float sum[G::PARTS][G::COLUMNS / 2] = {};
         int number = (index - begin) / 2, i = (index - begin) * num_steps;
         GemmColumns<G, LayernormLinearOwn> columns;
         gemm_load_columns(columns, epilogue, tile.column, OC);
@@ -677,14 +695,15 @@ template <class G> void layernorm_linear_tiles(const LayernormLinearArgs& l, con
     size_t num_tiles = ceil_div((size_t)l.N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(l.OC, G::COLUMNS);
     require(num_tiles * ceil_div(l.C, 64) <= INT_MAX / 2);
     int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
-    int num_each = ceil_div((int)num_tiles, num_clusters); // the last ones may have less, or nothing
+    int num_each = ceil_div((int)num_tiles, num_clusters); // tiles per cluster; the last may have fewer
     num_clusters = ceil_div((int)num_tiles, num_each);
     gemm_start(layernorm_linear_sm90_kernel7<G>, num_clusters * G::CLUSTER, G::CLUSTER, LayernormLinearSMem<G>::bytes(),
                early, stream, inp_map, weight_map, gemm_box_map(l.out, l.N, l.OC), epilogue, l.inp, l.N, l.C, l.OC,
                (int)num_tiles, num_each);
 }
 
-// out, with the weights prepared. early: the kernel before it prepares them. form: a ping-pong form of gemm.cuh
+// l.out from prepared weights w. early: the previous kernel in the stream prepares them, and the launch overlaps with
+// it. form: a ping-pong form of gemm.cuh
 void layernorm_linear_prepared(const LayernormLinearArgs& l, const LayernormLinearWeights& w, bool early,
                                cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -707,12 +726,12 @@ void layernorm_linear(const LayernormLinearArgs& l, const LayernormLinearWeights
     layernorm_linear_prepared(l, w, true, stream, form);
 }
 
-// ---- kernel 8: 7 with weights prepared before: layernorm_linear_prepared alone ----
+// ---- kernel 8: kernel 7 with weights prepared in advance: layernorm_linear_prepared alone ----
 
 #endif
 
-// Rows as kernels dislike them: every second one normal, the others in turns all equal, far from zero, with one element
-// much larger than the rest.
+// Normal values. With `hard`, every other row is special, in turn: all elements equal; far from zero; one element much
+// larger than the rest.
 static void fill_rows(float* inp, int N, int C, bool hard, std::mt19937& rng) {
     bench_fill_normal(inp, (size_t)N * C, rng(), 1.0f, 0.0f);
     for (int row = 0; row < N && hard; row++) {
@@ -725,7 +744,7 @@ static void fill_rows(float* inp, int N, int C, bool hard, std::mt19937& rng) {
 static void declare(Bench& b) {
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = 3 * C;
-    bool hard = b.V == 1; // how the check shapes ask for it
+    bool hard = b.V == 1; // set by check shapes
     size_t n = (size_t)N * OC, size = (size_t)OC * C;
     cudaStream_t stream = b.stream;
     Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * C,
@@ -734,9 +753,9 @@ static void declare(Bench& b) {
     Buffer<floatX> bias = b.input<floatX>("bias", C, 0.2f);
     Buffer<floatX> linear_weight = b.input<floatX>("linear_weight", size, 1.0f / sqrtf((float)C));
     Buffer<floatX> linear_bias = b.input<floatX>("linear_bias", OC, 0.5f);
-    float terms = ulp_of<float>() * 0.64f * sqrtf((float)C); // one rounding of fp32 of the terms' absolute sum
+    float terms = ulp_of<float>() * 0.64f * sqrtf((float)C); // one ulp of fp32 of the terms' absolute sum
     Tolerance tolerance = sizeof(floatX) == 4 ? ulps<float>(8, 0.0f) : ulps<floatX>(1, 1.5f);
-    tolerance.atol += (hard ? 3 * 316.0f : 32.0f) * terms; // one of 3 times as much where rstd is 316
+    tolerance.atol += (hard ? 3 * 316.0f : 32.0f) * terms; // 3 roundings, times an rstd of 316
     Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
     b.reference([=] {
         layernorm_linear_cpu(out.host, inp.host, weight.host, bias.host, linear_weight.host, linear_bias.host, N, C,
@@ -774,19 +793,19 @@ static void declare(Bench& b) {
         [=](int) { layernorm_linear3(l, mean, rstd, stream); }, {0}, -90);
     b.moves(2, 2 * rows + weights + results);
     b.kernel(
-        4, "weights scaled, then wgmma on plain rows, statistics under it",
+        4, "weights scaled, then wgmma on raw rows, overlapped with their statistics",
         [=](int) { layernorm_linear4(l, w, stream); }, {0}, -90);
     b.moves(2, rows + 3 * weights + results);
     const std::vector<int> forms = {0, GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_PING_PONG_128_PAIRS};
     b.kernel(
-        5, "statistics and weights, then gemm.cuh, its forms as block sizes",
+        5, "statistics and weights, then gemm.cuh; block size: form",
         [=](int form) {
             form ? layernorm_linear5(l, mean, rstd, w, stream, form) : layernorm_linear5(l, mean, rstd, w, stream);
         },
         forms, -90);
     b.moves(2, 2 * rows + 3 * weights + results);
     b.kernel(
-        6, "5 with weights prepared before",
+        6, "5 with weights prepared in advance",
         [=](int form) {
             form ? layernorm_linear6(l, mean, rstd, prepared, stream, form)
                  : layernorm_linear6(l, mean, rstd, prepared, stream);
@@ -794,11 +813,11 @@ static void declare(Bench& b) {
         forms, -90);
     b.moves(2, 2 * rows + weights + results);
     b.kernel(
-        7, "weights, then a product whose idle warpgroup computes statistics",
+        7, "weights, then ping-pong: the idle consumer computes statistics",
         [=](int form) { form ? layernorm_linear(l, w, stream, form) : layernorm_linear(l, w, stream); }, forms, -90);
     b.moves(2, rows + 3 * weights + results);
     b.kernel(
-        8, "7 with weights prepared before",
+        8, "7 with weights prepared in advance",
         [=](int form) {
             form ? layernorm_linear_prepared(l, prepared, false, stream, form)
                  : layernorm_linear_prepared(l, prepared, false, stream);

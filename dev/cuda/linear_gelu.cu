@@ -2,15 +2,16 @@
 
    out (N,OC) floatX out | inp (N,C) floatX in | weight (OC,C) floatX in | bias (OC) floatX in; N = B*T, OC = 4C here
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0, pointers aligned to 16 bytes.
-   Error: 1.5 ulp of floatX (fp32: 8) against the fp64 reference, and as much of 0.1, for kernel 1 rounds what gelu is
-   applied to; where terms cancel, 16 roundings of fp32 of the size of their absolute sum, 0.64 * sqrt(C) here, times
-   HOT_ROW in the check shapes with -V 1, where the first row of inp is larger by that.
+   Error: against the fp64 reference, 1.5 ulps of floatX (fp32: 8), relative and of 0.1, because kernel 1 rounds gelu's
+   argument to floatX. Where terms cancel, also 16 fp32 roundings at the size of the terms' absolute sum, which is
+   0.64 * sqrt(C) here. With -V 1 (check shapes) the first row of inp is HOT_ROW times larger, and so is this term.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the product: gemm.cuh.
 
    nvcc -O3 --use_fast_math linear_gelu.cu -lcublasLt -o linear_gelu      (or: make linear_gelu)
-   ./linear_gelu 3      check kernel 3 against the CPU and time its forms, which stand in for block sizes
+   ./linear_gelu 3      check kernel 3 against the CPU and time the forms of gemm.cuh; the block size selects the form
    ./linear_gelu        every kernel, side by side
-   What needs pre_gelu too, for a backward pass, is in matmul_forward.cu: ./matmul_forward -C 768 -V 3072 -NH 2     */
+   The variant that also stores gelu's argument (pre_gelu), which a backward pass needs, is in matmul_forward.cu:
+   ./matmul_forward -C 768 -V 3072 -NH 2                                                                            */
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
 #include "matmul_forward.cu"
@@ -19,7 +20,7 @@
 #include "cublaslt_linear.cuh"
 #include "gemm.cuh"
 
-// ---- kernel 1: one after the other: the library's product with bias, then gelu_forward ----------------------------
+// ---- kernel 1: two operations: matmul_forward with bias, then gelu_forward ----------------------------------------
 
 void linear_gelu1(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int N,
                   int C, int OC, cudaStream_t stream) {
@@ -27,7 +28,7 @@ void linear_gelu1(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX
     gelu_forward(out, pre_gelu, (size_t)N * OC, stream);
 }
 
-// ---- kernel 2: the library's product with its own epilogue -----------------------------------------------------
+// ---- kernel 2: cuBLASLt with bias and gelu in its epilogue ------------------------------------------------------
 
 void linear_gelu2(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int C, int OC,
                   cudaStream_t stream) {
@@ -35,16 +36,17 @@ void linear_gelu2(floatX* out, const floatX* inp, const floatX* weight, const fl
     call.out = out, call.inp = inp, call.weight = weight, call.bias = bias;
     call.M = N, call.N = OC, call.K = C;
     call.gelu = true;
-    if (sizeof(floatX) == 2 && cublaslt_linear(call, stream)) { return; } // in fp32 its gelu would set the error
+    if (sizeof(floatX) == 2 && cublaslt_linear(call, stream)) { return; } // fp32: its gelu's error is too large
     call.gelu = false;
     bool supported = cublaslt_linear(call, stream);
     require(supported);
     gelu_forward(out, out, (size_t)N * OC, stream);
 }
 
-// ---- kernel 3: gemm.cuh, gelu on the accumulators in registers, hidden behind the next tile's products ----------------------
+// ---- kernel 3: gemm.cuh, gelu on the accumulators in registers, hidden behind the next tile's products ----
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)). form: of gemm.cuh. Without wgmma it is kernel 2.
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)). form: GEMM_... of gemm.cuh, 0: the default. Devices and
+// precisions without wgmma get kernel 2.
 void linear_gelu(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int C, int OC,
                  cudaStream_t stream, int form = 0) {
     require(C % 8 == 0 && OC % 8 == 0);
@@ -63,7 +65,7 @@ constexpr float HOT_ROW = 30.0f;
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C, OC = 4 * C;
     size_t n = (size_t)N * OC;
-    bool hard = b.V == 1; // the first row much larger than the others, the last one of equal values
+    bool hard = b.V == 1; // a first row of much larger values, a last row of equal values
     cudaStream_t stream = b.stream;
     if (!b.dry) { cublaslt_open(); }
     Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * C, [=, &rng = b.rng](float* host) {
@@ -76,6 +78,7 @@ static void declare(Bench& b) {
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
     Buffer<floatX> bias = b.input<floatX>("bias", OC);
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
+    // 1.13: the largest slope of gelu
     tolerance.atol += (hard ? HOT_ROW : 1.0f) * 1.13f * 16 * ulp_of<float>() * 0.64f * sqrtf((float)C);
     Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
     Buffer<floatX> pre_gelu = b.scratch<floatX>("pre_gelu", n); // for kernel 1
@@ -93,7 +96,7 @@ static void declare(Bench& b) {
     b.moves(sizeof(floatX) == 2 ? 1 : 2, least + (sizeof(floatX) == 2 ? 0 : 2.0 * sizeof(floatX) * (double)n));
 #if !defined(ENABLE_FP32)
     b.kernel(
-        3, "gemm.cuh with gelu, its forms as block sizes",
+        3, "gemm.cuh, gelu in its epilogue; block size: form",
         [=](int form) { linear_gelu(out, inp, weight, bias, N, C, OC, stream, form); },
         {0, GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256, GEMM_COOPERATIVE_256_PAIRS,
          GEMM_PING_PONG_128_PAIRS},

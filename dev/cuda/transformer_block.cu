@@ -1,26 +1,31 @@
 /* transformer_block: a block of GPT-2, forward: out = r + mlp(layernorm(r)), r = inp + proj(attention(layernorm(inp)))
 
-   out (B,T,C) floatX out | inp (B,T,C) floatX in | 12 tensors of weights floatX in, see TransformerBlockWeights
-   Bound: compute, 24*B*T*C*C FLOPs for four products and 2*B*NH*T*T*HS for attention, its causal half counted once.
-   Constraint: C % NH == 0 and C / NH % 8 == 0; C <= 2048 from kernel 4 on, in kernel 5 HS = 64 and C <= 1792; kernels
-   of e4m3 products C % 16 == 0, and in 15 and 16 HS = 64.
-   Error: against the fp64 reference, which rounds nothing on the way: three ulps of floatX of the result and of 1. What
-   lies between two products is rounded to floatX; in bf16 these roundings come to 0.004 as a root mean square, and the
-   largest of 10^7 errors to 5.4 times that. fp32: 64 ulps, 512 for rows of equal values. The e4m3 kernels:
-   14 times that of bf16. e4m3 keeps 3 bits after the first, so both factors of each product are off by 0.025 as a root
-   mean square, and a sum of any number of products by 0.036 of its size; three such layers in turn are off by 0.041 to
-   0.056, depending on T. Kernels 15 and 16 have a fourth such product, and sums of which the tensor cores keep some 14
-   bits: their largest errors are 0.47 to 0.70 of the tolerance, those of 6 and 8 0.29 to 0.58.
-   Kernels 11 to 13 subtract a row's mean after a product: where it is q times the standard deviation, roundings of fp32
-   count q times. They round layernorm's weight times the linear layer's instead of the normalised rows.
-   Scores of +-1e4 would make of one rounding in bf16 another winner of the softmax: attention_forward checks those.
+   out (B,T,C) floatX out | inp (B,T,C) floatX in | 12 weight tensors floatX in, see TransformerBlockWeights
+   Bound: compute, 24*B*T*C*C FLOPs for four products and 2*B*NH*T*T*HS for attention (only the causal half counted).
+   Constraint: C % NH == 0 and C / NH % 8 == 0. Kernels 4, 6, 8, 9 and 14 to 16: C <= 2048. Kernel 5: HS = 64 and
+   C <= 1792. Kernels with e4m3 products (6, 8, 9, 15, 16): C % 16 == 0; 15 and 16 also HS = 64. Kernel 14: see
+   attention_projection_heads().
+
+   Error: three ulps of floatX, of the result and of 1, against the fp64 reference, which rounds nothing in between. All
+   tensors between two products are rounded to floatX. In bf16 these roundings amount to a root mean square of 0.004,
+   and the largest of 10^7 errors is 5.4 times that. fp32: 64 ulps, 512 for rows of equal values.
+   The e4m3 kernels have 14 times the tolerance of bf16. e4m3 has 3 mantissa bits, so both factors of a product have a
+   relative error of 0.025 (root mean square), and a sum of any number of products an error of 0.036 of its size. Three
+   such layers in a row have an error of 0.041 to 0.056, depending on T. Kernels 15 and 16 have a fourth e4m3 product,
+   and sums of which the tensor cores keep some 14 bits: their largest errors are 0.47 to 0.70 of the tolerance, those
+   of kernels 6 and 8 are 0.29 to 0.58.
+   Kernels 11 to 13 subtract a row's mean after the product. If the mean is q times the standard deviation, fp32
+   roundings count q times. These kernels round the product of layernorm's and the linear layer's weights, not the
+   normalised rows.
+   Scores of +-1e4 are checked by attention_forward, not here: one rounding in bf16 lets another key win the softmax.
+
    Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; e4m3: Micikevicius et al. 2022,
    arXiv:2209.05433.
 
    nvcc -O3 --use_fast_math transformer_block.cu -lcublasLt -o transformer_block      (or: make transformer_block)
    ./transformer_block 5            check kernel 5 against the CPU
    ./transformer_block              every kernel, side by side
-   ./transformer_block -V 1         here -V is what inp holds: 1 rows of equal values, 2 one row 1000 times the others,
+   ./transformer_block -V 1         -V selects the values of inp: 1 rows of equal values, 2 one row 1000 times larger,
                                     3 random numbers
    Kernels 4, 5 and 11 to 16 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #include "../../llmc/cublas_common.cuh"
@@ -38,11 +43,11 @@
 #include "layernorm_forward.cu"
 #include "matmul_forward.cu"
 #include "residual_forward.cu"
-// these want those above
+// this file needs the ones above
 #include "fused_attention_projection_residual_layernorm.cu"
 #undef PROMOTED_ONLY
 
-// ---- what the kernels share ----
+// ---- shared by the kernels ----
 
 struct TransformerBlockWeights {
     const floatX *ln1_weight, *ln1_bias;       // (C), (C)
@@ -57,7 +62,7 @@ struct TransformerBlock {
     floatX* out;       // (B,T,C)
     const floatX* inp; // (B,T,C)
     TransformerBlockWeights w;
-    floatX* norm;          // (B,T,C) scratch, as all that follow: of the first layernorm, then of the second
+    floatX* norm;          // (B,T,C) result of the first, then of the second layernorm; scratch, as all below
     floatX* qkv;           // (B,T,3,NH,HS)
     floatX* attention;     // (B,T,NH,HS)
     floatX* projected;     // (B,T,C)
@@ -76,12 +81,12 @@ static void transformer_block_fc_gelu(const TransformerBlock& f, cudaStream_t st
     fc.gelu = true;
     if (sizeof(floatX) == 2 && cublaslt_linear(fc, stream)) {
         return;
-    } // in fp32 the library's gelu would set the error
+    } // not in fp32: the error of the library's gelu is too large
     matmul_forward(f.gelu, NULL, f.norm, f.w.fc_weight, f.w.fc_bias, NULL, fc.M, f.C, 4 * f.C, stream);
     gelu_forward(f.gelu, f.gelu, (size_t)fc.M * fc.N, stream);
 }
 
-// ---- kernel 1: an operation, a launch: 10 of them ----
+// ---- kernel 1: ten launches, one per operation ----
 
 void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -99,7 +104,7 @@ void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) 
     residual_forward(f.out, f.residual, f.projected, n, stream);
 }
 
-// ---- kernel 2: as in training: GELU and one residual in the products' epilogues, the other with its layernorm ----
+// ---- kernel 2: as in training: GELU and one residual in the products' epilogues, one residual with the layernorm ----
 
 void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -114,7 +119,7 @@ void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) 
     matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
 }
 
-// ---- kernel 3: kernel 7 as a CUDA graph: one call of the driver for all launches ----
+// ---- kernel 3: kernel 7 as a CUDA graph: one driver call for all launches ----
 
 struct TransformerBlockGraph {
     cudaGraphExec_t exec = NULL;
@@ -125,7 +130,8 @@ struct TransformerBlockGraph {
     }
 };
 
-// The first call with a graph runs `launches` as they are, so that algorithms are chosen, then records them.
+// The first call for a graph runs `launches` once without capture, so that the library chooses its algorithms. Then it
+// captures them. Every call launches the graph.
 void transformer_block_forward3(TransformerBlockGraph& graph, const std::function<void(cudaStream_t)>& launches,
                                 cudaStream_t stream) {
     if (!graph.exec) {
@@ -142,9 +148,10 @@ void transformer_block_forward3(TransformerBlockGraph& graph, const std::functio
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 4: our own products, with residuals and GELU in their epilogues, started under what runs before them ----
+// ---- kernel 4: products by gemm.cuh, residuals and GELU in their epilogues; programmatic dependent launch ----
 
-// Who computes each product: a form of gemm.cuh, or 0: matmul_forward. Told by four decimal digits, in this order.
+// The implementation of each product: a form of gemm.cuh (GEMM_...), or 0 for matmul_forward. Four decimal digits stand
+// for the four products in this order: 2220 takes form 2 for all but fcproj.
 struct TransformerBlockForms {
     int qkv, proj, fc, fcproj;
 };
@@ -152,7 +159,7 @@ static TransformerBlockForms transformer_block_forms(int digits) {
     return {digits / 1000, digits / 100 % 10, digits / 10 % 10, digits % 10};
 }
 
-// out (M,N) = gelu?(inp (M,K) weight (N,K)^T + bias) + residual, as `extras` says.
+// out (M,N) = gelu?(inp (M,K) weight (N,K)^T + bias) + residual?, where `extras` selects GEMM_GELU and GEMM_RESIDUAL.
 template <int extras> static void transformer_block_product(floatX* out, const floatX* inp, const floatX* weight,
                                                             const floatX* bias, const floatX* residual, int M, int N,
                                                             int K, int form, cudaStream_t stream) {
@@ -164,19 +171,19 @@ template <int extras> static void transformer_block_product(floatX* out, const f
     gemm_form(g, GemmBias<extras>{bias}, true, stream, form);
 }
 
-// inp to qkv
+// First layernorm and qkv product: f.qkv from f.inp.
 static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
     fused_residual_layernorm_early(f.norm, NULL, NULL, NULL, f.inp, NULL, f.w.ln1_weight, f.w.ln1_bias, NULL, N, C,
                                    stream);
     transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, NULL, N, 3 * C, C, form, stream);
 }
-// gelu and residual to out; form: of gemm.cuh, 0: matmul_forward
+// The last product: f.out from f.gelu and f.residual. form: of gemm.cuh, or 0 for matmul_forward.
 static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
     transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
                                              f.C, 4 * f.C, form, stream);
 }
-// The second layernorm's rows and the residual to out.
+// The feed-forward layer: f.out from f.norm (second layernorm) and f.residual.
 static void transformer_block_mlp4(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
     if (forms.fc == 0) {
         transformer_block_fc_gelu(f, stream);
@@ -205,17 +212,20 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
     transformer_block_mlp4(f, forms, stream);
 }
 
-// ---- kernel 5: one launch: persistent blocks do phase after phase and meet at barriers of the whole grid ----
-// One warpgroup loads by TMA, two compute, as in the kernels of Hopper that it is put together from. A phase ends when
-// all blocks have arrived: what they stored in it is then loaded by TMA in the next one.
+// ---- kernel 5: one cooperative launch: persistent blocks run all phases, with a grid barrier after each phase ----
+//
+//     layernorm | qkv product | attention | projection | layernorm | fc product | fcproj product
+//
+// A producer warpgroup loads by TMA, and two consumer warpgroups compute, as in the Hopper kernels for the single
+// operations. After a grid barrier, TMA may load what any block stored in the phase before.
 
-// A stage: 64 columns of 128 rows of inp and of 128 * halves rows of weight; or 128 keys and their values.
+// A stage of the ring: 64 columns of 128 rows of inp and of 128 * halves rows of weight; or 128 keys and their values.
 template <int halves> struct TransformerBlockStage { floatX a[128 * 64], b[halves * 128 * 64]; };
 
-template <int halves> struct TransformerBlockSMem { // 209 KB: a block an SM
+template <int halves> struct TransformerBlockSMem { // 209 KB: one block per SM
     static constexpr int ring = halves == 2 ? 4 : 6;
     TransformerBlockStage<halves> stages[ring];
-    floatX queries[2][64 * 64]; // of both warpgroups
+    floatX queries[2][64 * 64]; // queries of both consumers
     uint64_t full[ring], empty[ring], queries_full, queries_empty;
 };
 static_assert(sizeof(TransformerBlockStage<2>) == 48 * 1024 && sizeof(TransformerBlockStage<1>) == 32 * 1024,
@@ -224,7 +234,7 @@ static_assert(sizeof(TransformerBlockSMem<1>) + 1024 <= 227 << 10 &&
                   sizeof(TransformerBlockSMem<2>) + 1024 <= 227 << 10,
               "all that compute capability 9.0 has");
 
-struct TransformerBlockMaps { // inputs in boxes of 128 rows, weights of 128 * halves, qkv of 64 tokens
+struct TransformerBlockMaps { // boxes: 128 rows of inputs, 128 * halves rows of weights, 64 tokens of qkv
     CUtensorMap norm, attention, gelu, qkv_weight, proj_weight, fc_weight, fcproj_weight, qkv;
 };
 
@@ -236,13 +246,13 @@ struct TransformerBlockProduct {
     int M, N, K;
 };
 
-// Calls f(row, column) for the first row and column of each of this block's tiles. In what follows i counts steps of
-// the ring over all phases, alike in the thread that loads and in those that compute.
+// Calls f(row, column) with the first row and column of each of this block's tiles. In the functions below, i counts
+// the steps of the ring over all phases, in the same way in the producer and in the consumers.
 template <int halves, class F>
 __device__ inline void transformer_block_each_tile(const TransformerBlockProduct& p, F f) {
     int columns = 128 * halves, num_columns = ceil_div(p.N, columns), num_tiles = ceil_div(p.M, 128) * num_columns;
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) { // blocks at work together share rows of inp
+    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) { // blocks that run together share rows of inp
         f(tile / num_columns * 128, tile % num_columns * columns);
     }
 }
@@ -262,8 +272,8 @@ __device__ inline void transformer_block_load(TransformerBlockSMem<halves>& smem
     });
 }
 
-// Stores a warp's 16 rows of 32 columns from (row0, column0) on, four tiles d[4 * j] of mma_16x8x16, as far as they lie
-// within the first num_rows rows and the first p.N columns.
+// The epilogue of a warp's 16 rows and 32 columns from (row0, column0) on. The accumulators d are four 16x8 tiles of
+// mma_16x8x16: d[4 * j .. 4 * j + 3] is tile j. Rows from num_rows on and columns from p.N on are not stored.
 __device__ inline void transformer_block_store(const TransformerBlockProduct& p, const float* d, int row0, int column0,
                                                int num_rows) {
     int lane = threadIdx.x % 32, column = column0 + lane % 4 * 8;
@@ -298,7 +308,7 @@ transformer_block_compute(TransformerBlockSMem<halves>& smem, const TransformerB
     transformer_block_each_tile<halves>(p, [&](int row, int column) {
         float sum[halves][64];
 #pragma unroll
-        for (int j = 0; j < 64; j++) { // unset, they would count as in use through all phases before this one
+        for (int j = 0; j < 64; j++) { // unset, they would hold registers through all earlier phases
             for (int h = 0; h < halves; h++) { sum[h][j] = 0; }
         }
         for (int k = 0; k < p.K; k += 64, i++) {
@@ -315,7 +325,7 @@ transformer_block_compute(TransformerBlockSMem<halves>& smem, const TransformerB
                 }
             }
             wgmma_commit();
-            wgmma_wait<1>(); // the previous step's products are done: its stage is free
+            wgmma_wait<1>(); // the previous step's products have completed: its stage can be released
             if (k > 0 && lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ring]); }
         }
         wgmma_wait<0>();
@@ -333,7 +343,7 @@ transformer_block_compute(TransformerBlockSMem<halves>& smem, const TransformerB
     });
 }
 
-// n counts tiles of queries.
+// The producer's attention phase. n counts tiles of queries.
 template <int halves> __device__ inline void transformer_block_load_attention(TransformerBlockSMem<halves>& smem,
                                                                               const CUtensorMap& qkv_map,
                                                                               const TransformerBlock& f, int& i) {
@@ -409,7 +419,7 @@ template <int halves> __device__ inline void transformer_block_attention(Transfo
     });
 }
 
-// A row for each of the eight warps that compute, in registers.
+// The layernorm phase: each of the eight consumer warps has one row at a time, in registers.
 const int transformer_block_max_vecs = 7; // C <= 1792
 __device__ inline void transformer_block_layernorm(floatX* norm, const floatX* inp, const floatX* weight,
                                                    const floatX* bias, int N, int C, int warp) {
@@ -449,7 +459,7 @@ __device__ inline void transformer_block_layernorm(floatX* norm, const floatX* i
     }
 }
 
-// All threads of all blocks. What was stored before it is seen after it, by TMA too.
+// A grid barrier: all threads of all blocks. Stores before it are visible after it, also to TMA.
 __device__ inline void transformer_block_barrier() {
     async_proxy_fence();
     cooperative_groups::this_grid().sync();
@@ -464,7 +474,7 @@ template <int halves> __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < smem.ring; s++) {
             mbarrier_init(&smem.full[s], 1);
-            mbarrier_init(&smem.empty[s], 8); // all warps that compute
+            mbarrier_init(&smem.empty[s], 8); // all consumer warps
         }
         mbarrier_init(&smem.queries_full, 1);
         mbarrier_init(&smem.queries_empty, 8);
@@ -476,11 +486,11 @@ template <int halves> __global__ void __launch_bounds__(384, 1)
     TransformerBlockProduct proj = {f.residual, f.w.proj_bias, f.inp, false, N, C, C};
     TransformerBlockProduct fc = {f.gelu, f.w.fc_bias, NULL, true, N, 4 * C, C};
     TransformerBlockProduct fcproj = {f.out, f.w.fcproj_bias, f.residual, false, N, C, 4 * C};
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4; // now the compiler knows it to be the same for a warp
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4; // tells the compiler: warp-uniform
     if (warp < 0) {
         warpgroup_fewer_registers<56>();
         bool loads = threadIdx.x == 0;
-        transformer_block_barrier(); // normalised
+        transformer_block_barrier(); // f.norm is complete
         if (loads) { transformer_block_load(smem, maps.norm, maps.qkv_weight, qkv, i); }
         __syncwarp();
         transformer_block_barrier();
@@ -490,7 +500,7 @@ template <int halves> __global__ void __launch_bounds__(384, 1)
         if (loads) { transformer_block_load(smem, maps.attention, maps.proj_weight, proj, i); }
         __syncwarp();
         transformer_block_barrier();
-        transformer_block_barrier(); // normalised
+        transformer_block_barrier(); // f.norm is complete
         if (loads) { transformer_block_load(smem, maps.norm, maps.fc_weight, fc, i); }
         __syncwarp();
         transformer_block_barrier();
@@ -532,7 +542,7 @@ template <int halves> static void transformer_block_forward5(const TransformerBl
     cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, num_multiprocessors(), 384, arguments, bytes, stream));
 }
 
-// Tiles of 256 columns where there are enough of them for all SMs.
+// Takes tiles of 256 columns if there are enough of them for all SMs, otherwise tiles of 128 columns.
 void transformer_block_forward5(const TransformerBlock& f, cudaStream_t stream) {
     require(has_sm90a() && f.C == 64 * f.NH && f.C <= transformer_block_max_vecs * 256);
     require((size_t)ceil_div(f.B * f.T, 128) * ceil_div(4 * f.C, 128) <= INT_MAX);
@@ -545,13 +555,16 @@ void transformer_block_forward5(const TransformerBlock& f, cudaStream_t stream) 
 
 #if defined(ENABLE_BF16)
 
-// ---- kernel 6: e4m3 products of everything but the projection, activations quantised by who computes them ----
-// The projection stays in bf16: a pass over attention's output would take as long as e4m3 saves there.
-// A scale that no value can exceed is known from the weights alone: a normalised row is no longer than sqrt(C), so that
-// none of its elements is larger, and by Cauchy and Schwarz no sum of its products exceeds sqrt(C) times the length of
-// a row of weights. It is some ten times too wide; e4m3, which loses nothing between 448 and 2^-6, does not mind.
+// ---- kernel 6: e4m3 products except the projection; activations are quantised by the kernels that produce them ----
+// The projection stays in bf16: quantising attention's output in a pass of its own would take as long as e4m3 saves.
+//
+// The scales follow from bounds that depend on the weights alone. A normalised row has a Euclidean length of at most
+// sqrt(C), so none of its elements exceeds sqrt(C). By Cauchy-Schwarz, its dot product with a row of weights is at most
+// sqrt(C) times the length of that row. These bounds are some ten times too wide, which is harmless: e4m3 keeps its
+// full precision between 2^-6 and 448.
 
-// What values are multiplied by before they are stored, and after they are loaded. Aligned as the library asks for.
+// The factors by which values are multiplied before they are stored as e4m3 (multiplier) and after they are loaded
+// (inverse). Aligned as the library requires.
 struct TransformerBlockScale {
     alignas(16) float multiplier;
     alignas(16) float inverse;
@@ -563,12 +576,12 @@ struct TransformerBlockScales {
 // The block's weights in e4m3, in device memory; written by transformer_block_prepare_fp8 when weights change.
 struct TransformerBlockFp8 {
     __nv_fp8_e4m3 *qkv_weight, *fc_weight, *fcproj_weight; // (3C,C), (4C,C), (C,4C)
-    // For kernel 15, (C,C), (C,4C): each 64 columns in the order of gemm_e4m3_column
+    // for kernel 15: (C,C), (C,4C), with each group of 64 columns in the order of gemm_e4m3_column
     __nv_fp8_e4m3 *ordered_proj_weight, *ordered_fcproj_weight;
-    TransformerBlockScales* scales; // one
-    unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch: bits of floats >= 0
+    TransformerBlockScales* scales; // (1)
+    unsigned* maxima;               // (TRANSFORMER_BLOCK_NUM_MAXIMA) scratch; the bits of floats >= 0
 };
-enum TransformerBlockMaximum { // largest magnitudes, and of rows the largest sum of squares
+enum TransformerBlockMaximum { // largest magnitudes; ..._SQUARES: the largest sum of squares of a row
     MAX_QKV_WEIGHT,
     MAX_PROJ_WEIGHT,
     MAX_FC_WEIGHT,
@@ -584,7 +597,7 @@ enum TransformerBlockMaximum { // largest magnitudes, and of rows the largest su
     TRANSFORMER_BLOCK_NUM_MAXIMA
 };
 
-// A warp for each row; a maximum does not depend on the order. squares may be NULL.
+// One warp per row. The maxima do not depend on the order of the atomics. squares may be NULL.
 __global__ void transformer_block_maxima_kernel6(unsigned* value, unsigned* squares, const floatX* matrix, int rows,
                                                  int columns) {
     int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -599,13 +612,13 @@ __global__ void transformer_block_maxima_kernel6(unsigned* value, unsigned* squa
     }
     largest = warp_max(largest), sum = warp_sum(sum);
     if (lane == 0) {
-        atomicMax(value, __float_as_uint(largest)); // of floats that are not negative the order is that of their bits
+        atomicMax(value, __float_as_uint(largest)); // floats >= 0 are ordered as their bits
         if (squares) { atomicMax(squares, __float_as_uint(sum)); }
     }
 }
 
 __device__ inline TransformerBlockScale transformer_block_scale(float bound) {
-    float multiplier = 448.0f / fmaxf(bound, 1e-20f); // 448: the largest of e4m3
+    float multiplier = 448.0f / fmaxf(bound, 1e-20f); // 448: the largest e4m3 value
     return {multiplier, 1.0f / multiplier};
 }
 __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales, const unsigned* maxima, int C) {
@@ -613,7 +626,8 @@ __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales,
     float length = sqrtf((float)C);
     float norm1 = largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS);
     float norm2 = largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS);
-    float value = length * norm1 * sqrtf(largest(MAX_QKV_SQUARES)) + largest(MAX_QKV_BIAS); // their means are no larger
+    // a bound of all values; attention's output, a weighted mean of values, is no larger
+    float value = length * norm1 * sqrtf(largest(MAX_QKV_SQUARES)) + largest(MAX_QKV_BIAS);
     scales->norm1 = transformer_block_scale(length * largest(MAX_LN1_WEIGHT) + largest(MAX_LN1_BIAS));
     scales->attention = transformer_block_scale(value);
     scales->norm2 = transformer_block_scale(length * largest(MAX_LN2_WEIGHT) + largest(MAX_LN2_BIAS));
@@ -624,7 +638,8 @@ __global__ void transformer_block_scales_kernel6(TransformerBlockScales* scales,
     scales->fcproj_weight = transformer_block_scale(largest(MAX_FCPROJ_WEIGHT));
 }
 
-// out = inp; has_gelu: after GELU; ordered: each 64 in the order of gemm_e4m3_column. n is a multiple of 8, or 64.
+// out = scale->multiplier * inp, or * gelu(inp) if has_gelu, in e4m3. ordered: each group of 64 elements is in the
+// order of gemm_e4m3_column. n is a multiple of 8, or of 64 if ordered.
 template <bool has_gelu, bool ordered>
 __global__ void transformer_block_quantise_kernel6(__nv_fp8_e4m3* out, const floatX* inp,
                                                    const TransformerBlockScale* scale, size_t n) {
@@ -648,7 +663,8 @@ template <bool gelu, bool ordered = false> static void transformer_block_quantis
     cudaCheck(cudaGetLastError());
 }
 
-// What the kernels of e4m3 products know of weights. Once for each change of them: not part of those kernels' time.
+// Prepares the e4m3 weights and the scales. It runs once per change of the weights and is not part of the kernels'
+// time.
 void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const TransformerBlockWeights& w, int C,
                                    cudaStream_t stream) {
     cudaCheck(cudaMemsetAsync(q.maxima, 0, TRANSFORMER_BLOCK_NUM_MAXIMA * sizeof(unsigned), stream));
@@ -676,18 +692,18 @@ void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const Transform
     transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
     transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
     transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
-    if (C % 64 != 0) { return; } // nor does kernel 15 take it
+    if (C % 64 != 0) { return; } // kernel 15 does not support it either
     transformer_block_quantise<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
     transformer_block_quantise<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
                                             stream);
 }
 
-// Products of e4m3 operands. Activations in e4m3 take half of the room of f.norm and f.gelu.
+// The library's products with e4m3 operands. e4m3 activations are stored in the first half of f.norm and f.gelu.
 struct TransformerBlockCalls {
     LinearCall qkv, fc, fcproj;
 };
 
-// gelu_epilogue: fc stores e4m3 after GELU to f.gelu; else floatX before GELU to f.hidden.
+// gelu_epilogue: the fc product stores e4m3 after GELU to f.gelu; otherwise floatX before GELU to f.hidden.
 static TransformerBlockCalls transformer_block_calls(const TransformerBlock& f, const TransformerBlockFp8& q,
                                                      bool gelu_epilogue) {
     int N = f.B * f.T, C = f.C;
@@ -717,7 +733,8 @@ static bool transformer_block_has_fp8(const TransformerBlock& f, const Transform
     return cublaslt_has_linear(calls.qkv) && cublaslt_has_linear(calls.fc) && cublaslt_has_linear(calls.fcproj);
 }
 
-// gelu_epilogue: kernel 8. proj_form: of gemm.cuh, which adds the residual; 0: matmul_forward, and the layernorm adds it.
+// Kernel 6, or kernel 8 if gelu_epilogue. proj_form: the projection's form of gemm.cuh, whose epilogue adds the
+// residual; 0: matmul_forward, and the layernorm adds the residual.
 void transformer_block_forward6(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue,
                                 int proj_form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -745,7 +762,7 @@ void transformer_block_forward6(const TransformerBlock& f, const TransformerBloc
 }
 #endif
 
-// ---- kernel 7: as 2, but what GELU was applied to is not kept: it is for the backward pass alone ----
+// ---- kernel 7: kernel 2 without storing GELU's argument, which only the backward pass needs ----
 
 void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -762,20 +779,21 @@ void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) 
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 11: normalised rows are never stored: products of the rows as they are, mean and rstd come after ----
-// layernorm(x) W^T + b = rstd (x W'^T - mean u) + v, where W' = weight * W, u sums its rows, and v = W bias + b
+// ---- kernel 11: normalised rows are never stored: products take raw rows, their epilogues apply mean and rstd ----
+// layernorm(x) W^T + b = rstd (x W'^T - mean u) + v, where W' = weight * W, u = the sums of the rows of W', and
+// v = W bias + b
 
 // One layernorm folded into the linear layer after it, in device memory; written by transformer_block_prepare_deferred
 // when weights change.
 struct TransformerBlockFolded {
-    floatX* weight; // (OC,C) W'
-    float2* sums;   // (OC) u, v
+    floatX* weight; // W' (OC,C)
+    float2* sums;   // u, v (OC)
 };
 struct TransformerBlockDeferred {
-    TransformerBlockFolded qkv, fc; // 3C, 4C columns
+    TransformerBlockFolded qkv, fc; // OC = 3C, 4C
 };
 
-// A warp for each row of linear_weight.
+// One warp per row of linear_weight.
 __global__ void transformer_block_fold_kernel11(TransformerBlockFolded folded, const floatX* weight, const floatX* bias,
                                                 const floatX* linear_weight, const floatX* linear_bias, int OC, int C) {
     int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -786,7 +804,7 @@ __global__ void transformer_block_fold_kernel11(TransformerBlockFolded folded, c
         x128 l = load128(linear_weight + at), w = load128(weight + c), b = load128(bias + c), product;
         for (int k = 0; k < x128::size; k++) {
             product[k] = (floatX)((float)w[k] * (float)l[k]);
-            u += (float)product[k]; // as rounded: of rows of equal values nothing is left then
+            u += (float)product[k]; // the rounded value: rows of equal values then cancel exactly
             v += (float)b[k] * (float)l[k];
         }
         store128(folded.weight + at, product);
@@ -795,7 +813,8 @@ __global__ void transformer_block_fold_kernel11(TransformerBlockFolded folded, c
     if (lane == 0) { folded.sums[row] = make_float2(u, v + (float)linear_bias[row]); }
 }
 
-// What kernels 11 and 12 know of weights. Once for each change of them: not part of those kernels' time.
+// Prepares the folded weights of kernels 11 to 13. It runs once per change of the weights and is not part of the
+// kernels' time.
 void transformer_block_prepare_deferred(const TransformerBlockDeferred& d, const TransformerBlockWeights& w, int C,
                                         cudaStream_t stream) {
     transformer_block_fold_kernel11<<<ceil_div(3 * C, 8), 256, 0, stream>>>(d.qkv, w.ln1_weight, w.ln1_bias,
@@ -806,8 +825,8 @@ void transformer_block_prepare_deferred(const TransformerBlockDeferred& d, const
     cudaCheck(cudaGetLastError());
 }
 
-// mean, rstd (N) of the rows of inp (N,C), a warp for each. Sums are around a row's first element: what cancels is then
-// no more than C times the variance.
+// mean, rstd (N) of the rows of inp (N,C), one warp per row. It sums differences from the row's first element, so that
+// the terms that cancel are at most C times the variance.
 __global__ void __launch_bounds__(256)
     transformer_block_statistics_kernel11(float* mean, float* rstd, const floatX* inp, int N, int C) {
     grid_launch_dependents();
@@ -817,7 +836,7 @@ __global__ void __launch_bounds__(256)
     const floatX* x = inp + (size_t)row * C;
     float first = (float)x[0], sum = 0.0f, squares = 0.0f;
     for (int begin = lane * x128::size; begin < C; begin += 3 * 32 * x128::size) {
-        x128 v[3]; // all three on their way at once
+        x128 v[3]; // all three in flight at once
 #pragma unroll
         for (int j = 0; j < 3; j++) {
             int c = begin + 32 * j * x128::size;
@@ -841,7 +860,7 @@ static void transformer_block_statistics(const TransformerBlock& f, const floatX
                  N, f.C);
 }
 
-// inp to attention
+// From f.inp to f.attention.
 static void transformer_block_attention11(const TransformerBlock& f, const TransformerBlockDeferred& d,
                                           cudaStream_t stream) {
     require(has_sm90a());
@@ -866,13 +885,13 @@ void transformer_block_forward11(const TransformerBlock& f, const TransformerBlo
     transformer_block_fcproj(f, fcproj_form, stream);
 }
 
-// ---- kernel 12: 11, the second layernorm's statistics from the sums that make its rows ----
-// For each row of each of its tiles the projection leaves (mean, sum of squares around it); who wants the statistics of
-// a row puts those of its tiles together.
+// ---- kernel 12: kernel 11 with the second layernorm's statistics from the projection's epilogue ----
+// For each row of each of its tiles, the projection stores a part: (mean, sum of squared differences from this mean).
+// The epilogue of the fc product combines the parts of a row.
 
 typedef GemmPingPong192 TransformerBlockTiles12;
 
-// With such parts (M, tiles in a row) for mean and rstd; C: of the rows that are normalised
+// GemmLayernorm with mean and rstd from such parts (M, tiles per row). C: the length of the normalised rows.
 template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
     const float2* parts;
     int C;
@@ -894,7 +913,7 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
     }
 };
 
-// As gemm_store for bias and residual. Then the parts of this warp's rows, of the values as they are stored.
+// As gemm_store for bias and residual. Then it computes the parts of this warp's rows, from the values as stored.
 template <class G>
 __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                  const GemmColumns<G, GemmBias<GEMM_RESIDUAL>>& columns,
@@ -917,11 +936,11 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
             uint32_t out[4], residual[4];
             ldmatrix_x4(residual, at ^ p << 5);
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 of them
+            for (int j = 0; j < 2; j++) { // 8 columns
                 float bias[2];
                 GemmBias<0>().columns(bias, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
-                for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
+                for (int half = 0; half < 2; half++) { // rows 0..7, then 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;
                     float2 add = unpack_16x2(residual[2 * j + half], floatX());
                     uint32_t bits = pack_16x2(sum[m][k] + bias[0] + add.x, sum[m][k + 1] + bias[1] + add.y, floatX());
@@ -941,12 +960,12 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
     }
     int count = min(G::COLUMNS, N - column), num_parts = ceil_div(N, G::COLUMNS);
 #pragma unroll
-    for (int i = 0; i < 2 * G::PARTS; i++) { // a row of 16x8 tiles; a quad has all of it, two columns in 8 a lane
+    for (int i = 0; i < 2 * G::PARTS; i++) { // one row of 16x8 tiles: each lane of a quad has 2 of 8 columns
         const int m = i / 2, half = i % 2;
         float total = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < G::COLUMNS / 8; j++) {
-            bool inside = 8 * j < count; // N % 8 == 0
+            bool inside = 8 * j < count; // all 8 columns or none, because N % 8 == 0
             total += inside ? sum[m][4 * j + 2 * half] + sum[m][4 * j + 2 * half + 1] : 0.0f;
         }
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
@@ -966,7 +985,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
     }
 }
 
-// gemm_sm90_kernel9 without clusters, but for what it stores
+// gemm_sm90_kernel9 without clusters, with the epilogue above.
 __global__ void __launch_bounds__(384, 1)
     transformer_block_sm90_kernel12(const __grid_constant__ GemmMaps maps, const GemmBias<GEMM_RESIDUAL> epilogue,
                                     float2* parts, int M, int N, int K, int num_tiles) {
@@ -976,7 +995,7 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(256) unsigned char transformer_block_shared12[];
     GemmSMem<G>& smem = gemm_smem<G>(transformer_block_shared12);
     gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // now the compiler knows it to be the same for a warp
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler: warp-uniform
     int warpgroup = warp / 4, num_steps = ceil_div(K, 64), i = 0;
     if (warpgroup == 0) {
         gemm_produce(smem, maps, M, N, num_steps, blockIdx.x, gridDim.x, num_tiles, 0);
@@ -1048,9 +1067,9 @@ struct TransformerBlockDeferredCache {
     }
 };
 
-// ---- kernel 14: 4, but attention, projection, residual and layernorm in one launch ----
+// ---- kernel 14: kernel 4 with attention, projection, residual and layernorm in one launch ----
 
-// forms.proj is not asked for.
+// forms.proj is not used.
 void transformer_block_forward14(const TransformerBlock& f, const TransformerBlockForms& forms, cudaStream_t stream) {
     const TransformerBlockWeights& w = f.w;
     transformer_block_qkv4(f, forms.qkv, stream);
@@ -1064,9 +1083,10 @@ void transformer_block_forward14(const TransformerBlock& f, const TransformerBlo
 
 #if defined(ENABLE_BF16)
 
-// ---- kernel 15: all four products of e4m3 by gemm.cuh, attention and GELU to e4m3 in registers ----
+// ---- kernel 15: all four products in e4m3 by gemm.cuh; attention and GELU convert to e4m3 in registers ----
 
-// Attention's result times *scale to e4m3 (B,T,NH,64), each 64 in the order of gemm_e4m3_column.
+// Output policy of attention: stores the result times *scale as e4m3 (B,T,NH,64), the 64 elements of a head in the
+// order of gemm_e4m3_column.
 struct TransformerBlockStore15 {
     __nv_fp8_e4m3* out;
     const float* scale;
@@ -1092,7 +1112,7 @@ struct TransformerBlockStore15 {
         }
     }
 };
-// attention_forward's kernel 16 but for that
+// attention_forward's kernel 16 with this output policy.
 template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     transformer_block_attention_kernel15(float* lse, const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
                                          AttentionForwardList list, float scale_log2, __nv_fp8_e4m3* out,
@@ -1110,7 +1130,7 @@ template <int groups> static void transformer_block_attention15(const Transforme
         transformer_block_attention_kernel15<groups>, no_lse, f.qkv, f.B, f.T, f.NH, stream, out, scale);
 }
 
-// out (M,N) = inp (M,K) weight (N,K)^T + bias and what `extras` says, inp and weight e4m3
+// out (M,N) = inp (M,K) weight (N,K)^T + bias, and the operations of `extras`; inp and weight are e4m3
 template <int extras> static void transformer_block_product15(const GemmScaledBias<extras>& epilogue, floatX* out,
                                                               const __nv_fp8_e4m3* inp, const __nv_fp8_e4m3* weight,
                                                               const floatX* residual, int M, int N, int K, int form,
@@ -1119,8 +1139,8 @@ template <int extras> static void transformer_block_product15(const GemmScaledBi
     gemm_form_e4m3(g, epilogue, true, stream, form);
 }
 
-// C = 64 * NH. digits: see TransformerBlockForms. Activations in e4m3 take half of the room of f.norm, f.attention and
-// f.gelu.
+// Needs C = 64 * NH. digits: see TransformerBlockForms. e4m3 activations are stored in the first half of f.norm,
+// f.attention and f.gelu.
 void transformer_block_forward15(const TransformerBlock& f, const TransformerBlockFp8& q, cudaStream_t stream,
                                  int digits = 2222) {
     require(f.C == 64 * f.NH);
@@ -1176,7 +1196,7 @@ struct TransformerBlockCache {
 
 #endif
 
-// Whether kernel 4 takes this shape on this device; else it is kernel 7.
+// True if kernel 4 supports this device and C; otherwise transformer_block_forward runs kernel 7.
 inline bool transformer_block_has_sm90(int C) {
 #if defined(ENABLE_FP32)
     (void)C;
@@ -1197,8 +1217,8 @@ void transformer_block_forward(const TransformerBlock& f, cudaStream_t stream, i
     transformer_block_forward7(f, stream);
 }
 
-// What inp holds: 1 rows of equal values, below 1 so that what attention adds is not lost beside them, 2 one row 1000
-// times larger than the others, 3 random numbers.
+// Fills inp. what = 1: rows of equal values, below 1 so that the attention output is not lost when it is added; 2: one
+// row 1000 times larger than the others; 3: random numbers.
 static void fill_inp(float* inp, int N, int C, int what, uint32_t seed) {
     bench_fill_normal(inp, (size_t)N * C, seed, 1.0f, 0.0f);
     for (size_t i = 0; i < (size_t)N * C; i++) {
@@ -1216,7 +1236,7 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     uint32_t seed = b.state.seed;
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [=](float* host) { fill_inp(host, N, C, what, seed); });
-    // layernorms near the identity, products that keep the size of what they multiply
+    // layernorms near the identity; products whose results have the size of their inputs
     float scale = 1.0f / sqrtf((float)C);
     Buffer<floatX> w[12] = {
         b.input<floatX>("ln1_weight", C, 0.2f, 1.0f),        b.input<floatX>("ln1_bias", C, 0.1f),
@@ -1225,7 +1245,7 @@ static void declare(Bench& b) {
         b.input<floatX>("ln2_weight", C, 0.2f, 1.0f),        b.input<floatX>("ln2_bias", C, 0.1f),
         b.input<floatX>("fc_weight", 4 * CC, scale),         b.input<floatX>("fc_bias", 4 * channels, 0.1f),
         b.input<floatX>("fcproj_weight", 4 * CC, scale / 2), b.input<floatX>("fcproj_bias", C, 0.1f)};
-    // fp32: where all values of a row are equal, what is lost of their mean is multiplied by a rstd of 316
+    // fp32: in rows of equal values, the rounding error of the mean is multiplied by an rstd of 316
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 3.0f : what == 1 ? 512.0f : 64.0f, 1.0f);
     Buffer<floatX> out = b.output<floatX>("out", n, tolerance);
     b.reference([=] {
@@ -1254,11 +1274,11 @@ static void declare(Bench& b) {
                           T,
                           C,
                           NH};
-    // bytes: tensors of (B,T,C) that are read and written, as many times
+    // b.moves: the bytes read and written, as a number of tensors of (B,T,C)
     bool is_16bit = sizeof(floatX) == 2, fast = !b.dry && transformer_block_has_sm90(C);
-    b.kernel(1, "an operation, a launch", [=](int) { transformer_block_forward1(f, stream); }, {0});
+    b.kernel(1, "one launch per operation", [=](int) { transformer_block_forward1(f, stream); }, {0});
     b.moves(10, 38 * tensor + weights);
-    b.kernel(2, "as in training: epilogues, residual with layernorm",
+    b.kernel(2, "as in training: fused epilogues, residual with layernorm",
              [=](int) { transformer_block_forward2(f, stream); }, {0});
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 31 : 35) * tensor + weights);
     auto graph = std::make_shared<TransformerBlockGraph>();
@@ -1270,11 +1290,11 @@ static void declare(Bench& b) {
              {0});
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
 #if !defined(ENABLE_FP32)
-    // block sizes of 4: a digit for each product, see TransformerBlockForms
-    bool has_norm = C <= 2048; // fused_residual_layernorm_early takes no more
+    // block sizes of kernel 4: one digit per product, see TransformerBlockForms
+    bool has_norm = C <= 2048; // the limit of fused_residual_layernorm_early
     if (has_norm) {
         b.kernel(
-            4, "all products by gemm.cuh, each started early",
+            4, "all products by gemm.cuh, programmatic dependent launch",
             [=](int digits) {
                 digits ? transformer_block_forward(f, stream, digits) : transformer_block_forward(f, stream);
             },
@@ -1283,7 +1303,8 @@ static void declare(Bench& b) {
     }
     if (C == 64 * NH && C <= transformer_block_max_vecs * 256) {
         b.kernel(
-            5, "one launch, barriers of the grid", [=](int) { transformer_block_forward5(f, stream); }, {0}, -90);
+            5, "one cooperative launch with grid barriers", [=](int) { transformer_block_forward5(f, stream); }, {0},
+            -90);
         b.moves(1, 26 * tensor + weights);
     }
 #endif
@@ -1298,9 +1319,9 @@ static void declare(Bench& b) {
     auto launch_fp8 = [=](bool gelu_epilogue, int proj_form, cudaStream_t s) {
         transformer_block_forward6(f, prepared(s), gelu_epilogue, proj_form, s);
     };
-    std::vector<int> proj_forms = {0}; // block sizes of 6 and 8
+    std::vector<int> proj_forms = {0}; // block sizes of kernels 6 and 8
     if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_PING_PONG_192); }
-    double weights_fp8 = 13.0 * CC; // the projection's have two bytes
+    double weights_fp8 = 13.0 * CC; // bytes; the projection's weights have two each
     bool has_products = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, false));
     bool has_epilogue = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, true));
     if (takes_fp8 && !has_products) {
@@ -1309,18 +1330,20 @@ static void declare(Bench& b) {
     if (takes_fp8 && !has_epilogue) { printf("skip kernels 8, 9: the library has no GELU that stores e4m3 here\n"); }
     if (has_products) {
         b.kernel(
-            6, "e4m3 products", [=](int form) { launch_fp8(false, form, stream); }, proj_forms, 89);
+            6, "e4m3 products except the projection", [=](int form) { launch_fp8(false, form, stream); }, proj_forms,
+            89);
         b.moves(8, 29 * tensor + weights_fp8);
         b.coarser(14);
     }
 #endif
-    b.kernel(7, "2, values before GELU not kept", [=](int) { transformer_block_forward7(f, stream); }, {0});
+    b.kernel(7, "2 without storing GELU's argument", [=](int) { transformer_block_forward7(f, stream); }, {0});
     b.moves(is_16bit ? 7 : 8, (is_16bit ? 27 : 35) * tensor + weights);
 #if defined(ENABLE_BF16)
     if (has_epilogue) {
         auto fp8_graph = std::make_shared<TransformerBlockGraph>();
         b.kernel(
-            8, "6, GELU to e4m3 in the epilogue", [=](int form) { launch_fp8(true, form, stream); }, proj_forms, 89);
+            8, "6 with GELU and e4m3 output in the epilogue", [=](int form) { launch_fp8(true, form, stream); },
+            proj_forms, 89);
         b.moves(7, 21 * tensor + weights_fp8);
         b.coarser(14);
         b.kernel(
@@ -1335,15 +1358,15 @@ static void declare(Bench& b) {
     }
 #endif
 #if !defined(ENABLE_FP32)
-    // block sizes of 11 and 12: the last product's form
+    // block sizes of kernels 11 and 12: the form of the last product
     auto deferred = b.dry ? NULL : std::make_shared<TransformerBlockDeferredCache>(C);
     b.kernel(
-        11, "layernorms deferred: their statistics alone",
+        11, "layernorms applied in the products' epilogues",
         [=](int form) { transformer_block_forward11(f, deferred->get(f.w, C, stream), stream, form); }, {0, 1, 4}, -90);
     b.moves(7, 24 * tensor + weights);
     Buffer<float2> parts = b.scratch<float2>("parts", (size_t)N * ceil_div(C, (int)TransformerBlockTiles12::COLUMNS));
     b.kernel(
-        12, "11, the second statistics from the projection",
+        12, "11 with the second statistics from the projection",
         [=](int form) { transformer_block_forward12(f, deferred->get(f.w, C, stream), parts, stream, form); },
         {0, 1, 4}, -90);
     b.moves(6, 23 * tensor + weights);
@@ -1357,9 +1380,9 @@ static void declare(Bench& b) {
         },
         {0}, -90);
     b.moves(6, 23 * tensor + weights);
-    if (has_norm && attention_projection_heads(C, C / NH) > 0) { // else what it fuses is three launches
+    if (has_norm && attention_projection_heads(C, C / NH) > 0) { // shapes that its fused kernel supports
         b.kernel(
-            14, "4, attention to the second layernorm in one launch",
+            14, "4 with attention to second layernorm in one launch",
             [=](int digits) { transformer_block_forward14(f, transformer_block_forms(digits), stream); },
             {2021, 2022, 2020}, -90);
         b.moves(5, 23 * tensor + weights);
@@ -1368,7 +1391,7 @@ static void declare(Bench& b) {
 #if defined(ENABLE_BF16)
     if (takes_fp8 && C == 64 * NH) {
         b.kernel(
-            15, "all products of e4m3, by gemm.cuh",
+            15, "all products in e4m3, by gemm.cuh",
             [=](int digits) {
                 digits ? transformer_block_forward15(f, prepared(stream), stream, digits)
                        : transformer_block_forward15(f, prepared(stream), stream);
