@@ -1,8 +1,8 @@
 #!/bin/sh
-# The demo of train_gpt2 and train_gpt2cu: makes tokens from this repository's own sources, trains a small model on them for
-# about a minute, saves it, loads it again, samples. Nothing is fetched; everything it writes is under demo/.
+# The demo of train_gpt2 and train_gpt2cu: tokenizes this repository's own sources, trains a small model on them for about a
+# minute, saves it, loads it again and samples from it. It downloads nothing and writes only below demo/.
 #
-#     scripts/demo.sh [PROGRAM]      ./train_gpt2 by default; the programs run this when they have no arguments
+#     scripts/demo.sh [PROGRAM]      default ./train_gpt2; the programs run this script when they get no arguments
 set -eu
 cd "$(dirname "$0")/.."
 program=${1:-./train_gpt2}
@@ -13,7 +13,7 @@ esac
 [ -x "$program" ] || make "${program#./}"
 [ -x dev/data/tokenize ] || make dev/data/tokenize
 
-run() { # COMMAND...: shows it as one would type it, then runs it
+run() { # COMMAND...: prints the command as a user would type it, then runs it
     printf '\n$'
     for word in "$@"; do
         case $word in
@@ -29,7 +29,7 @@ rm -rf demo/data demo/log
 mkdir -p demo/data
 sources=
 for pattern in '*.c' '*.cu' 'llmc/*.h' 'llmc/*.cuh' 'dev/*/*.c' 'dev/*/*.h' 'dev/*/*.cu' 'dev/*/*.cuh'; do
-    for file in $pattern; do # unquoted: the shell looks whether there is one
+    for file in $pattern; do # unquoted, so that the shell expands the pattern
         [ -e "$file" ] && sources=$sources,$pattern
         break
     done

@@ -1,8 +1,8 @@
 #!/bin/sh
 # GPT-2 124M on 10 billion tokens of FineWeb, the run of llm.c's discussion 481: one pass, 0.5 million tokens a step.
-# On one H200 it takes some 5 hours. Further arguments go to the program: scripts/run_gpt2_124M.sh -b 32
+# It takes about 5 hours on one H200. Arguments are passed on to the program: scripts/run_gpt2_124M.sh -b 32
 #
-# Shards first: TRAIN_DATA and VAL_DATA name them (llm.c's FineWeb shards are read as they are), or dev/data/tokenize makes them.
+# The shards must exist: set TRAIN_DATA and VAL_DATA (llm.c's FineWeb shards work as they are), or make them with dev/data/tokenize.
 set -eu
 cd "$(dirname "$0")/.."
 make train_gpt2cu

@@ -3,9 +3,9 @@
 #
 #     scripts/update_results.sh
 #
-# A table stands between `<!-- results: h200 -->` and `<!-- end results: h200 -->`; one row for each CSV: the fastest
-# kernel that is not the vendor's (number 0). results/GPU/pytorch.txt, where there is one, says what PyTorch took at the same
-# shape on the same kind of card: lines of OP, milliseconds eager, milliseconds compiled (nan: not measured).
+# A table is enclosed by `<!-- results: h200 -->` and `<!-- end results: h200 -->`. It has one row per CSV: the fastest kernel
+# except the vendor's (number 0). The optional file results/GPU/pytorch.txt has PyTorch's times at the same shape on the same
+# kind of card; each line is OP, milliseconds eager, milliseconds compiled (nan: not measured).
 set -u -o pipefail
 cd "$(dirname "$0")/../dev/cuda" || exit 1
 export LC_ALL=C
@@ -22,7 +22,7 @@ table() { # GPU
     local csv peer=results/$1/pytorch.txt
     [ -f "$peer" ] || peer=/dev/null
     for csv in results/"$1"/*.csv; do
-        # the fields before `what` hold no commas
+        # the fields before `what` contain no commas
         awk -F , -v peer="$peer" '
             function cell(format, x, unit) { return (x > 0 && unit > 0) ? sprintf(format, x / unit) : "" }
             NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
