@@ -38,7 +38,9 @@ static void bench_one_thread(const char* name, const char* text, size_t n) {
     tokenizer_encode(&tokenizer, text, n, &buffer); // touches the pages of ids
     for (int run = 0; run < BENCH_RUNS; run++) {
         for (int warm = 0; warm < 2; warm++) {
-            if (!warm) { memset(buffer.cache_owner, 0xFF, sizeof(buffer.cache_owner)); } // makes the next call empty the cache
+            if (!warm) {
+                memset(buffer.cache_owner, 0xFF, sizeof(buffer.cache_owner));
+            } // makes the next call empty the cache
             buffer.count = 0;
             double start = time_ms();
             tokenizer_encode(&tokenizer, text, n, &buffer);
