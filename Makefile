@@ -1,7 +1,7 @@
 # GPT-2 in C and CUDA. `make` shows the targets.
 #
-# A program is one .c or .cu file and the headers it includes. Its binary is written next to it; that of train_gpt2.cu is
-# named train_gpt2cu. With BIN_DIR=build/x the same tree of binaries is built below build/x: `make sanitize` and
+# A program is one .c or .cu file and the headers it includes. Its binary is written next to it; that of train_gpt2.cu
+# is named train_gpt2cu. With BIN_DIR=build/x the same tree of binaries is built below build/x: `make sanitize` and
 # `make valgrind` keep their binaries apart in this way.
 
 MAKEFLAGS += --no-builtin-rules

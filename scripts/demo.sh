@@ -1,6 +1,6 @@
 #!/bin/sh
-# The demo of train_gpt2 and train_gpt2cu: tokenizes this repository's own sources, trains a small model on them for about a
-# minute, saves it, loads it again and samples from it. It downloads nothing and writes only below demo/.
+# The demo of train_gpt2 and train_gpt2cu: tokenizes this repository's own sources, trains a small model on them for
+# about a minute, saves it, loads it again and samples from it. It downloads nothing and writes only below demo/.
 #
 #     scripts/demo.sh [PROGRAM]      default ./train_gpt2; the programs run this script when they get no arguments
 set -eu

@@ -7,9 +7,9 @@
 # In both places a block is enclosed by two lines:
 #     // ==== promoted: layernorm_forward ====
 #     // ==== end promoted: layernorm_forward ====
-# The marks in train_gpt2.cu select the blocks; whatever is between them is replaced. Each name must occur there once, and in
-# exactly one file of dev/cuda (.cu, .cuh). In that file it may occur several times: the copy joins the pieces in order, so
-# that code which only the ladder needs can be placed between them.
+# The marks in train_gpt2.cu select the blocks; whatever is between them is replaced. Each name must occur there once,
+# and in exactly one file of dev/cuda (.cu, .cuh). In that file it may occur several times: the copy joins the pieces in
+# order, so that code which only the ladder needs can be placed between them.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C # bytes, not characters

@@ -2,7 +2,7 @@
 # GPT-2 124M on 10 billion tokens of FineWeb, the run of llm.c's discussion 481: one pass, 0.5 million tokens a step.
 # It takes about 5 hours on one H200. Arguments are passed on to the program: scripts/run_gpt2_124M.sh -b 32
 #
-# The shards must exist: set TRAIN_DATA and VAL_DATA (llm.c's FineWeb shards work as they are), or make them with dev/data/tokenize.
+# The shards must exist: set TRAIN_DATA and VAL_DATA (llm.c's FineWeb shards work), or make them with dev/data/tokenize.
 set -eu
 cd "$(dirname "$0")/.."
 make train_gpt2cu

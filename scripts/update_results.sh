@@ -3,9 +3,9 @@
 #
 #     scripts/update_results.sh
 #
-# A table is enclosed by `<!-- results: h200 -->` and `<!-- end results: h200 -->`. It has one row per CSV: the fastest kernel
-# except the vendor's (number 0). The optional file results/GPU/pytorch.txt has PyTorch's times at the same shape on the same
-# kind of card; each line is OP, milliseconds eager, milliseconds compiled (nan: not measured).
+# A table is enclosed by `<!-- results: h200 -->` and `<!-- end results: h200 -->`. It has one row per CSV: the fastest
+# kernel except the vendor's (number 0). The optional file results/GPU/pytorch.txt has PyTorch's times at the same shape
+# on the same kind of card; each line is OP, milliseconds eager, milliseconds compiled (nan: not measured).
 set -u -o pipefail
 cd "$(dirname "$0")/../dev/cuda" || exit 1
 export LC_ALL=C

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds dev/test/fuzz/fuzz_*.c with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, runs one target per core at
-# a time and prints a table. On a finding the exit status is 1, and the input is kept in build/fuzz/findings.
+# Builds dev/test/fuzz/fuzz_*.c with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, runs one target per
+# core at a time and prints a table. On a finding the exit status is 1, and the input is kept in build/fuzz/findings.
 #
 #     dev/test/fuzz.sh [TARGET ...]     these targets (fuzz_json ...); default: all
 #
@@ -49,7 +49,8 @@ fi
 # Prints a row of the table.
 row() { printf '%-24s %12s %8s  %s\n' "$@"; }
 
-# Builds and runs a target. Prints the findings (the caller's build/fuzz/TARGET.report); the table's row goes to TARGET.row.
+# Builds and runs a target. Prints the findings, which the caller sends to TARGET.report; the table's row goes to
+# TARGET.row, also in build/fuzz.
 fuzz_one() { # TARGET
     local name=$1 log=build/fuzz/$1.log corpus=build/fuzz/corpus/$1 start=$SECONDS rc inputs found limit=()
     local seeds=dev/test/fuzz/seeds/$name dict=dev/test/fuzz/$name.dict directories=("$corpus")

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs the test programs and adds up their results.
 #
-#     dev/test/run.sh [NAME ...]      these tests; default: all of dev/test/test_*.c (already built) and dev/test/test_*.sh
+#     dev/test/run.sh [NAME ...]      these tests; default: all dev/test/test_*.c (already built) and dev/test/test_*.sh
 #
-# Each program ends with a line `N passed, N failed, N skipped`. So does this script, after listing the tests that failed or
-# were skipped. A program that crashes, hangs, lacks that line or contradicts it counts as one failure.
+# Each program ends with a line `N passed, N failed, N skipped`. So does this script, after listing the tests that
+# failed or were skipped. A program that crashes, hangs, lacks that line or contradicts it counts as one failure.
 #
 #     BIN_DIR=build/sanitize     directory of the binaries; default . (next to their sources)
 #     TEST_TIMEOUT=2400          seconds per program
-#     TEST_JOBS=1                number of programs to run in parallel; if more than 1, the output of each is shown when it
-#                                has ended, in order of the names
+#     TEST_JOBS=1                number of programs to run in parallel; if more than 1, the output of each is shown
+#                                when it has ended, in order of the names
 #     TEST_WRAPPER='valgrind -q' command to run each binary with; shell tests are then left out
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1

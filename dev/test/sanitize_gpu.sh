@@ -4,7 +4,8 @@
 #     dev/test/sanitize_gpu.sh [--list | PART ...]
 #
 # PART is train, train_graph (the step as a CUDA graph), sample (from train's checkpoint), ops, or the name of an op;
-# a leading `ops` before names of ops is optional. Prints a line per tool and program, then `N passed, N failed, N skipped`.
+# a leading `ops` before names of ops is optional. Prints a line per tool and program, then
+# `N passed, N failed, N skipped`.
 #
 #     TOOLS="memcheck racecheck initcheck synccheck"
 #     SHAPES=small         small: the shapes below; odd: the shapes of --check, which have more tails and take minutes
@@ -62,8 +63,8 @@ done
 [ $# -gt 0 ] || { parts=(train train_graph sample); want_all_ops=yes; }
 if [ -n "$want_all_ops" ] && [ ${#ops[@]} -eq 0 ]; then ops=("${all_ops[@]}"); fi
 
-# shapes OP: prints a line of flags for each run of the op. The shapes are small enough for racecheck and, where the op allows
-# it, no multiple of a tile. Where an op uses a letter in a way of its own, the op's file documents it.
+# shapes OP: prints a line of flags for each run of the op. The shapes are small enough for racecheck and, where the op
+# allows it, no multiple of a tile. Where an op uses a letter in a way of its own, the op's file documents it.
 shapes() {
     [ "$SHAPES" = small ] || { echo; return; }
     case $1 in
@@ -141,8 +142,9 @@ fi
 
 # ---- runs ----
 
-# True if a log of racecheck has reports, all of them are between accesses of cuBLASLt's own kernels (nvjet), and the program
-# itself succeeded. The tool does not understand how those kernels order their accesses; excluding them makes the tool fail.
+# True if a log of racecheck has reports, all of them are between accesses of cuBLASLt's own kernels (nvjet), and the
+# program itself succeeded. The tool does not understand how those kernels order their accesses; excluding them makes
+# the tool fail.
 only_vendor_races() { # LOG
     local vendor displayed
     vendor=$(awk '/Race reported between/ { theirs = / at nvjet_/; n += theirs }

@@ -1,11 +1,13 @@
 # shellcheck shell=bash
-# Shared code of the shell tests, like test.h for C. A test is a function test_NAME, which runs in a subshell under `set -eu`
-# in the top folder of the repository. It calls `fail REASON` or `skip REASON`, or succeeds. A script of tests ends with
+# Shared code of the shell tests, like test.h for C. A test is a function test_NAME, which runs in a subshell under
+# `set -eu` in the top folder of the repository. It calls `fail REASON` or `skip REASON`, or succeeds. At the end of a
+# script:
 #
 #     tests=(NAME NAME ...)
 #     run_tests "$@"        or run_tests_once "$@", if none of the programs that it tests is below BIN_DIR
 #
-# The programs under test are $BIN_DIR/train_gpt2, $BIN_DIR/dev/data/tokenize ... $tmp is a temporary directory of the script.
+# The programs under test are $BIN_DIR/train_gpt2, $BIN_DIR/dev/data/tokenize ...
+# $tmp is a temporary directory of the script.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 BIN_DIR=${BIN_DIR:-.}
 CC=${CC:-gcc}
@@ -47,7 +49,7 @@ run_tests() { # [--list | NAME ...]
     [ "$failed" -eq 0 ]
 }
 
-# Like run_tests, but skips the tests under `make sanitize` and others with a BIN_DIR of their own: `make test` runs them.
+# Like run_tests, but only `make test` runs the tests: `make sanitize` and others with another BIN_DIR skip them.
 run_tests_once() { # [--list | NAME ...]
     local name
     if [ "$called_for" != . ]; then

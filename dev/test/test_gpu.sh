@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# train_gpt2.cu and test_gpt2.cu. With nvcc: they compile, for every architecture and in every precision if there is a GPU or
-# LLMC_TEST_FULL=1, otherwise for four pairs of both. With a GPU: each test of test_gpt2cu passes in every precision. Tests
-# that cannot run here are skipped by name.
+# train_gpt2.cu and test_gpt2.cu. With nvcc: they compile, for every architecture and in every precision if there is a
+# GPU or LLMC_TEST_FULL=1, otherwise for four pairs of both. With a GPU: each test of test_gpt2cu passes in every
+# precision. Tests that cannot run here are skipped by name.
 #
 # Builds are kept below build/test_gpu: only what has changed is built again.
 . "$(dirname "$0")/test.sh"

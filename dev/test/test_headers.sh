@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every header of llmc/ is self-contained: alone in a file it compiles without a warning, as C11 and as C++17, with gcc and
-# with clang. One test per header.
+# Every header of llmc/ is self-contained: alone in a file it compiles without a warning, as C11 and as C++17, with gcc
+# and with clang. One test per header.
 . "$(dirname "$0")/test.sh"
 
 flags=(-O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fsyntax-only)

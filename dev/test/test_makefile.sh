@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Makefile and dev/test/run.sh, in a small source tree made for the test: what is rebuilt when, and how results are added.
+# The Makefile and dev/test/run.sh in a small source tree made for the test: what is rebuilt when, and sums of results.
 . "$(dirname "$0")/test.sh"
 unset BIN_DIR CFLAGS MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT TEST_JOBS LLMC_TEST_FULL
 export CC # the compiler that `make test` was called with

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dev/cuda/benchmark_on_modal.py with a mock of Modal's client and, if it is installed (PYTHON=venv/bin/python selects one),
-# with the client itself. Nothing here connects to Modal.
+# dev/cuda/benchmark_on_modal.py with a mock of Modal's client and, if it is installed (PYTHON=venv/bin/python selects
+# one), with the client itself. Nothing here connects to Modal.
 . "$(dirname "$0")/test.sh"
 PYTHON=${PYTHON:-python3}
 export PYTHONDONTWRITEBYTECODE=1
@@ -50,7 +50,7 @@ if result is not None:
     open(sys.argv[2], "w").write(result)
 PYTHON
 
-# with RC ARGUMENT ...: runs python with the mock; fails unless its exit code is RC; output goes to $tmp/out and $tmp/err
+# with RC ARGUMENT ...: runs python with the mock; the exit code must be RC; output goes to $tmp/out and $tmp/err
 with() {
     local rc=0 wanted=$1
     shift

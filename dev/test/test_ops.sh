@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` in dev/cuda. Without a GPU: that it compiles,
-# in one precision and for one architecture per op, which alternate:
+# Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` in dev/cuda. Without a GPU: that it
+# compiles, in one precision and for one architecture per op, which alternate:
 #
 #     op        1    2    3    4    5    6    7    8    9    10   11   12   13 ...
 #     precision BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16
 #     arch      75   80   90a  100  75   80   90a  100  75   80   90a  100  75
 #
-# An op with wgmma is also compiled for 90a in BF16, where a register spill or a serialised wgmma is an error. Host code takes
-# most of the time, so it is compiled and linked only for ops that link a library; dev/test/test_dev_cuda.sh builds others.
-# With LLMC_TEST_FULL=1, `make test` of dev/cuda first compiles each op in every precision, and all ops for 90a in BF16.
+# An op with wgmma is also compiled for 90a in BF16, where a register spill or a serialised wgmma is an error. Host code
+# takes most of the time, so it is compiled and linked only for ops that link a library; dev/test/test_dev_cuda.sh
+# builds others. With LLMC_TEST_FULL=1, `make test` of dev/cuda first compiles each op in every precision, and all ops
+# for 90a in BF16.
 #
 #     dev/test/test_ops.sh [--list | OP ...]
 set -u -o pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# train_gpt2 from the command line: its messages on wrong input, which must leave all files untouched, and correct runs, samples
-# and fine-tuning. Stopping and resuming are tested by test_resume.sh.
+# train_gpt2 from the command line: its messages on wrong input, which must leave all files untouched, and correct runs,
+# samples and fine-tuning. Stopping and resuming are tested by test_resume.sh.
 . "$(dirname "$0")/test.sh"
 
 export OMP_NUM_THREADS=1 # the models are tiny
@@ -31,8 +31,8 @@ decode_only() {
 # patch FILE AT TEXT: overwrites the bytes at offset AT by TEXT, a printf format
 patch() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
 
-# Creates shards of this source tree's text with a byte vocabulary, damaged copies of a shard, and `run`: three steps with
-# their checkpoints.
+# Creates shards of this source tree's text with a byte vocabulary, damaged copies of a shard, and `run`: three steps
+# with their checkpoints.
 setup() {
     [ -x "$train" ] && [ -x "$BIN_DIR/dev/data/tokenize" ] || fail "$train or dev/data/tokenize is not there: make all"
     [ -e "$world" ] && return
@@ -67,8 +67,8 @@ good() {
 
 snapshot() { (cd "$world" && find . -printf '%p %y %s %m\n' | sort && find . -type f -print0 | sort -z | xargs -0 cksum); }
 
-# refused STATUS PATTERN ... -- ARGS...: the program must exit with STATUS after one line on stderr that matches every extended
-# regular expression; it takes no step and leaves its directory unchanged
+# refused STATUS PATTERN ... -- ARGS...: the program must exit with STATUS after one line on stderr that matches every
+# extended regular expression; it takes no step and leaves its directory unchanged
 refused() {
     local code=$1 patterns=() pattern
     shift
@@ -262,7 +262,7 @@ test_help() {
     [ "$(awk '{if (length($0) > n) n = length($0)} END {print n}' "$tmp/out")" -le 100 ] || fail "lines of more than 100 columns"
 }
 
-# the step lines have llm.c's format, which scripts parse; they have a z-score after 128 steps, or if the number is not finite
+# the step lines have llm.c's format, which scripts parse, with a z-score after 128 steps or for a non-finite number
 number='[0-9]+\.[0-9]'
 z="(\\([+-](inf|$number{2})z\\))?"
 step_line="^step +[0-9]+/[0-9]+ \\| loss $number{6} $z\\| norm $number{4} $z\\| lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| $number{2} ms \\| $number% [bf][pf][0-9]+ MFU \\| [0-9]+ tok/s"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/promote.sh in a small source tree made for the test: the copies of the kernels stay identical. Also the form of the
-# ladders of dev/cuda and of the promoted blocks of train_gpt2.cu, checked from their text alone.
+# scripts/promote.sh in a small source tree made for the test: the copies of the kernels stay identical. Also the form
+# of the ladders of dev/cuda and of the promoted blocks of train_gpt2.cu, checked from their text alone.
 . "$(dirname "$0")/test.sh"
 top=$PWD
 
@@ -234,10 +234,10 @@ CU
     done
 }
 
-# nameless FILE: prints a line for each promoted block that launches kernels but does not declare their cost with an Op, and for
-# each launcher `void NAME(..., int block_size) {` without an Op, or without its overload directly after it.
-# Only blocks count that define the op of the same name (NAME, NAME_forward or NAME_backward) as a plain function: a template
-# from which ops are made, such as a product with an epilogue, has no name or cost of its own.
+# nameless FILE: prints a line for each promoted block that launches kernels but does not declare their cost with an Op,
+# and for each launcher `void NAME(..., int block_size) {` without an Op, or without its overload directly after it.
+# Only blocks count that define the op of the same name (NAME, NAME_forward or NAME_backward) as a plain function: a
+# template from which ops are made, such as a product with an epilogue, has no name or cost of its own.
 nameless() {
     awk '
         function bad(text) { print FILENAME ":" FNR ": " text; found = 1 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Stops train_gpt2 in every possible way and starts it again. The resumed run and an uninterrupted one must have the same losses
-# to the last digit and the same weights and moments to the last bit, and no stop may destroy the last checkpoint.
+# Stops train_gpt2 in every possible way and starts it again. The resumed run and an uninterrupted one must have the
+# same losses to the last digit and the same weights and moments to the last bit, and no stop may destroy the last
+# checkpoint.
 . "$(dirname "$0")/test.sh"
 
 export OMP_NUM_THREADS=1 # the runs are tiny; the number of threads does not change any bit
@@ -22,8 +23,9 @@ make_data() {
     mv "$tmp/data.new" "$tmp/data"
 }
 
-# Sets the flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens, a checkpoint after each step,
-# all of them kept. It validates and samples too, because their positions and random numbers are part of the state.
+# Sets the flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens, a checkpoint after each
+# step, all of them kept. It validates and samples too, because their positions and random numbers are part of the
+# state.
 set_flags() { # OUT STEPS [FLAGS]
     flags=(-e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
         -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "${@:3}")
@@ -217,8 +219,8 @@ test_kill_at_random_moments() {
     same "$out" "$last" "$tmp/straight"
 }
 
-# A run that resumes, does a step and saves: each of its writes, syncs, opens, renames, mkdirs and closes fails once, alone
-# (mode once) or with all that follow (mode from). Both modes run in parallel, because there are hundreds of runs.
+# A run that resumes, does a step and saves: each of its writes, syncs, opens, renames, mkdirs and closes fails once,
+# alone (mode once) or with all that follow (mode from). Both modes run in parallel, because there are hundreds of runs.
 test_failing_writes() {
     reference
     local total mode base=$tmp/base pids=()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# train_gpt2.cu is read from top to bottom: sections 1 to 5 are the program, section 6 has the kernels. These tests limit the
-# numbers that keep it readable: the line where the model begins, and the lengths of sections and functions.
+# train_gpt2.cu is read from top to bottom: sections 1 to 5 are the program, section 6 has the kernels. These tests
+# limit the numbers that keep it readable: the line where the model begins, and the lengths of sections and functions.
 . "$(dirname "$0")/test.sh"
 
 # functions FILE: prints "LINES FIRST_LINE NAME" for each function before section 6, found by its braces

@@ -11,7 +11,7 @@ ids() { tail -c +1025 "$1" | od -An -v -t u2 | tr -s ' \n' '  ' | sed 's/^ //; s
 # header FILE: prints magic, version, number of tokens
 header() { od -An -t d4 -N 12 "$1" | tr -s ' ' | sed 's/^ //; s/ $//'; }
 
-# refused TEXT ARGS...: the program must exit with 1, print one line on stderr that contains TEXT, and leave $tmp/no empty
+# refused TEXT ARGS...: the program must exit with 1, print one line on stderr with TEXT in it, and leave $tmp/no empty
 refused() {
     local text=$1 rc=0
     shift
