@@ -1,4 +1,4 @@
-/* Speed of tokenizer.h on one and on several threads: MB/s (1e6 bytes) of encoding, from text in memory to ids in memory.
+/* Speed of tokenizer.h on one and on several threads: MB/s (1e6 bytes) of encoding, from text to ids in memory.
 
    dev/test/bench_tokenizer [FILE ...]     default: tinyshakespeare and this repository's sources
 
@@ -38,9 +38,8 @@ static void bench_one_thread(const char* name, const char* text, size_t n) {
     tokenizer_encode(&tokenizer, text, n, &buffer); // touches the pages of ids
     for (int run = 0; run < BENCH_RUNS; run++) {
         for (int warm = 0; warm < 2; warm++) {
-            if (!warm) {
-                memset(buffer.cache_owner, 0xFF, sizeof(buffer.cache_owner));
-            } // makes the next call empty the cache
+            // makes the next call empty the cache
+            if (!warm) { memset(buffer.cache_owner, 0xFF, sizeof(buffer.cache_owner)); }
             buffer.count = 0;
             double start = time_ms();
             tokenizer_encode(&tokenizer, text, n, &buffer);

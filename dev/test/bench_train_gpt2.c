@@ -1,6 +1,7 @@
 /*
 Speed of train_gpt2.c at the size of GPT-2 124M, random weights: a training step, generation, and loading a checkpoint.
-It prints figures and checks nothing. `make bench` runs it; by itself: make dev/test/bench_train_gpt2 && dev/test/bench_train_gpt2
+It prints figures and checks nothing. `make bench` runs it; by itself:
+make dev/test/bench_train_gpt2 && dev/test/bench_train_gpt2
 */
 #define TESTING
 #include "../../train_gpt2.c"

@@ -5,9 +5,9 @@ A library for LD_PRELOAD that makes one chosen file operation of a program fail,
     FAIL_DIR=log FAIL_COUNT_FILE=count LD_PRELOAD=build/failing_write.so ./train_gpt2 ...    counts the operations
     FAIL_DIR=log FAIL_AT=7 LD_PRELOAD=build/failing_write.so ./train_gpt2 ...                the seventh one fails
 
-These operations are counted, from 1: write, fsync, close, rename, renameat2, mkdir and open with O_CREAT, on FAIL_DIR and on
-everything in it. Reading, unlink and rmdir are not counted, because they also work on a full disk. The writes inside of
-stdio cannot be intercepted here.
+These operations are counted, from 1: write, fsync, close, rename, renameat2, mkdir and open with O_CREAT, on FAIL_DIR
+and on everything in it. Reading, unlink and rmdir are not counted, because they also work on a full disk. The writes
+inside of stdio cannot be intercepted here.
 
 FAIL_DIR         the directory to watch; without it nothing happens
 FAIL_AT          number of the operation that fails; 0 or unset: none

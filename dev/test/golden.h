@@ -1,6 +1,6 @@
 /*
-Reads the reference values of the small model in dev/test/fixtures (made with PyTorch in float64, see the README.md there), and
-measures the distance of two arrays. For tests that run from the top folder.
+Reads the reference values of the small model in dev/test/fixtures (made with PyTorch in float64, see the README.md
+there), and measures the distance of two arrays. For tests that run from the top folder.
 */
 #ifndef DEV_TEST_GOLDEN_H
 #define DEV_TEST_GOLDEN_H

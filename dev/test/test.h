@@ -5,8 +5,9 @@ A test program consists of a table of named tests and a main of one line:
     static const Test tests[] = {{"adds", "one and one is two", test_adds}};
     int main(int argc, char** argv) { return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0])); }
 
-It prints `ok NAME`, `FAIL NAME: reason` or `skip NAME: reason` per test, then `N passed, N failed, N skipped`, and exits with 1
-after a failure. `--list` prints the names; other arguments are the names of tests to run. dev/test/run.sh adds up the results.
+It prints `ok NAME`, `FAIL NAME: reason` or `skip NAME: reason` per test, then `N passed, N failed, N skipped`, and
+exits with 1 after a failure. `--list` prints the names; other arguments are the names of tests to run. dev/test/run.sh
+adds up the results.
 Tests run from the top folder of the repository.
 */
 #ifndef DEV_TEST_H

@@ -1,5 +1,5 @@
-/* Model files: every format that can be read, every rule by which a file is rejected, and files written and read back bit for
-   bit.
+/* Model files: every format that can be read, every rule by which a file is rejected, and writing and reading back bit
+   for bit.
 
    gcc -O3 -std=gnu11 -fopenmp dev/test/test_checkpoint.c -lm -lpthread -o dev/test/test_checkpoint */
 #include "../../llmc/checkpoint.h"
@@ -220,8 +220,8 @@ static void test_single_file(void) {
     snprintf(command, sizeof(command), "cp %s %s/any_name.bin", tiny_file, dir); // the contents decide, not the name
     check(system(command) == 0);
     float* got = read_model(path_in(dir, "any_name.bin"), &alone, &eot, &err);
-    check_msg(got && memcmp(&c, &alone, sizeof(c)) == 0, "%s",
-              err.text); // without a config: 128 channels mean 2 heads of 64
+    // without a config: 128 channels mean 2 heads of 64
+    check_msg(got && memcmp(&c, &alone, sizeof(c)) == 0, "%s", err.text);
     if (got) { check_same(got, params, &c); }
     check(eot == -1);
     free(got);
@@ -296,8 +296,8 @@ static void test_round_trip_fixture(void) {
     free(params);
 }
 
-static void
-test_llmc_bytes(void) { // the file as FORMATS describes it: header, then the tensors in order, wte with Vp rows
+// the file as FORMATS describes it: header, then the tensors in order, wte with Vp rows
+static void test_llmc_bytes(void) {
     GPT2Config c = make_config(3, 2, 1, 1, 2);
     Error err;
     MappedFile file;
@@ -363,8 +363,8 @@ static void test_types_may_differ(void) { // F16, BF16 and F32 in one file, unal
     static const SafeDtype dtypes[3] = {SAFE_F16, SAFE_BF16, SAFE_F32};
     safewriter_init(&w);
     uint64_t one[1] = {1};
-    safewriter_add(&w, "h.0.attn.masked_bias", SAFE_U8, 1,
-                   one); // a buffer of one byte puts all other tensors at odd addresses
+    // a buffer of one byte puts all other tensors at odd addresses
+    safewriter_add(&w, "h.0.attn.masked_bias", SAFE_U8, 1, one);
     for (int p = 0; p < NUM_PARAMS; p++) {
         char name[128];
         uint64_t shape[2];
@@ -734,8 +734,8 @@ static void test_config_against_tensors(void) { // the shapes must match the con
                "{\"model_type\":\"gpt2\",\"vocab_size\":513,\"n_positions\":64,\"n_embd\":128,"
                "\"n_layer\":2,\"n_head\":2}");
     check_refused(dir, "'transformer.wte.weight' has the shape [512, 128], want [513, 128]");
-    check_refused(path_in(dir, "model.safetensors"),
-                  "want [513, 128]"); // the config in the file's directory is used as well
+    // the config in the file's directory is used as well
+    check_refused(path_in(dir, "model.safetensors"), "want [513, 128]");
     write_text(path_in(dir, "config.json"),
                "{\"model_type\":\"gpt2\",\"vocab_size\":512,\"n_positions\":64,\"n_embd\":128,"
                "\"n_layer\":3,\"n_head\":2}");

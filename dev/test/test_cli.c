@@ -1,4 +1,4 @@
-// llmc/cli.h: every way to write a flag, every usage error with its exact message and exit code, --help, the run header.
+// llmc/cli.h: every way to write a flag, each usage error with exact message and exit code, --help, the run header.
 #include "test.h"
 #include "../../llmc/cli.h"
 #include <sys/wait.h>

@@ -181,8 +181,8 @@ static void test_open_errors(void) {
 
 // ---- the order of the data -----------------------------------------------------------
 
-// n batches need one token more than they have inputs. Batches here are of 16, 32 or 48 tokens: 49 tokens are 48 + 1, 192 lack
-// that one token, and 101 leave a remainder.
+// n batches need one token more than they have inputs. Batches here are of 16, 32 or 48 tokens: 49 tokens are 48 + 1,
+// 192 lack that one token, and 101 leave a remainder.
 static const size_t order_sizes[3] = {101, 49, 192};
 
 static void write_three(void) { // tokens 0.., 1000.., 2000..

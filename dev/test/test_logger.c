@@ -1,5 +1,5 @@
-// llmc/schedulers.h, outlier_detector.h, logger.h. The expected values come from formulas written out here, from FORMATS.md
-// (which describes the formats of llm.c and TensorBoard), or from a file made by hand.
+// llmc/schedulers.h, outlier_detector.h, logger.h. The expected values come from formulas written out here, from
+// FORMATS.md (which describes the formats of llm.c and TensorBoard), or from a file made by hand.
 #include "test.h"
 #include "../../llmc/logger.h"
 #include "../../llmc/outlier_detector.h"
@@ -148,8 +148,8 @@ static void test_outlier_poison(void) {
     }
     check(fabs(outlier_update(&d, 0.5)) < 3);
     check(outlier_update(&d, 50.0) > 30);
-    check(outlier_update(&d, 3e38) ==
-          OUTLIER_Z_MAX); // 3e38, near the largest float, enters the window without making a NaN
+    // 3e38, near the largest float, enters the window without making a NaN
+    check(outlier_update(&d, 3e38) == OUTLIER_Z_MAX);
     check(isfinite(outlier_update(&d, 0.5)) && outlier_valid(&d));
 }
 
@@ -219,9 +219,8 @@ static void test_step_line(void) {
     check_str(buf, "step 12345/19560 | loss 10.987654 | norm 15.3000 | lr 0.00e+00 | 1000.00 ms | -1.0% fp32 MFU | "
                    "64 tok/s"); // no z-scores until the windows are full
     format_step_line(buf, sizeof(buf), 7, 9, (double)NAN, (double)INFINITY, 2, (double)NAN, 0, 1000, 1, "fp32", 64);
-    check(strstr(
-        buf,
-        "| loss     nan (+infz)| norm 2.0000 | lr ")); // the loss has a z-score because it is not finite, the norm has none
+    // the loss has a z-score because it is not finite, the norm has none
+    check(strstr(buf, "| loss     nan (+infz)| norm 2.0000 | lr "));
     volatile size_t small = 10; // volatile, because otherwise the compiler foresees the truncation and warns
     check(format_step_line(buf, small, 1, 1, 0, 0, 0, 0, 0, 0, 0, "fp32", 0) > 10 && strlen(buf) == 9);
 }
@@ -337,10 +336,11 @@ static void test_files(void) {
               "{\"step\":2,\"type\":\"text\",\"text\":\"a \\\"b\\\"\\n\"}\n");
     int files;
     char name[300];
-    check(count_events(below("run/one"), &files, name, sizeof(name)) == 5 &&
-          files == 1);                                       // records: version, val, 2 train, eval
+    // records: version, val, 2 train, eval
+    check(count_events(below("run/one"), &files, name, sizeof(name)) == 5 && files == 1);
     check(logger_close(&l, &err) && logger_close(&l, &err)); // a second close does nothing
-    logger_train(&l, 3, 1, 1, 1, 1, 1);                      // after the close this does nothing
+    // after the close this does nothing
+    logger_train(&l, 3, 1, 1, 1, 1, 1);
     // makes a new event file in the same second of the same process; the other logs start empty
     check(logger_open(&l, below("run/one"), -1, &err) && logger_close(&l, &err));
     check(count_events(below("run/one"), &files, name, sizeof(name)) == 6 && files == 2);
@@ -392,8 +392,8 @@ static void test_resume(void) {
     check(before.st_ino == after.st_ino && before.st_size == after.st_size);
     check(logger_open(&l, below("resume"), 0, &err) && logger_close(&l, &err)); // keeps only the lines without a step
     check_str(slurp(below("resume/main.log")), "my note\n\n");
-    check(logger_open(&l, below("resume_new"), 10, &err) &&
-          logger_close(&l, &err)); // logs that do not exist are created
+    // logs that do not exist are created
+    check(logger_open(&l, below("resume_new"), 10, &err) && logger_close(&l, &err));
     check_str(slurp(below("resume_new/main.log")), "");
 }
 
@@ -519,7 +519,7 @@ static void test_json_text(void) {
 }
 
 static void test_failing_write(void) {
-    // a limit on the file size imitates a full disk; in a child process, because the limit holds for all files of a process
+    // a limit on the file size imitates a full disk; in a child process, because it holds for all of its files
     Error err;
     check(make_directories(below("full"), &err));
     fflush(stdout);

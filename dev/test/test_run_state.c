@@ -202,8 +202,8 @@ static Text caught_stderr(void) {
     return read_all(stderr_path());
 }
 
-// run_find_newest() must find the step (-1: none). On stderr it must print a line for each of the `lines` checkpoints that it
-// passed over, and this text must be in them.
+// run_find_newest() must find the step (-1: none). On stderr it must print a line for each of the `lines` checkpoints
+// that it passed over, and this text must be in them.
 static void check_newest(const char* dir, int64_t step, int lines, const char* text) {
     char path[RUN_PATH], name[RUN_NAME];
     Error err;
@@ -390,8 +390,8 @@ static void test_none_found(void) {
     const char* dir = fresh();
     char path[RUN_PATH];
     Error err;
-    check(!run_find_newest(dir, path, sizeof(path), &err) &&
-          strstr(err.text, dir) != NULL); // the directory does not exist
+    // the directory does not exist
+    check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, dir) != NULL);
     check(mkdir(dir, 0777) == 0 && mkdir(in(dir, "step_12"), 0777) == 0);
     check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, "no checkpoint") != NULL);
     check(mkdir(in(dir, "step_00000012"), 0777) == 0);
@@ -591,8 +591,8 @@ static void test_leftovers(void) {
     check(run_remove_leftovers(dir, &err)); // the directory does not exist yet
     put(dir, 1, 1);
     put(dir, 2, 2);
-    // from the dead process: a half-written checkpoint, a half-removed one next to its successor, and one that was moved
-    // away before the process died between the two renames
+    // from the dead process: a half-written checkpoint, a half-removed one next to its successor, and one that was
+    // moved away before the process died between the two renames
     snprintf(name, sizeof(name), ".tmp-step_00000007-%ld", (long)dead);
     check(mkdir(in(dir, name), 0777) == 0);
     write_all(in(in(dir, name), "model.safetensors"), "half", 4);
@@ -665,8 +665,8 @@ static int run_failing(const char* dir, const char* mode, int at, int error, con
         int fd = open(stderr_path(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
         dup2(fd, STDERR_FILENO);
         setenv("LD_PRELOAD", shim, 1);
-        const char* asan =
-            getenv("ASAN_OPTIONS"); // asan's runtime insists on being loaded first, which makes no difference here
+        // asan's runtime insists on being loaded first, which makes no difference here
+        const char* asan = getenv("ASAN_OPTIONS");
         snprintf(options, sizeof(options), "%s:verify_asan_link_order=0", asan ? asan : "");
         setenv("ASAN_OPTIONS", options, 1);
         setenv("OMP_NUM_THREADS", "1", 1);
@@ -692,7 +692,7 @@ static int run_failing(const char* dir, const char* mode, int at, int error, con
 static int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
 // Saves step `step` of seed 2 next to (or, if it is 5, in place of) an intact checkpoint of step 5 and seed 1, once per
-// operation, which fails. Each time the old checkpoint must survive or be replaced, and the new one be complete or absent.
+// operation, which fails. Each time the old checkpoint must survive or be replaced, the new one be whole or absent.
 static void save_with_failures(int64_t step, const char* mode, int error) {
     char name[RUN_NAME];
     run_step_name(name, step);
@@ -732,8 +732,8 @@ static void save_with_failures(int64_t step, const char* mode, int error) {
     check_msg(killed || (failed >= num_calls - 4 && unreported <= 4), "%d of %d failures reported", failed, num_calls);
 }
 
-// To survive a power cut, a save must sync every file after its last write, then their directory, then rename it, then sync
-// the directory of the run.
+// To survive a power cut, a save must sync every file after its last write, then their directory, then rename it, then
+// sync the directory of the run.
 static void test_order_of_syncs(void) {
     const char *dir = fresh(), *const args[] = {"--save", "6", "2"};
     char hidden[RUN_NAME];
@@ -802,8 +802,8 @@ static void test_short_and_odd(void) {
             check(count_names(dir, ".") == 0 && count_names(dir, "") == 1);
         }
     }
-    check(replaced >= 1 &&
-          replaced <= 5); // may fail without ending the save: the exchange, and syncing and closing two directories
+    // may fail without ending the save: the exchange, and syncing and closing two directories
+    check(replaced >= 1 && replaced <= 5);
 }
 
 static void test_failing_prune(void) {

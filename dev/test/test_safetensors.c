@@ -1,5 +1,5 @@
-/* The safetensors reader, with one test per rule that it enforces and tests of files that people pass by mistake, and the
-   writer.
+/* The safetensors reader, with one test per rule that it enforces and tests of files that people pass by mistake, and
+   the writer.
 
    gcc -O3 -std=gnu11 -fopenmp dev/test/test_safetensors.c -lm -lpthread -o dev/test/test_safetensors */
 #include "../../llmc/safetensors.h"

@@ -9,8 +9,8 @@ static int sample(Sampler* s, const float* logits, int vocab_size) {
     return token;
 }
 
-// Draws many tokens and compares their frequencies with the probabilities want (vocab_size). A token of probability 0 must
-// never be drawn.
+// Draws many tokens and compares their frequencies with the probabilities want (vocab_size). A token of probability 0
+// must never be drawn.
 static void check_frequencies(Sampler s, const float* logits, const double* want, int vocab_size, const char* what) {
     enum { DRAWS = 200000 };
     int* counts = (int*)calloc_check((size_t)vocab_size, sizeof(int));
@@ -31,8 +31,8 @@ static void check_frequencies(Sampler s, const float* logits, const double* want
         freedom++;
     }
     require(fabs(total - 1.0) < 1e-6);
-    double limit = freedom + 4.0 * sqrt(2.0 * freedom) +
-                   8.0; // exceeded by chance far less than 1 in 1000 times, at any number of degrees of freedom
+    // exceeded by chance far less than 1 in 1000 times, at any number of degrees of freedom
+    double limit = freedom + 4.0 * sqrt(2.0 * freedom) + 8.0;
     check_msg(chi2 <= limit, "%s: chi-square %.1f with %d degrees of freedom", what, chi2, freedom);
     free(counts);
     free(scratch);
@@ -111,8 +111,8 @@ static void test_top_k(void) {
     const double two[6] = {0.5, 0.0, 0.0, 0.0, 0.5, 0.0};
     s.top_k = 2;
     check_frequencies(s, ties, two, 6, "k = 2, two equal");
-    const bool lowest[6] = {true,  true, true,
-                            false, true, false}; // three equal logits for two places: the lower ids win
+    // three equal logits for two places: the lower ids win
+    const bool lowest[6] = {true, true, true, false, true, false};
     s.top_k = 4;
     softmax_of(ties, lowest, 6, 2.0, want);
     check_frequencies(s, ties, want, 6, "k = 4, a tie at the edge");

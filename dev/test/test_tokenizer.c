@@ -1,4 +1,4 @@
-// The tokenizer: scanner, merges and files, compared with results made by hand and with those of tokenizers and tiktoken.
+// The tokenizer: scanner, merges and files, against results made by hand and those of tokenizers and tiktoken.
 #include "../../llmc/tokenizer.h"
 #include "test.h"
 
@@ -224,21 +224,20 @@ static void test_pieces(void) {
 static void test_classes(void) {
     Tokenizer t;
     tokenizer_init_bytes(&t);
+    // the numbers at the end are the Unicode version that added the character; the table is of 16.0
     static const struct {
         uint32_t code;
         int want;
     } cases[] = {
-        {'a', CLASS_LETTER},     {'Z', CLASS_LETTER},    {'0', CLASS_NUMBER},
-        {'_', CLASS_OTHER},      {0x1C, CLASS_OTHER},    {0x85, CLASS_SPACE},
-        {0xA0, CLASS_SPACE},     {0xAA, CLASS_LETTER},   {0xB2, CLASS_NUMBER},
-        {0xD7, CLASS_OTHER},     {0x0300, CLASS_OTHER},  {0x0661, CLASS_NUMBER},
-        {0x180E, CLASS_OTHER},   {0x200B, CLASS_OTHER},  {0x2028, CLASS_SPACE},
-        {0x2167, CLASS_NUMBER},  {0x3000, CLASS_SPACE},  {0x3007, CLASS_NUMBER},
-        {0x4E00, CLASS_LETTER},  {0xAC00, CLASS_LETTER}, {0xFEFF, CLASS_OTHER},
-        {0x1D7D8, CLASS_NUMBER}, {0x1F600, CLASS_OTHER}, {0x31350, CLASS_LETTER}, // added in Unicode 15.0
-        {0x2EBF0, CLASS_LETTER},                                                  // added in Unicode 15.1
-        {0x105C0, CLASS_LETTER},                                                  // added in Unicode 16.0
-        {0x323B0, CLASS_OTHER}, // added in Unicode 17.0, so unassigned in 16.0
+        {'a', CLASS_LETTER},     {'Z', CLASS_LETTER},     {'0', CLASS_NUMBER},    {'_', CLASS_OTHER},
+        {0x1C, CLASS_OTHER},     {0x85, CLASS_SPACE},     {0xA0, CLASS_SPACE},    {0xAA, CLASS_LETTER},
+        {0xB2, CLASS_NUMBER},    {0xD7, CLASS_OTHER},     {0x0300, CLASS_OTHER},  {0x0661, CLASS_NUMBER},
+        {0x180E, CLASS_OTHER},   {0x200B, CLASS_OTHER},   {0x2028, CLASS_SPACE},  {0x2167, CLASS_NUMBER},
+        {0x3000, CLASS_SPACE},   {0x3007, CLASS_NUMBER},  {0x4E00, CLASS_LETTER}, {0xAC00, CLASS_LETTER},
+        {0xFEFF, CLASS_OTHER},   {0x1D7D8, CLASS_NUMBER}, {0x1F600, CLASS_OTHER}, {0x31350, CLASS_LETTER}, // 15.0
+        {0x2EBF0, CLASS_LETTER},                                                                           // 15.1
+        {0x105C0, CLASS_LETTER},                                                                           // 16.0
+        {0x323B0, CLASS_OTHER},                                                                            // 17.0
         {0x10FFFF, CLASS_OTHER},
     };
     size_t counts[4] = {0};
@@ -527,8 +526,8 @@ static double cpu_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-// 1 MiB of the worst texts. A quadratic merge would take minutes. If 1 MiB takes more than a second (under valgrind), it may
-// take at most eight times as long as a quarter of it.
+// 1 MiB of the worst texts. A quadratic merge would take minutes. If 1 MiB takes more than a second (under valgrind),
+// it may take at most eight times as long as a quarter of it.
 static void check_hostile(const Tokenizer* t) {
     static const char* const units[] = {"a",  " ",        "\n",           "0",   ".",         "\xFF",
                                         "ab", "\xC3\xA9", "\xE4\xBD\xA0", " \t", "abcabcaab", NULL};
@@ -702,8 +701,8 @@ static void test_bin(void) {
         file.h[1] = 2;
         file.h[2] = 2;
         memcpy(file.body, "\2ab\1c", 5);
-        bool good = i == sizeof(cases) /
-                             sizeof(cases[0]); // the last file has no error, so the others fail for the intended reason
+        // the last file has no error, so the others fail for the intended reason
+        bool good = i == sizeof(cases) / sizeof(cases[0]);
         if (!good) { file.h[cases[i].index] = cases[i].value; }
         bool ok = tokenizer_load(&read, write_file("wrong.bin", &file, good ? 1029 : cases[i].size), &err);
         check_msg(ok == good && (good || strstr(err.text, cases[i].want)), "case %zu: %s", i, ok ? "read" : err.text);
@@ -728,7 +727,7 @@ static void check_refused(bool ok, Tokenizer* t, const Error* err, const char* w
 }
 
 static void test_other_ids(void) {
-    // a vocabulary in another order: <|endoftext|> is 0, bytes start at 1, tokens without a merge, a token with two merges
+    // a vocabulary in another order: <|endoftext|> is 0, bytes start at 1, tokens with no merge or two
     static char vocab[16384];
     Tokenizer t;
     Error err;
@@ -844,8 +843,8 @@ static void test_bad_vocab(void) {
     check_refused(ok, &t, &err, "want an object", "[1]");
     snprintf(vocab, sizeof(vocab), "{%s\"ab\": 256}", bytes);
     ok = tokenizer_parse_vocab(&t, text_of(vocab, "v.json"), text_of("a b", "m.txt"), none, &err);
-    check_msg(ok, "%s",
-              err.text); // without an error the vocabulary is read, so the others fail for the intended reason
+    // without an error the vocabulary is read, so the others fail for the intended reason
+    check_msg(ok, "%s", err.text);
     if (ok) { tokenizer_free(&t); }
 }
 
@@ -984,8 +983,8 @@ static void test_utf8_stream(void) {
         {"\xE4\xBD\xE4\xBD\xA0", "\xEF\xBF\xBD\xE4\xBD\xA0"},
         {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},                 // overlong
         {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, // surrogate
-        {"\xF0\x80\x80\x41",
-         "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\x41"}, // Unicode 16.0, tables 3-8 and those around it
+        // Unicode 16.0, tables 3-8 and those around it
+        {"\xF0\x80\x80\x41", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\x41"},
         {"\xF1\x80\x80\xE1\x80\xC2\x62\x80\x63", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\x62\xEF\xBF\xBD\x63"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -1005,8 +1004,8 @@ static void test_utf8_stream(void) {
     }
     Utf8Stream s = {{0}, 0};
     char out[16];
-    check(utf8_stream_push(&s, "\xF0\x9F", 2, out) == 0 &&
-          utf8_stream_push(&s, "\x98", 1, out) == 0); // incomplete characters are held back
+    // incomplete characters are held back
+    check(utf8_stream_push(&s, "\xF0\x9F", 2, out) == 0 && utf8_stream_push(&s, "\x98", 1, out) == 0);
     check(utf8_stream_push(&s, "\x80", 1, out) == 4 && utf8_stream_flush(&s, out) == 0);
 }
 

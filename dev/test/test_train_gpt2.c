@@ -1,4 +1,4 @@
-// The model of train_gpt2.c compared with PyTorch's values, finite differences, its own naive loops, and other runs of itself.
+// The model of train_gpt2.c compared with PyTorch's values, finite differences, its own naive loops, and itself.
 #define TESTING
 #include "../../train_gpt2.c"
 #include "golden.h"
@@ -211,8 +211,8 @@ static void random_odd_model(GPT2* model, int* inputs, int* targets, int n) {
     gpt2_allocate_training(model);
     gpt2_allocate_batch(model, 3, 17);
     gpt2_init_params(model->params_memory, &config, 42);
-    mt19937_seed(&mt,
-                 5); // other values than at initialisation: biases and layernorm weights matter, and nothing is tiny
+    // other values than at initialisation: biases and layernorm weights matter, and nothing is tiny
+    mt19937_seed(&mt, 5);
     float* noise = (float*)malloc_check(num_parameters(&config) * sizeof(float));
     normal_fill(noise, num_parameters(&config), 0.0f, 0.15f, &mt);
     for (size_t i = 0; i < num_parameters(&config); i++) { model->params_memory[i] += noise[i]; }
@@ -223,9 +223,9 @@ static void random_odd_model(GPT2* model, int* inputs, int* targets, int n) {
     }
 }
 
-// Checks several entries of each tensor with (loss(x + h) - loss(x - h)) / 2h. The loss is computed in fp32, with an error of
-// about 3e-7 of its terms, so at h = 1e-2 rounding adds an error of about 3e-5 and curvature one of order h^2; Richardson
-// extrapolation removes the latter.
+// Checks several entries of each tensor with (loss(x + h) - loss(x - h)) / 2h. The loss is computed in fp32, with an
+// error of about 3e-7 of its terms, so at h = 1e-2 rounding adds an error of about 3e-5 and curvature one of order h^2;
+// Richardson extrapolation removes the latter.
 static void test_finite_differences(void) {
     enum { N = 3 * 17 };
     GPT2 model;
@@ -238,9 +238,8 @@ static void test_finite_differences(void) {
     double worst = 0.0;
     for (int p = 0; p < NUM_PARAMS; p++) {
         size_t at = param_offset(&model.config, p), n = param_size(&model.config, p);
-        if (p == 0) {
-            n = (size_t)model.config.vocab_size * model.config.channels;
-        } // without the padding, which has no gradient
+        // without the padding, which has no gradient
+        if (p == 0) { n = (size_t)model.config.vocab_size * model.config.channels; }
         double scale = 0.0;
         for (size_t i = 0; i < n; i++) { scale = fmax(scale, fabs(model.grads_memory[at + i])); }
         for (int k = 0; k < 24; k++) {
@@ -362,8 +361,8 @@ static void test_generate_limits(void) {
     int* prompt = golden_ints("input_ids");
     int got[100];
     Sampler greedy = {0.0f, 0, 1.0f, 1};
-    check(generate(&model, &greedy, prompt, 63, 100, -1, got, NULL) ==
-          2); // the tokens that positions 63 and 64 predict
+    // the tokens that positions 63 and 64 predict
+    check(generate(&model, &greedy, prompt, 63, 100, -1, got, NULL) == 2);
     check(generate(&model, &greedy, prompt, 64, 100, -1, got, NULL) == 1);
     check(generate(&model, &greedy, prompt, 8, 1, -1, got, NULL) == 1);
     int first = got[0];

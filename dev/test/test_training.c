@@ -1,5 +1,5 @@
-// llmc/training.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected values
-// are written by hand.
+// llmc/training.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected
+// values are written by hand.
 #include "test.h"
 #include "../../llmc/training.h"
 
@@ -162,8 +162,8 @@ static void test_due(void) {
     check_str(due_of_run(&t, 0, never), "||s||sc||s|sc.");
     settings.hellaswag = "questions"; // HellaSwag counts as validation too
     check_str(due_of_run(&t, 0, never), "v||s|v|sc||vs|vsc.");
-    settings.val_every = settings.sample_every = settings.save_every =
-        0; // 0: never, except for a checkpoint at the end
+    // 0: never, except for a checkpoint at the end
+    settings.val_every = settings.sample_every = settings.save_every = 0;
     t.has_val = true;
     check_str(due_of_run(&t, 0, never), "|||||||c.");
     t.num_steps = 0;

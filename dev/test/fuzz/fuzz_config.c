@@ -1,8 +1,9 @@
 /* Fuzz target: everything that model_open() decides from text and headers: config.json, the index of a sharded model,
    llm.c's header, and which tensor is which.
 
-   The first byte chooses the reader, and whether the rest is its text or a list of edits (two bytes of offset, one new byte)
-   of a valid text. For tensor names, the text is the header of a safetensors file, to which this target adds the data.
+   The first byte chooses the reader, and whether the rest is its text or a list of edits (two bytes of offset, one new
+   byte) of a valid text. For tensor names, the text is the header of a safetensors file, to which this target adds the
+   data.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_config.c -lm -o fuzz_config && ./fuzz_config */
 #include "../../../llmc/checkpoint.h"
@@ -117,8 +118,8 @@ static void fuzz_names(const char* header, size_t n) {
     free(file);
 }
 
-// Writes the header of a valid model with V = 2, maxT = 3, C = 64, L = 1 in BF16, with a buffer and a tied head. Returns
-// its size in bytes.
+// Writes the header of a valid model with V = 2, maxT = 3, C = 64, L = 1 in BF16, with a buffer and a tied head.
+// Returns its size in bytes.
 static size_t good_header(char* out, size_t size) {
     GPT2Config c = {3, 2, 128, 1, 1, 64};
     size_t used = (size_t)snprintf(out, size, "{"), at = 0;

@@ -1,7 +1,7 @@
 /* Fuzz target: the safetensors reader. Every byte of every tensor that it returns is read.
 
-   An input is used three times: as a file; as a header, with its size before it and, after it, data up to the largest end
-   offset in it; and as a list of edits (two bytes of offset, one new byte) of a valid header.
+   An input is used three times: as a file; as a header, with its size before it and, after it, data up to the largest
+   end offset in it; and as a list of edits (two bytes of offset, one new byte) of a valid header.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_safetensors.c -lm -o fuzz_safetensors */
 #include "../../../llmc/safetensors.h"

@@ -1,7 +1,7 @@
 // Token shards from hostile bytes: clang -g -O1 -fsanitize=fuzzer,address,undefined fuzz_shard.c -o fuzz_shard -lm -lpthread
 //
-// Random bytes hardly ever have a header that fits their size, so every input is tried as a file, and once more as the body
-// of a file whose header is valid, except that the first two bytes may change one of its words.
+// Random bytes hardly ever have a header that fits their size, so every input is tried as a file, and once more as the
+// body of a file whose header is valid, except that the first two bytes may change one of its words.
 #include "../../../llmc/dataloader.h"
 
 static void parse(const uint8_t* data, size_t size, int vocab_size) {
