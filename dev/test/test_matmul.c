@@ -1,4 +1,4 @@
-// llmc/matmul.h against plain loops in double: odd sizes, strides, accumulation, each instruction set, 1 or more threads.
+// llmc/matmul.h against loops in double: odd sizes, strides, accumulation, every instruction set, any number of threads.
 #include "../../llmc/matmul.h"
 #include "test.h"
 #include <sys/wait.h>

@@ -1,8 +1,8 @@
 /* Fuzz target: every vocabulary file that the tokenizer reads, and encode and decode of any text.
 
    The first byte chooses the reader or the text functions. The rest is the file, or the part of it after the 256 bytes
-   that every vocabulary needs, or a list of edits (two bytes of offset, one new byte) of a valid file. A vocabulary that
-   is accepted must be consistent and encode without loss.
+   that every vocabulary needs, or a list of edits (two bytes of offset, one new byte) of a valid file. A vocabulary
+   that is accepted must be consistent and encode without loss.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_tokenizer.c -lm -o fuzz_tokenizer &&
    ./fuzz_tokenizer */
