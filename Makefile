@@ -1,15 +1,15 @@
 # GPT-2 in C and CUDA. `make` shows the targets.
 #
-# One program is one .c or .cu file and the headers it includes; its binary lies beside it, train_gpt2.cu's as
-# train_gpt2cu. With BIN_DIR=build/x the same tree of binaries is built below build/x, which is how `make sanitize` and
-# `make valgrind` keep theirs apart.
+# A program is one .c or .cu file and the headers it includes. Its binary is written next to it; that of train_gpt2.cu
+# is named train_gpt2cu. With BIN_DIR=build/x the same tree of binaries is built below build/x: `make sanitize` and
+# `make valgrind` keep their binaries apart in this way.
 
 MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# ---- settings, all of which the command line or the environment can change ----
+# ---- settings; the command line or the environment can override each of them ----
 
 ifeq ($(origin CC),default) # make's own default is cc
 CC := $(if $(shell command -v gcc),gcc,cc)
@@ -20,14 +20,14 @@ BIN_DIR ?= .
 FUZZ_SECONDS ?= 60
 include dev/cuda/nvcc.mk
 
-# -fopenmp if the compiler has it, else empty: one thread. Asked once, and only when something is built.
+# -fopenmp if the compiler supports it, else empty (one thread). Tested once, and only when something is built.
 OPENMP_TEST := \#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n
 OPENMP = $(eval OPENMP := $$(shell printf '$$(OPENMP_TEST)' | $(CC) -x c -fopenmp - -o /dev/null 2>/dev/null && \
                                    echo -fopenmp))$(OPENMP)
 NO_OPENMP_NOTE = $(if $(OPENMP),,note: $(CC) has no OpenMP: programs run on one thread (use gcc, or install libomp-dev for clang))
 
-# no -march: the programs choose AVX-512, AVX2 or portable code when they start
-# messages and paths are cut to their buffers on purpose; clang does not know gcc's name for that
+# no -march: the programs choose AVX-512, AVX2 or portable code at startup
+# -Wno-format-truncation: messages and paths are truncated to their buffers on purpose; clang does not know that flag
 ALL_CFLAGS = -std=gnu11 -Wall -Wextra $(WERROR) -Wno-unknown-warning-option -Wno-format-truncation \
              $(or $(OPENMP),-Wno-unknown-pragmas) -fno-math-errno -fno-trapping-math $(CFLAGS)
 LDLIBS = -lm -lpthread
@@ -69,7 +69,7 @@ all: programs $(if $(shell command -v $(firstword $(NVCC))),$(filter %train_gpt2
 programs: $(PROGRAMS)
 tests: $(TESTS)
 
-# a change of compiler or flags rebuilds: this file changes only when they do
+# this file changes only when the compiler or its flags change, and then everything is rebuilt
 FLAGS_LINE = $(CC) $(ALL_CFLAGS) $(LDLIBS) $(shell $(CC) --version 2>&1 | head -n 1)
 $(BUILD)/flags: FORCE
 	@command -v $(firstword $(CC)) >/dev/null || { echo 'error: no compiler $(CC): apt-get install gcc, or set CC=' >&2; exit 1; }
@@ -77,15 +77,15 @@ $(BUILD)/flags: FORCE
 	@printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; $(if $(OPENMP),:,echo '$(NO_OPENMP_NOTE)' >&2); fi
 
-# the list of headers that a program includes: written by its compilation; one that is missing rebuilds
+# each compilation writes the list of headers that the program includes; if the list is missing, the program is rebuilt
 $(BUILD)/%.d: ;
 
 $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
 	$(CC) $(ALL_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
 
-# the same for CUDA; NVTX's header loads its library by dlopen
-# gcc 12 takes a function that a test never calls for one that is called with NULL
+# the same for CUDA; -ldl: NVTX's header loads its library by dlopen
+# -Wno-array-bounds: gcc 12 believes that a function which a test never calls is called with NULL
 CU_FLAGS = $(NVCC_FLAGS) -Xcompiler -Wno-array-bounds \
            $(if $(OPENMP),-Xcompiler $(OPENMP),-Xcompiler -Wno-unknown-pragmas)
 $(BUILD)/nvcc_flags: FORCE
@@ -100,7 +100,7 @@ $(CU_BINARIES): $(P)%cu: %.cu $(BUILD)/%cu.d $(BUILD)/nvcc_flags
 
 -include $(wildcard $(patsubst $(P)%,$(BUILD)/%.d,$(BINARIES) $(CU_BINARIES)))
 
-# ---- what they are for ----
+# ---- targets that use the programs ----
 
 demo: programs
 	@scripts/demo.sh $(or $(P),./)train_gpt2
@@ -117,19 +117,19 @@ test-full: export LLMC_TEST_FULL = 1
 test-full: test
 
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-# passive: idle threads do not spin while another does the sanitizers' slow work
+# passive: idle threads do not spin while another thread runs slow instrumented code
 sanitize: export OMP_WAIT_POLICY := passive
 sanitize: export ASAN_OPTIONS := allocator_may_return_null=1:detect_stack_use_after_return=1:$(ASAN_OPTIONS)
 sanitize: export LLMC_KILLS := 50
 sanitize: export UBSAN_OPTIONS := print_stacktrace=1:$(UBSAN_OPTIONS)
-# gcc sees uninitialised variables where the sanitizers' own code stands
+# -Wno-maybe-uninitialized: gcc reports false positives in the code that the sanitizers insert
 sanitize:
 	@$(MAKE) --no-print-directory BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-uninitialized' test
 
 sanitize-gpu:
 	@PRECISION='$(PRECISION)' dev/test/sanitize_gpu.sh $(SANITIZE_GPU)
 
-# -O1: valgrind's reports name lines; it hides AVX-512 from the programs, so the AVX2 code is what it sees
+# -O1: valgrind's reports name lines. valgrind hides AVX-512 from the programs, so they run their AVX2 code.
 VALGRIND := valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite
 valgrind:
 	@command -v valgrind >/dev/null || { echo 'error: no valgrind: apt-get install valgrind' >&2; exit 1; }

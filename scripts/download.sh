@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Downloads model weights, vocabulary and datasets from their public addresses. See --help.
+# Downloads model weights, the vocabulary and datasets from their public addresses. See --help.
 set -u
 
-# item | file below the directory | URL | bytes (>N: at least N, -: not known) | sha256 (-: not known)
+# item | file, relative to the target directory | URL | bytes (>N: at least N, -: unknown) | sha256 (-: unknown)
 # One vocabulary serves every size of GPT-2.
 hf=https://huggingface.co
 vocab_row="vocab.json | $hf/openai-community/gpt2/resolve/main/vocab.json | 1042301 | 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 merges_row="merges.txt | $hf/openai-community/gpt2/resolve/main/merges.txt | 456318 | 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 pack=$hf/datasets/karpathy/llmc-starter-pack/resolve/main
-gpt2_rows() { # ITEM BYTES SHA256: rows of a Hugging Face directory; BYTES of fp32 weights are a lower bound
+gpt2_rows() { # ITEM BYTES SHA256: a Hugging Face directory; BYTES is the size of the fp32 weights, a lower bound of the file's
     echo "$1 | $1/config.json | $hf/openai-community/$1/resolve/main/config.json | - | -"
     echo "$1 | $1/$vocab_row"
     echo "$1 | $1/$merges_row"
@@ -67,7 +67,7 @@ Environment:
 HELP
 }
 
-# Prints why FILE does not match BYTES and SHA256. Prints nothing if it does.
+# Prints why FILE does not match BYTES and SHA256, or nothing if it matches.
 what_is_wrong() { # FILE BYTES SHA256
     local size sum
     size=$(wc -c <"$1" | tr -d ' ')
@@ -103,7 +103,7 @@ curl_reason() { # STATUS HTTP_CODE
     esac
 }
 
-# Continues the download of URL at the end of PART. On failure sets reason and returns 1.
+# Resumes the download of URL: appends to PART the bytes that it lacks. Sets `reason` on failure.
 fetch() { # URL PART
     local rc code try meter=(--silent --show-error)
     [ -t 2 ] && meter=(--progress-bar)
@@ -113,9 +113,9 @@ fetch() { # URL PART
         rc=$?
         case $rc in
         0) return 0 ;;
-        18 | 28 | 52 | 55 | 56 | 92) [ "$try" -eq 5 ] || sleep "$try" ;; # connection lost: go on from the end of PART
-        33) rm -f "$2" ;; # the server does not support ranges: start again
-        22) # 416: the server has nothing after the end of PART; the caller checks whether PART is the whole file
+        18 | 28 | 52 | 55 | 56 | 92) [ "$try" -eq 5 ] || sleep "$try" ;; # connection cut: resume where it stopped
+        33) rm -f "$2" ;; # the server has no ranges: start over
+        22) # 416: the server has nothing beyond our bytes; the size and the sum decide if the file is complete
             [ "$code" = 416 ] && [ -s "$2" ] && return 0
             break
             ;;
@@ -126,7 +126,7 @@ fetch() { # URL PART
     return 1
 }
 
-# Downloads one row of the table, unless the file is already there and right. On failure sets reason and returns 1.
+# Downloads one row of the table. Sets `reason` on failure.
 get() { # PATH URL BYTES SHA256
     local path=$1 url=$2 bytes=$3 sum=$4 part=$1.part from_start=no
     if [ -e "$path" ]; then
@@ -146,7 +146,7 @@ get() { # PATH URL BYTES SHA256
         reason=$(what_is_wrong "$part" "$bytes" "$sum")
         [ -n "$reason" ] || break
         rm -f "$part"
-        [ "$from_start" = no ] || return 1 # a resumed download may have started from a damaged PART: download all of it
+        [ "$from_start" = no ] || return 1 # the partial file may have been wrong: download the whole file once more
     done
     mv -f "$part" "$path" || { reason="cannot rename $part"; return 1; }
     if [ "$sum" = - ]; then echo "  sha256 $(sha256 "$path") (no known sum to compare with)"; fi

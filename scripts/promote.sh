@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Copies the promoted kernels of dev/cuda into train_gpt2.cu, or checks that they are still the same.
+# Copies the promoted kernels of dev/cuda into train_gpt2.cu, or checks that the copies are still identical.
 #
 #     scripts/promote.sh            copies; prints the names of the blocks that changed
 #     scripts/promote.sh --check    changes nothing; names the blocks that differ and exits 1
 #
-# In both places, a block is delimited by two lines:
+# In both places a block is enclosed by two lines:
 #     // ==== promoted: layernorm_forward ====
 #     // ==== end promoted: layernorm_forward ====
-# The marks in train_gpt2.cu select the blocks to copy; the text between them is replaced. Each name must occur there
-# once, and in exactly one file of dev/cuda (.cu, .cuh). In that file a name may occur several times: the pieces are
-# joined in the copy, so code that only the ladder needs can be placed between them.
+# The marks in train_gpt2.cu select the blocks; whatever is between them is replaced. Each name must occur there once,
+# and in exactly one file of dev/cuda (.cu, .cuh). In that file it may occur several times: the copy joins the pieces in
+# order, so that code which only the ladder needs can be placed between them.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C # bytes, not characters
@@ -28,8 +28,8 @@ tmp=$(mktemp -d /tmp/llmc_promote_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 mkdir "$tmp/want" "$tmp/have"
 
-# blocks FILE DIRECTORY: writes the text between the marks to DIRECTORY/NAME, and FILE:LINE of each mark to
-# DIRECTORY.where. Fails if marks are malformed, not in pairs or nested, or if train_gpt2.cu has a name twice.
+# blocks FILE DIRECTORY: writes each block to DIRECTORY/NAME, and FILE:LINE of its mark to DIRECTORY.where.
+# Checks the marks too: well formed, in pairs, not nested, and in train_gpt2.cu no name twice.
 blocks() {
     awk -v dir="$2" -v pieces="$([ "$1" = $target ] || echo yes)" '
         function bad(text) { print "error: " FILENAME ":" FNR ": " text >"/dev/stderr"; failed = 1; exit 1 }
@@ -43,7 +43,7 @@ blocks() {
             if (!end) {
                 open = name
                 if (name in seen) {
-                    print "" >>(dir "/" name) # an empty line between two pieces
+                    print "" >>(dir "/" name) # an empty line separates two pieces
                 } else {
                     printf "" >(dir "/" name)
                     print name " " FILENAME ":" FNR >>(dir ".where")
@@ -98,5 +98,5 @@ awk -v dir="$tmp/want" '
         while ((getline line <(dir "/" $4)) > 0) { print line }
         close(dir "/" $4)
     }' $target >"$tmp/new" || die "$target could not be rewritten"
-cat "$tmp/new" >$target || die "$target could not be written" # cat instead of mv keeps the file's mode and links
+cat "$tmp/new" >$target || die "$target could not be written" # cat, not mv: keeps the file's mode and links
 printf 'copied %s\n' "${different[@]}"

@@ -1,9 +1,8 @@
 #!/bin/sh
-# Trains GPT-2 124M on 10 billion tokens of FineWeb, as in llm.c's discussion 481: one pass, 0.5 million tokens per
-# step. It takes about 5 hours on one H200. Further arguments are passed to the program: scripts/run_gpt2_124M.sh -b 32
+# GPT-2 124M on 10 billion tokens of FineWeb, the run of llm.c's discussion 481: one pass, 0.5 million tokens a step.
+# It takes about 5 hours on one H200. Arguments are passed on to the program: scripts/run_gpt2_124M.sh -b 32
 #
-# It needs shards: TRAIN_DATA and VAL_DATA name them. llm.c's FineWeb shards can be used as they are; dev/data/tokenize
-# makes shards from text.
+# The shards must exist: set TRAIN_DATA and VAL_DATA (llm.c's FineWeb shards work), or make them with dev/data/tokenize.
 set -eu
 cd "$(dirname "$0")/.."
 make train_gpt2cu

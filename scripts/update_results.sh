@@ -3,9 +3,9 @@
 #
 #     scripts/update_results.sh
 #
-# A table is placed between `<!-- results: h200 -->` and `<!-- end results: h200 -->`. It has one row per CSV, for the
-# fastest kernel that is not the vendor's (number 0). The optional results/GPU/pytorch.txt has PyTorch's times for the
-# same shape on the same kind of GPU, in lines of OP, milliseconds eager, milliseconds compiled (nan: not measured).
+# A table is enclosed by `<!-- results: h200 -->` and `<!-- end results: h200 -->`. It has one row per CSV: the fastest
+# kernel except the vendor's (number 0). The optional file results/GPU/pytorch.txt has PyTorch's times at the same shape
+# on the same kind of card; each line is OP, milliseconds eager, milliseconds compiled (nan: not measured).
 set -u -o pipefail
 cd "$(dirname "$0")/../dev/cuda" || exit 1
 export LC_ALL=C
@@ -22,7 +22,7 @@ table() { # GPU
     local csv peer=results/$1/pytorch.txt
     [ -f "$peer" ] || peer=/dev/null
     for csv in results/"$1"/*.csv; do
-        # the fields before the column `what` contain no commas
+        # the fields before `what` contain no commas
         awk -F , -v peer="$peer" '
             function cell(format, x, unit) { return (x > 0 && unit > 0) ? sprintf(format, x / unit) : "" }
             NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }

@@ -1,10 +1,10 @@
-/* Speed of tokenizer.h on one thread and on more: MB/s (1e6 bytes) of encoding, text in memory, ids in memory.
+/* Speed of tokenizer.h on one and on several threads: MB/s (1e6 bytes) of encoding, from text to ids in memory.
 
-   dev/test/bench_tokenizer [FILE ...]     these files; none: tinyshakespeare and this repository's sources
+   dev/test/bench_tokenizer [FILE ...]     default: tinyshakespeare and this repository's sources
 
-   Each text is repeated to 100 MB. Cold: the cache of pieces is empty before each run; warm: it has seen the text.
-   Best and median of 5. GPT-2's vocabulary is looked for in $LLMC_DATA or ../shared/data; without it the byte-level
-   one is used. Hostile: 1 MiB of one character, of random bytes. */
+   Each text is repeated to 100 MB. Cold: the cache of pieces is emptied before each run; warm: it has seen the text.
+   Prints best and median of 5. Takes GPT-2's vocabulary from $LLMC_DATA or ../shared/data; if it is not there, the
+   byte-level one. Hostile: 1 MiB of one character, and of random bytes. */
 #include "../../llmc/tokenizer.h"
 #include <glob.h>
 #include <sched.h>
@@ -22,7 +22,7 @@ static int by_value(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Pins the calling thread, so that it keeps its caches; restored by passing the mask that it returned.
+// Pins the calling thread to its CPU, so that it keeps its caches. Returns the old mask, for restoring it.
 static cpu_set_t pin_to_current(void) {
     cpu_set_t old, one;
     sched_getaffinity(0, sizeof(old), &old);
@@ -35,10 +35,11 @@ static cpu_set_t pin_to_current(void) {
 static void bench_one_thread(const char* name, const char* text, size_t n) {
     double ms[2][BENCH_RUNS];
     cpu_set_t old = pin_to_current();
-    tokenizer_encode(&tokenizer, text, n, &buffer); // the pages of ids
+    tokenizer_encode(&tokenizer, text, n, &buffer); // touches the pages of ids
     for (int run = 0; run < BENCH_RUNS; run++) {
         for (int warm = 0; warm < 2; warm++) {
-            if (!warm) { memset(buffer.cache_owner, 0xFF, sizeof(buffer.cache_owner)); } // emptied by the next call
+            // makes the next call empty the cache
+            if (!warm) { memset(buffer.cache_owner, 0xFF, sizeof(buffer.cache_owner)); }
             buffer.count = 0;
             double start = time_ms();
             tokenizer_encode(&tokenizer, text, n, &buffer);
@@ -84,7 +85,7 @@ static void bench_threads(const char* name, const char* text, size_t n) {
 #endif
 }
 
-// text (size bytes) repeated to BENCH_BYTES.
+// Repeats text (size bytes) to BENCH_BYTES and measures.
 static void bench_text(const char* name, const char* text, size_t size) {
     if (size == 0) { return; }
     char* all = (char*)malloc_check(BENCH_BYTES);
@@ -96,7 +97,7 @@ static void bench_text(const char* name, const char* text, size_t size) {
     free(all);
 }
 
-// Files one after the other as one text.
+// Measures the concatenation of the files.
 static void bench_files(const char* name, char** paths, size_t count) {
     char* text = NULL;
     size_t n = 0;

@@ -1,6 +1,7 @@
 /*
 Speed of train_gpt2.c at the size of GPT-2 124M, random weights: a training step, generation, and loading a checkpoint.
-Prints figures, checks nothing. `make bench` runs it; alone: make dev/test/bench_train_gpt2 && dev/test/bench_train_gpt2
+It prints figures and checks nothing. `make bench` runs it; by itself:
+make dev/test/bench_train_gpt2 && dev/test/bench_train_gpt2
 */
 #define TESTING
 #include "../../train_gpt2.c"
@@ -15,7 +16,7 @@ static double median(double* values, int n) {
     return values[n / 2];
 }
 
-// bytes/s of reading one large array with all threads, the best of 5
+// bytes/s of reading one large array with all threads, best of 5
 static double measure_read_bandwidth(void) {
     size_t n = (size_t)128 << 20;
     float* x = allocate_floats(n);

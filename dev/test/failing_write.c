@@ -1,22 +1,22 @@
 /*
-A library for LD_PRELOAD that makes one chosen file operation of a program fail, so that a test can walk through all:
+A library for LD_PRELOAD that makes one chosen file operation of a program fail, so that a test can try each of them:
 
     gcc -shared -fPIC -o build/failing_write.so dev/test/failing_write.c -ldl
-    FAIL_DIR=log FAIL_COUNT_FILE=count LD_PRELOAD=build/failing_write.so ./train_gpt2 ...    how many are there
+    FAIL_DIR=log FAIL_COUNT_FILE=count LD_PRELOAD=build/failing_write.so ./train_gpt2 ...    counts the operations
     FAIL_DIR=log FAIL_AT=7 LD_PRELOAD=build/failing_write.so ./train_gpt2 ...                the seventh one fails
 
-Counted, from 1, are write, fsync, close, rename, renameat2, mkdir and open with O_CREAT on whatever lies in FAIL_DIR,
-that directory itself included; reading, unlink and rmdir never are: they work on a full disk too. stdio's own writes
-do not pass here.
+These operations are counted, from 1: write, fsync, close, rename, renameat2, mkdir and open with O_CREAT, on FAIL_DIR
+and on everything in it. Reading, unlink and rmdir are not counted, because they also work on a full disk. The writes
+inside of stdio cannot be intercepted here.
 
 FAIL_DIR         the directory to watch; without it nothing happens
 FAIL_AT          number of the operation that fails; 0 or unset: none
-FAIL_ERRNO       the error, a number; ENOSPC if unset. A failing close closes all the same, as Linux does
-FAIL_MODE        once (if unset): that one; from: that one and all that follow, as when a disk is full;
-                 short: if it is a write, half of the bytes are written and the call succeeds;
-                 kill: the process dies by SIGKILL in place of the operation
+FAIL_ERRNO       the errno, a number; default ENOSPC. A failing close still closes the file, as on Linux
+FAIL_MODE        once (default): only this operation fails; from: this one and all that follow, as on a full disk;
+                 short: if it is a write, it writes half of the bytes and succeeds;
+                 kill: SIGKILL ends the process instead of the operation
 FAIL_COUNT_FILE  the number of operations seen is written here at exit
-FAIL_TRACE       a line "NUMBER OPERATION PATH" for each of them is added to this file; of two paths, the second
+FAIL_TRACE       a line "NUMBER OPERATION PATH" per operation is appended to this file; for two paths, it has the second
 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
@@ -49,7 +49,7 @@ static void* real(const char* name) {
     return fn;
 }
 
-// path with "." and ".." gone, also when its last part does not exist yet; FAIL_DIR likewise
+// Resolves ".", ".." and links in path, whose last component need not exist. Used for FAIL_DIR too.
 static bool resolve(char* out, const char* path) {
     char parent[PATH_MAX], buf[PATH_MAX];
     if (realpath(path, out)) { return true; }
@@ -71,7 +71,7 @@ static bool resolve(char* out, const char* path) {
     return snprintf(out, PATH_MAX, "%s/%s", buf, name) < PATH_MAX;
 }
 
-// The path without links and dots into whole (PATH_MAX); false if it does not lie in FAIL_DIR.
+// Writes the resolved path to whole (PATH_MAX). False if it is not in FAIL_DIR.
 static bool watched(char* whole, const char* path) {
     const char* dir = getenv("FAIL_DIR");
     char root[PATH_MAX];
@@ -95,7 +95,7 @@ static void trace(long number, const char* what, const char* path) {
     ((FdFn)real("close"))(fd);
 }
 
-// Counts an operation on a watched path. True when it is the one that fails; errno is set then.
+// Counts an operation if its path is watched. True if it must fail; errno is then set.
 static bool fails(const char* what, const char* path) {
     char whole[PATH_MAX];
     int before = errno;

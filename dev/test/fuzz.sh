@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Builds dev/test/fuzz/fuzz_*.c with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, runs as many at a time as
-# there are cores and prints a table. Exit status 1 on a finding; its input stays in build/fuzz/findings.
+# Builds dev/test/fuzz/fuzz_*.c with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, runs one target per
+# core at a time and prints a table. On a finding the exit status is 1, and the input is kept in build/fuzz/findings.
 #
-#     dev/test/fuzz.sh [TARGET ...]     all, or those named: fuzz_json ...
+#     dev/test/fuzz.sh [TARGET ...]     these targets (fuzz_json ...); default: all
 #
-#     FUZZ_SECONDS=60    for each target
-#     FUZZ_RUNS=1000000  this many inputs for each target instead of a time
-#     FUZZ_CC=clang      a compiler with -fsanitize=fuzzer
+#     FUZZ_SECONDS=60    time per target
+#     FUZZ_RUNS=1000000  number of inputs per target, instead of a time
+#     FUZZ_CC=clang      a compiler that has -fsanitize=fuzzer
 #
-# Inputs that reached new code are kept in build/fuzz/corpus/TARGET for the next run. dev/test/fuzz/seeds/TARGET/ (a
-# directory of first inputs) and dev/test/fuzz/TARGET.dict (a dictionary) are used when they are there.
+# Inputs that reached new code are kept in build/fuzz/corpus/TARGET for the next run. If they exist,
+# dev/test/fuzz/seeds/TARGET/ (a directory of initial inputs) and dev/test/fuzz/TARGET.dict (a dictionary) are used.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 cc=${FUZZ_CC:-clang}
@@ -22,7 +22,7 @@ done
 flags=(-O1 -g -std=gnu11 -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-omit-frame-pointer
     -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
 limits=(-rss_limit_mb=2048 -malloc_limit_mb=1024 -timeout=20 -max_len=65536)
-# inputs that ask for too much memory are answered with NULL, as a small machine would
+# an allocation that is too large returns NULL, as on a small machine
 export ASAN_OPTIONS=allocator_may_return_null=1:${ASAN_OPTIONS-}
 
 targets=("$@")
@@ -46,9 +46,11 @@ elif ! "$cc" "${flags[@]}" -x c - -o build/fuzz/probe <<<"$probe" 2>build/fuzz/p
     exit 0
 fi
 
-# What there is to say about a target, in build/fuzz/TARGET.report, and its row of the table, in TARGET.row.
+# Prints a row of the table.
 row() { printf '%-24s %12s %8s  %s\n' "$@"; }
 
+# Builds and runs a target. Prints the findings, which the caller sends to TARGET.report; the table's row goes to
+# TARGET.row, also in build/fuzz.
 fuzz_one() { # TARGET
     local name=$1 log=build/fuzz/$1.log corpus=build/fuzz/corpus/$1 start=$SECONDS rc inputs found limit=()
     local seeds=dev/test/fuzz/seeds/$name dict=dev/test/fuzz/$name.dict directories=("$corpus")
@@ -63,14 +65,14 @@ fuzz_one() { # TARGET
     if [ -n "$runs" ]; then limit+=("-runs=$runs"); else limit+=("-max_total_time=$seconds"); fi
     build/fuzz/"$name" "${limits[@]}" "${limit[@]}" -print_final_stats=1 -artifact_prefix="build/fuzz/findings/$name-" \
         "${directories[@]}" >"$log" 2>&1 </dev/null &
-    wait $! # in the background, where a trap can end it
+    wait $! # in the background, so that a trap can end it
     rc=$?
     inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
     if [ $rc -eq 0 ] && [ "${inputs:-0}" -gt 0 ]; then
         row "$name" "$inputs" $((SECONDS - start)) 0 >"build/fuzz/$name.row"
         return 0
     fi
-    # the report without the target's own chatter
+    # the report without the target's own output
     grep -aE 'ERROR:|runtime error:|SUMMARY:|^ +#[0-9]+ |Test unit written' "$log" | head -n 20
     found=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)
     echo "$name: log in $log${found:+; again with: build/fuzz/$name $found}"

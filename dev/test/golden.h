@@ -1,6 +1,6 @@
 /*
-The reference values of the small model in dev/test/fixtures (made with PyTorch in float64, see its README.md), and how
-far two arrays are apart. For tests that run from the top folder.
+Reads the reference values of the small model in dev/test/fixtures (made with PyTorch in float64, see the README.md
+there), and measures the distance of two arrays. For tests that run from the top folder.
 */
 #ifndef DEV_TEST_GOLDEN_H
 #define DEV_TEST_GOLDEN_H
@@ -45,12 +45,12 @@ static inline double largest_difference(const float* a, const float* b, size_t n
     double worst = 0.0;
     for (size_t i = 0; i < n; i++) {
         double d = fabs((double)a[i] - b[i]);
-        if (!(d <= worst)) { worst = d; } // NaN is the worst of all, and stays
+        if (!(d <= worst)) { worst = d; } // NaN becomes the maximum and stays it
     }
     return worst;
 }
 
-// |a - b| / |b|, Euclidean
+// |a - b| / |b| in the Euclidean norm
 static inline double relative_error(const float* a, const float* b, size_t n) {
     double difference = 0.0, norm = 0.0;
     for (size_t i = 0; i < n; i++) {

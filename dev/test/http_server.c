@@ -1,12 +1,12 @@
 /*
-A file server on 127.0.0.1 for tests of scripts/download.sh, with the faults of real ones:
+A file server on 127.0.0.1 for tests of scripts/download.sh, with the faults of real servers:
 
     gcc -o http_server dev/test/http_server.c && ./http_server DIRECTORY >log
 
-prints its port on the first line, then one line `METHOD PATH RANGE_START` for each request, and serves until it is killed.
-Ranges (`bytes=N-`) are honoured. A path that contains
-    flaky      is cut off in the middle when asked for from the start
-    norange    is sent whole, whatever range was asked for
+It prints its port on the first line, then a line `METHOD PATH RANGE_START` per request, and serves until it is killed.
+Ranges (`bytes=N-`) are honoured. If the path contains one of these words, the file
+    flaky      is cut off in the middle if the request is for its start
+    norange    is sent as a whole, whatever the requested range
     busy       is answered by 503 the first time
 */
 #define _GNU_SOURCE 1
@@ -44,7 +44,7 @@ static char* read_file(const char* path, size_t* size) {
 static void send_all(int fd, const char* data, size_t size) {
     while (size > 0) {
         ssize_t n = write(fd, data, size);
-        if (n <= 0) { return; } // the client has gone
+        if (n <= 0) { return; } // the client has closed the connection
         data += n;
         size -= (size_t)n;
     }
@@ -57,7 +57,7 @@ static void send_head(int fd, const char* status, size_t size, const char* more)
     send_all(fd, head, strlen(head));
 }
 
-// One request: GET or HEAD, headers without a body.
+// Answers one request: GET or HEAD, headers without a body.
 static void answer(int fd) {
     char request[8192], method[8], path[4096];
     size_t used = 0;
@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
     struct sockaddr_in address;
     memset(&address, 0, sizeof(address));
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK); // port 0: any that is free
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK); // port 0: any free port
     socklen_t length = sizeof(address);
     if (server < 0 || bind(server, (struct sockaddr*)&address, length) != 0 || listen(server, 16) != 0 ||
         getsockname(server, (struct sockaddr*)&address, &length) != 0) {

@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Runs test programs and adds up what they report.
+# Runs the test programs and adds up their results.
 #
-#     dev/test/run.sh [NAME ...]      all of dev/test/test_*.c (built) and dev/test/test_*.sh, or the ones named
+#     dev/test/run.sh [NAME ...]      these tests; default: all dev/test/test_*.c (already built) and dev/test/test_*.sh
 #
-# Each program ends with a line `N passed, N failed, N skipped`; so does this script, after the names of what failed and
-# what was skipped. A program that crashes, hangs, does not end with that line or contradicts it counts as one failure.
+# Each program ends with a line `N passed, N failed, N skipped`. So does this script, after listing the tests that
+# failed or were skipped. A program that crashes, hangs, lacks that line or contradicts it counts as one failure.
 #
-#     BIN_DIR=build/sanitize     where the binaries lie, default . (beside their sources)
-#     TEST_TIMEOUT=2400          seconds for each program
-#     TEST_JOBS=1                this many side by side; what each prints is then shown when it is done, in the order of names
-#     TEST_WRAPPER='valgrind -q' is put before each binary; shell tests are then left out
+#     BIN_DIR=build/sanitize     directory of the binaries; default . (next to their sources)
+#     TEST_TIMEOUT=2400          seconds per program
+#     TEST_JOBS=1                number of programs to run in parallel; if more than 1, the output of each is shown
+#                                when it has ended, in order of the names
+#     TEST_WRAPPER='valgrind -q' command to run each binary with; shell tests are then left out
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 export BIN_DIR=${BIN_DIR:-.}
 limit=${TEST_TIMEOUT:-2400}
 jobs=${TEST_JOBS:-1}
 wrapper=${TEST_WRAPPER-}
-unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES # a test that runs make starts afresh
+unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES # a test that runs make must not inherit these
 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
 
 tmp=$(mktemp -d /tmp/llmc_run_XXXXXX) || exit 1
@@ -29,7 +30,7 @@ interrupted() {
 }
 trap interrupted INT TERM HUP
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || { echo "error: TEST_JOBS is a whole number above 0, not '$jobs'" >&2; exit 2; }
-# threads that wait for others of their program would spin on cores that other programs could use
+# waiting OpenMP threads must not spin on cores that other programs could use
 [ "$jobs" -eq 1 ] || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY-passive}
 
 names=("$@")
@@ -46,7 +47,7 @@ passed=0 failed=0 skipped=0
 : >"$tmp/failures"
 : >"$tmp/skips"
 
-failure() { # NAME REASON: one that the program itself did not report
+failure() { # NAME REASON: counts a failure that the program itself did not report
     failed=$((failed + 1))
     echo "FAIL $1: $2"
     echo "$1: $2" >>"$tmp/failures"
@@ -54,22 +55,22 @@ failure() { # NAME REASON: one that the program itself did not report
 
 path_of() { if [[ $1 == *.sh ]]; then echo "dev/test/$1"; else echo "$BIN_DIR/dev/test/$1"; fi; }
 
-# Program I: prints what it prints; its status goes to $tmp/I.status, the seconds that it took to $tmp/I.seconds.
+# Runs program I and prints its output; its exit status goes to $tmp/I.status, its time in seconds to $tmp/I.seconds.
 execute() { # I NAME
     local start=$SECONDS command path
     path=$(path_of "$2")
     command=("$path")
     [[ $2 == *.sh ]] || read -r -a command <<<"$wrapper $path"
     if [ -x "$path" ]; then
-        # timeout ends the whole process group that it makes; a trap here ends timeout
+        # timeout ends the whole process group that it creates; the trap of this script ends timeout
         (echo "$BASHPID" >"$tmp/$1.pid" && exec timeout -k 10 "$limit" "${command[@]}" </dev/null 2>&1)
         echo $? >"$tmp/$1.status"
-        rm "$tmp/$1.pid" # the number may become another process's
+        rm "$tmp/$1.pid" # the PID may be reused by another process
     fi
     echo $((SECONDS - start)) >"$tmp/$1.seconds"
 }
 
-account() { # I NAME: what it reported
+account() { # I NAME: adds the results of program I to the totals
     local name=$2 log=$tmp/$1.log rc line ours theirs path
     path=$(path_of "$name")
     if [ ! -x "$path" ]; then
@@ -104,12 +105,12 @@ account() { # I NAME: what it reported
 if [ "$jobs" -eq 1 ]; then
     for i in ${names[@]+"${!names[@]}"}; do
         echo "== ${names[i]}"
-        execute "$i" "${names[i]}" | tee "$tmp/$i.log" & # in the background, where a trap can end it
+        execute "$i" "${names[i]}" | tee "$tmp/$i.log" & # in the background, so that a trap can end it
         wait $!
         account "$i" "${names[i]}"
     done
 else
-    # test_resume.sh uses one core for minutes: were it the last one, the others would idle
+    # test_resume.sh uses one core for minutes: if it ran last, the other cores would be idle
     order=() rest=() running=0 next=0
     for i in ${names[@]+"${!names[@]}"}; do
         if [ "${names[i]}" = test_resume.sh ]; then order+=("$i"); else rest+=("$i"); fi

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# compute-sanitizer's four tools on train_gpt2cu and on every op of dev/cuda; needs a GPU.
+# Runs compute-sanitizer's four tools on train_gpt2cu and on every op of dev/cuda. Needs a GPU.
 #
 #     dev/test/sanitize_gpu.sh [--list | PART ...]
 #
 # PART is train, train_graph (the step as a CUDA graph), sample (from train's checkpoint), ops, or the name of an op;
-# `ops` before names of ops may be there or not. One line for each tool and program, then `N passed, N failed, N skipped`.
+# a leading `ops` before names of ops is optional. Prints a line per tool and program, then
+# `N passed, N failed, N skipped`.
 #
 #     TOOLS="memcheck racecheck initcheck synccheck"
-#     SHAPES=small         odd: the shapes that --check takes by itself: more tails, minutes instead of seconds
+#     SHAPES=small         small: the shapes below; odd: the shapes of --check, which have more tails and take minutes
+#                          instead of seconds
 #     PRECISION=BF16       FP16, FP32
-#     JOBS=nproc/2         side by side, but one for each 16 GB of memory at most, which racecheck takes
-#     SANITIZE_TIMEOUT=240 seconds for each tool and program
+#     JOBS=nproc/2         runs in parallel; at most one per 16 GB of memory, which racecheck needs
+#     SANITIZE_TIMEOUT=240 seconds per tool and program
 #
-# Programs and logs lie below build/sanitize_gpu.
+# Programs and logs are written below build/sanitize_gpu.
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL
@@ -34,12 +36,12 @@ for number in "$jobs" "$limit"; do
 done
 [[ ${SHAPES:=small} =~ ^(small|odd)$ ]] || usage "SHAPES is small or odd, not '$SHAPES'"
 
-# ---- what there is to run: parts of the program, ops ----
+# ---- what can be run: parts of the program, ops ----
 
 all_ops=()
 for source in dev/cuda/*.cu; do
     name=${source##*/}
-    # nccl_all_reduce has no kernel of its own, nor the flags of the others
+    # nccl_all_reduce has no kernel of its own and lacks the flags of the other ops
     [ ! -e "$source" ] || [ "$name" = nccl_all_reduce.cu ] || all_ops+=("${name%.cu}")
 done
 if [ "${1-}" = --list ]; then
@@ -61,23 +63,23 @@ done
 [ $# -gt 0 ] || { parts=(train train_graph sample); want_all_ops=yes; }
 if [ -n "$want_all_ops" ] && [ ${#ops[@]} -eq 0 ]; then ops=("${all_ops[@]}"); fi
 
-# shapes OP: a line of flags for each run of it, small enough for racecheck, and no multiple of a tile where the op allows
-# other sizes. What the letters mean where an op has a use of its own for them stands in its file.
+# shapes OP: prints a line of flags for each run of the op. The shapes are small enough for racecheck and, where the op
+# allows it, no multiple of a tile. Where an op uses a letter in a way of its own, the op's file documents it.
 shapes() {
     [ "$SHAPES" = small ] || { echo; return; }
     case $1 in
-    adamw) printf '%s\n' "-B 1 -T 17 -C 776" "-B 2 -T 16 -C 777" ;; # rounding by chance, a master copy
+    adamw) printf '%s\n' "-B 1 -T 17 -C 776" "-B 2 -T 16 -C 777" ;; # stochastic rounding; a master copy
     global_norm) echo "-B 2 -T 17 -C 777" ;;
     ffn | gelu_linear | layernorm_linear | linear_gelu) echo "-B 1 -T 130 -C 136" ;; # two tiles of rows
     fused_attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 130 -C 384 -NH 6" ;;
     transformer_block) echo "-B 1 -T 130 -C 384 -NH 6 -V 3" ;;
-    attention_forward) # the last one goes round the rings of kernels with one
+    attention_forward) # the last shape wraps around the rings of the kernels that have one
         printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 1 -T 600 -C 64 -NH 1"
         ;;
     attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_attention) echo "-B 2 -T 70 -C 128 -NH 2" ;;
-    decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200" ;; # with layernorm, with residual
-    decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 5 -V 1003" ;; # the likeliest token, top-k and top-p
+    decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200" ;; # one with layernorm, one with residual
+    decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 5 -V 1003" ;; # one greedy (the most probable token), one with top-k and top-p
     matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 -NH 2" "-B 1 -T 130 -C 200 -V 136 -NH 3" ;;
     matmul_backward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 -NH 2" "-B 1 -T 130 -C 200 -V 136 -NH 3" ;;
     trimat_forward) echo "-B 1 -T 70 -C 128 -NH 2" ;;
@@ -114,14 +116,14 @@ rm -rf "$dir/runs" "$dir/results"
 mkdir "$dir/runs" "$dir/results"
 trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM HUP
 
-make_quietly() { # TARGET ... [VARIABLE=VALUE ...]: the whole output only if it fails
+make_quietly() { # TARGET ... [VARIABLE=VALUE ...]: prints make's output only if it fails
     make -k -j"$cores" --no-print-directory PRECISION="$precision" SPILLS=warn "$@" >"$dir/make.log" 2>&1 && return
     grep -aE 'error|warning' "$dir/make.log" | grep -v -e ' -gencode ' | tail -n 20
     echo "error: make $* failed, see $dir/make.log"
     return 1
 }
 
-# a short run: two micro-batches a step, validation, samples, a checkpoint; nothing is tuned, so that every run is the same
+# a short run: two micro-batches per step, validation, samples, a checkpoint; no tuning, so that all runs are identical
 run_flags=(-e d6 --layers 2 --heads 2 --channels 128 --positions 64 -i "$dir/data/code_train_*.bin"
     -j "$dir/data/code_val_*.bin" -b 2 -t 64 -d 256 -x 3 -v 2 -m 2 -s 2 -g 8 -n 3 -u 1 -c 0.1 --tune 0)
 if [ ${#parts[@]} -gt 0 ]; then
@@ -135,13 +137,14 @@ if [[ " ${parts[*]-} " == *" sample "* ]]; then
         { tail -n 5 "$dir/plain.log"; echo "error: a run without compute-sanitizer fails, see $dir/plain.log"; exit 1; }
 fi
 if [ ${#ops[@]} -gt 0 ]; then
-    make_quietly -C dev/cuda BIN_DIR="../../$dir/ops" OPS="${ops[*]}" all # one that is missing fails below
+    make_quietly -C dev/cuda BIN_DIR="../../$dir/ops" OPS="${ops[*]}" all # an op that did not build fails below
 fi
 
 # ---- runs ----
 
-# Whether a log of racecheck has reports, all of them between accesses of cuBLASLt's own kernels (nvjet), whose way of
-# ordering them the tool does not see; and the program itself went through. Excluding those kernels makes the tool fail.
+# True if a log of racecheck has reports, all of them are between accesses of cuBLASLt's own kernels (nvjet), and the
+# program itself succeeded. The tool does not understand how those kernels order their accesses; excluding them makes
+# the tool fail.
 only_vendor_races() { # LOG
     local vendor displayed
     vendor=$(awk '/Race reported between/ { theirs = / at nvjet_/; n += theirs }
@@ -151,12 +154,12 @@ only_vendor_races() { # LOG
     [ "$vendor" -gt 0 ] && [ "$vendor" = "$displayed" ] && grep -aqE '^[0-9]+ passed, 0 failed' "$1"
 }
 
-# One tool on one program: prints one line and, if it failed, the tool's findings; leaves ok or FAIL in results/.
+# Runs one tool on one program. Prints one line and, on failure, the tool's findings; writes ok or FAIL to results/.
 check() { # TOOL NAME COMMAND ...
     local tool=$1 name=$2 log=$dir/$1_$2.log rc=0 start=$SECONDS verdict limits=()
     shift 2
     [ "$tool" != racecheck ] || limits=(--print-limit 0) # for only_vendor_races
-    trap 'kill $!; exit 130' TERM # timeout ends what it has started
+    trap 'kill $!; exit 130' TERM # timeout ends its child processes
     timeout -k 10 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 ${limits[@]+"${limits[@]}"} "$@" \
         >"$log" 2>&1 </dev/null &
     wait $! || rc=$?
@@ -177,16 +180,16 @@ check() { # TOOL NAME COMMAND ...
         [ -z "$findings" ] || verdict+=$'\n'$findings
         : >"$dir/results/FAIL_${tool}_$name"
     fi
-    echo "$verdict" # at once, so that lines of others do not come between
+    echo "$verdict" # one write, so that the lines of parallel runs do not mix
 }
 
-start() { # as check, beside the others
+start() { # as check, in the background
     while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n; done
     check "$@" &
 }
 
 for tool in $tools; do
-    # what takes longest first
+    # the longest runs first
     for name in ${parts[@]+"${parts[@]}"}; do
         case $name in
         train | train_graph)

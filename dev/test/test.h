@@ -1,12 +1,13 @@
 /*
-A test program is a table of named tests and one line of main:
+A test program consists of a table of named tests and a main of one line:
 
     static void test_adds(void) { check(1 + 1 == 2); }
     static const Test tests[] = {{"adds", "one and one is two", test_adds}};
     int main(int argc, char** argv) { return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0])); }
 
-It prints `ok NAME`, `FAIL NAME: reason` or `skip NAME: reason` for each, then `N passed, N failed, N skipped`, and exits 1 on
-a failure. `--list` names the tests; other arguments are names of tests to run. dev/test/run.sh adds up the programs.
+It prints `ok NAME`, `FAIL NAME: reason` or `skip NAME: reason` per test, then `N passed, N failed, N skipped`, and
+exits with 1 after a failure. `--list` prints the names; other arguments are the names of tests to run. dev/test/run.sh
+adds up the results.
 Tests run from the top folder of the repository.
 */
 #ifndef DEV_TEST_H
@@ -21,11 +22,11 @@ typedef struct {
     void (*fn)(void);
 } Test;
 
-static int test_failures;          // in the test that is running
-static char test_skip_reason[512]; // "" if it was not skipped
+static int test_failures;          // of the running test
+static char test_skip_reason[512]; // "": not skipped
 static const char* test_name;
 
-// Records a failure and goes on; the first reasons are printed.
+// Records a failure and continues; only the first reasons are printed.
 PRINTF_LIKE(3, 4) static inline void test_fail(const char* file, int line, const char* fmt, ...) {
     if (test_failures++ >= 10) { return; }
     va_list args;
@@ -45,7 +46,7 @@ PRINTF_LIKE(3, 4) static inline void test_fail(const char* file, int line, const
     do {                                                                                                               \
         if (!(cond)) { test_fail(__FILE__, __LINE__, __VA_ARGS__); }                                                   \
     } while (0)
-// |got - want| <= tol, written so that NaN fails
+// checks |got - want| <= tol, written so that NaN fails
 #define check_near(got, want, tol)                                                                                     \
     do {                                                                                                               \
         double got_ = (got), want_ = (want), tol_ = (tol);                                                             \
@@ -67,7 +68,7 @@ PRINTF_LIKE(1, 2) static inline void test_skip(const char* fmt, ...) {
     va_end(args);
 }
 
-// A fresh temporary directory, removed with all that is in it when the program ends.
+// A fresh temporary directory; it is removed with all of its contents when the program ends.
 static char test_dir_path[64];
 static inline void test_dir_remove(void) {
     char cmd[128];
@@ -85,7 +86,7 @@ static inline const char* test_dir(void) {
 
 static inline int run_tests(int argc, char** argv, const Test* tests, size_t num_tests) {
     int passed = 0, failed = 0, skipped = 0;
-    for (int a = 1; a < argc; a++) { // a misspelt name must not read as success
+    for (int a = 1; a < argc; a++) { // a misspelt name must not look like a success
         bool known = strcmp(argv[a], "--list") == 0;
         for (size_t i = 0; i < num_tests; i++) { known |= strcmp(argv[a], tests[i].name) == 0; }
         if (!known) {

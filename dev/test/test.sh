@@ -1,11 +1,13 @@
 # shellcheck shell=bash
-# What the shell tests share, as test.h is for C. A test is a function test_NAME that runs in a subshell under
-# `set -eu` in the top folder of the repository; it calls `fail REASON` or `skip REASON`, or succeeds. The script ends with
+# Shared code of the shell tests, like test.h for C. A test is a function test_NAME, which runs in a subshell under
+# `set -eu` in the top folder of the repository. It calls `fail REASON` or `skip REASON`, or succeeds. At the end of a
+# script:
 #
 #     tests=(NAME NAME ...)
-#     run_tests "$@"        or run_tests_once "$@", if nothing that it tests lies below BIN_DIR
+#     run_tests "$@"        or run_tests_once "$@", if none of the programs that it tests is below BIN_DIR
 #
-# The programs under test are $BIN_DIR/train_gpt2, $BIN_DIR/dev/data/tokenize ... ($tmp is a directory of the script's own).
+# The programs under test are $BIN_DIR/train_gpt2, $BIN_DIR/dev/data/tokenize ...
+# $tmp is a temporary directory of the script.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 BIN_DIR=${BIN_DIR:-.}
 CC=${CC:-gcc}
@@ -16,10 +18,10 @@ trap 'rm -rf "$tmp"' EXIT
 fail() { echo "$*"; exit 1; }
 skip() { echo "$*"; exit 77; }
 
-# want WHAT GOT WANTED: the two strings must be equal
+# want WHAT GOT WANTED: fails unless the strings GOT and WANTED are equal
 want() { [ "$2" = "$3" ] || fail "$1 is '$2', want '$3'"; }
 
-# contains TEXT FILE: some line of the file has this text
+# contains TEXT FILE: fails unless a line of the file contains the text
 contains() { grep -aqF -- "$1" "$2" || { tail -n 30 "$2" && fail "no '$1' in the text above"; }; }
 
 run_tests() { # [--list | NAME ...]
@@ -30,11 +32,11 @@ run_tests() { # [--list | NAME ...]
     fi
     [ $# -eq 0 ] || wanted=("$@")
     for name in "${wanted[@]}"; do
-        if [[ " ${tests[*]} " != *" $name "* ]]; then # a misspelt name must not read as success
+        if [[ " ${tests[*]} " != *" $name "* ]]; then # a misspelt name must not look like a success
             echo "$0: no test '$name'; see --list" >&2
             return 2
         fi
-        # not in a condition: there `set -e` would be ignored
+        # not in a condition, where `set -e` would be ignored
         (set -eu; "test_$name") >"$tmp/.out" 2>&1 </dev/null
         rc=$?
         case $rc in
@@ -47,7 +49,7 @@ run_tests() { # [--list | NAME ...]
     [ "$failed" -eq 0 ]
 }
 
-# `make sanitize` and the like, whose programs lie in another BIN_DIR, leave these to `make test`.
+# Like run_tests, but only `make test` runs the tests: `make sanitize` and others with another BIN_DIR skip them.
 run_tests_once() { # [--list | NAME ...]
     local name
     if [ "$called_for" != . ]; then

@@ -1,4 +1,5 @@
-/* Model files: every form that is read, every rule that refuses one, and what is written comes back bit for bit.
+/* Model files: every format that can be read, every rule by which a file is rejected, and writing and reading back bit
+   for bit.
 
    gcc -O3 -std=gnu11 -fopenmp dev/test/test_checkpoint.c -lm -lpthread -o dev/test/test_checkpoint */
 #include "../../llmc/checkpoint.h"
@@ -9,7 +10,7 @@ static const char tiny_file[] = "dev/test/fixtures/tiny_gpt2/model.safetensors";
 
 // ---- small models in memory and on disk ------------------------------------------------
 
-static char* path_in(const char* dir, const char* name) { // a few rotating buffers
+static char* path_in(const char* dir, const char* name) { // returns one of 8 buffers, used in rotation
     static char paths[8][512];
     static int next;
     char* path = paths[next++ % 8];
@@ -17,7 +18,7 @@ static char* path_in(const char* dir, const char* name) { // a few rotating buff
     return path;
 }
 
-// A fresh directory of that name for one test.
+// Makes an empty directory with this name.
 static char* fresh_dir(const char* name) {
     static char dirs[4][128];
     static int next;
@@ -50,10 +51,10 @@ static GPT2Config make_config(int V, int maxT, int L, int NH, int C) {
     return c;
 }
 
-// V is no multiple of 128 and C no multiple of the transposition's tile: every edge is there.
+// V is no multiple of 128 and C no multiple of the transposition's tile, so all partial tiles occur.
 static GPT2Config odd_config(void) { return make_config(131, 7, 2, 3, 72); }
 
-// Values that differ everywhere; multiples of 1/256 below 1 in size are exact in bf16. Padding rows are zero.
+// Varied values. With bf16_exact they are multiples of 1/256 below 1, which are exact in bf16. Padding rows are zero.
 static float* make_params(const GPT2Config* c, bool bf16_exact) {
     size_t n = num_parameters(c), C = (size_t)c->channels;
     float* params = (float*)malloc_check(n * sizeof(float));
@@ -65,7 +66,7 @@ static float* make_params(const GPT2Config* c, bool bf16_exact) {
     return params;
 }
 
-// Opens, reads into memory that was NaN before, closes. NULL after a failure.
+// Opens the model, reads it into memory that was NaN before, and closes it. NULL on failure.
 static float* read_model(const char* path, GPT2Config* config, int* eot_id, Error* err) {
     ModelFile model;
     err->text[0] = '\0';
@@ -90,7 +91,7 @@ static void check_same(const float* got, const float* want, const GPT2Config* c)
     }
 }
 
-// The model at path has this config and these parameters.
+// Checks that the model at path has this config and these parameters.
 static void check_model(const char* path, const GPT2Config* want, const float* params) {
     GPT2Config c;
     Error err;
@@ -102,7 +103,7 @@ static void check_model(const char* path, const GPT2Config* want, const float* p
     free(got);
 }
 
-// model_open refuses path with one line that begins with the file and has the reason in it.
+// Checks that model_open rejects path with one line that begins with the file name and contains the reason.
 static void check_refused(const char* path, const char* reason) {
     ModelFile model;
     Error err;
@@ -117,20 +118,19 @@ static void check_refused(const char* path, const char* reason) {
     check_msg(strncmp(err.text, test_dir(), strlen(test_dir())) == 0 && !strchr(err.text, '\n'), "'%s'", err.text);
 }
 
-// One change to a good Hugging Face file, by tensor: a rename, a shape, a dtype, or nothing at all (dropped).
+// One change to a valid Hugging Face file: a tensor is renamed, dropped, or gets another shape or dtype.
 typedef struct {
-    const char* name;     // the tensor to change, Hugging Face's name without prefix
-    const char* new_name; // NULL: it is left out
+    const char* name;     // the tensor to change: Hugging Face's name without its prefix
+    const char* new_name; // NULL: the tensor is dropped
     SafeDtype dtype;
     int num_dims;
     uint64_t shape[3];
-    const char* prefix; // of all names
+    const char* prefix; // put before all names
     const char* extra;  // one more tensor, or NULL
     const float* extra_data;
 } Change;
 
-// Writes a model file tensor by tensor, with the change. Only the shapes of the data matter here, so they are zeros,
-// but for params when given.
+// Writes a model file with the change. The data are zeros, except for extra_data, because only shapes matter here.
 static void write_changed(const char* path, const GPT2Config* c, const Change* change) {
     SafeWriter w;
     Error err;
@@ -185,7 +185,7 @@ static void test_fixture_directory(void) {
     if (!params) { return; }
     check(c.vocab_size == 512 && c.padded_vocab_size == 512 && c.max_seq_len == 64 && c.num_layers == 2);
     check(c.num_heads == 2 && c.channels == 128 && eot == 511);
-    // each element against the file itself, by the definition of the layout
+    // compares each element with the file, by the definition of the layout
     SafeTensors st;
     check(safetensors_open(&st, tiny_file, &err));
     for (int p = 0; p < NUM_PARAMS; p++) {
@@ -215,12 +215,13 @@ static void test_single_file(void) {
     Error err;
     int eot = 0;
     float* params = read_model(tiny_dir, &c, NULL, &err);
-    check_model(tiny_file, &c, params); // config.json lies beside it
+    check_model(tiny_file, &c, params); // config.json is in the same directory
     char *dir = fresh_dir("single"), command[1200];
-    snprintf(command, sizeof(command), "cp %s %s/any_name.bin", tiny_file, dir); // content decides, not the name
+    snprintf(command, sizeof(command), "cp %s %s/any_name.bin", tiny_file, dir); // the contents decide, not the name
     check(system(command) == 0);
     float* got = read_model(path_in(dir, "any_name.bin"), &alone, &eot, &err);
-    check_msg(got && memcmp(&c, &alone, sizeof(c)) == 0, "%s", err.text); // 128 channels: 2 heads of 64
+    // without a config: 128 channels mean 2 heads of 64
+    check_msg(got && memcmp(&c, &alone, sizeof(c)) == 0, "%s", err.text);
     if (got) { check_same(got, params, &c); }
     check(eot == -1);
     free(got);
@@ -295,7 +296,8 @@ static void test_round_trip_fixture(void) {
     free(params);
 }
 
-static void test_llmc_bytes(void) { // the file by FORMATS: header, then tensors in order, Vp rows
+// the file as FORMATS describes it: header, then the tensors in order, wte with Vp rows
+static void test_llmc_bytes(void) {
     GPT2Config c = make_config(3, 2, 1, 1, 2);
     Error err;
     MappedFile file;
@@ -312,7 +314,7 @@ static void test_llmc_bytes(void) { // the file by FORMATS: header, then tensors
     free(params);
 }
 
-static void test_124m_sizes(void) { // bytes of the published files
+static void test_124m_sizes(void) { // the sizes of the published files
     GPT2Config c;
     Error err;
     check(config_from_descriptor(&c, "d12", &err));
@@ -339,7 +341,7 @@ static void test_read_tensor(void) {
     free(all);
 }
 
-static void test_padding_rows_are_zero(void) { // also when llm.c's file has something there
+static void test_padding_rows_are_zero(void) { // even if llm.c's file has other values there
     GPT2Config c = odd_config(), got;
     Error err;
     size_t C = (size_t)c.channels, first = (size_t)c.vocab_size * C, last = (size_t)c.padded_vocab_size * C;
@@ -353,7 +355,7 @@ static void test_padding_rows_are_zero(void) { // also when llm.c's file has som
     free(params);
 }
 
-static void test_types_may_differ(void) { // F16, BF16 and F32 in one file, at odd addresses
+static void test_types_may_differ(void) { // F16, BF16 and F32 in one file, unaligned
     GPT2Config c = make_config(5, 3, 1, 1, 64), got;
     Error err;
     SafeWriter w;
@@ -361,7 +363,8 @@ static void test_types_may_differ(void) { // F16, BF16 and F32 in one file, at o
     static const SafeDtype dtypes[3] = {SAFE_F16, SAFE_BF16, SAFE_F32};
     safewriter_init(&w);
     uint64_t one[1] = {1};
-    safewriter_add(&w, "h.0.attn.masked_bias", SAFE_U8, 1, one); // a buffer of one byte: all else is at odd addresses
+    // a buffer of one byte puts all other tensors at odd addresses
+    safewriter_add(&w, "h.0.attn.masked_bias", SAFE_U8, 1, one);
     for (int p = 0; p < NUM_PARAMS; p++) {
         char name[128];
         uint64_t shape[2];
@@ -387,7 +390,7 @@ static void test_types_may_differ(void) { // F16, BF16 and F32 in one file, at o
 
 // ---- names and shapes --------------------------------------------------------------------
 
-// a good model of 64 channels in a file without a config
+// writes a valid model of 64 channels, with the change, to a file without a config
 static const char* changed_file(const Change* change) {
     GPT2Config c = make_config(5, 3, 2, 1, 64);
     char* path = path_in(fresh_dir("changed"), "m.safetensors");
@@ -426,7 +429,7 @@ static void test_wrong_shape(void) {
     change.name = change.new_name = "h.1.attn.c_attn.weight";
     change.dtype = SAFE_F32;
     change.num_dims = 2;
-    change.shape[0] = 192; // (out, in): not as Hugging Face stores it
+    change.shape[0] = 192; // (out, in), but Hugging Face stores (in, out)
     change.shape[1] = 64;
     check_refused(changed_file(&change), "'h.1.attn.c_attn.weight' has the shape [192, 64], want [64, 192]");
     change.num_dims = 1;
@@ -481,7 +484,7 @@ static void test_layer_out_of_range(void) {
     check_refused(dir, "tensor 'h.2.ln_1.weight' is of layer 2, but the model has 2 layers");
 }
 
-static void test_buffers_are_skipped(void) { // of any shape and type
+static void test_buffers_are_skipped(void) { // a buffer may have any shape and type
     Change change = no_change();
     GPT2Config c;
     Error err;
@@ -507,10 +510,10 @@ static void test_lm_head(void) {
     float head[5 * 64] = {0};
     change.extra = "lm_head.weight";
     change.extra_data = head;
-    float* params = read_model(changed_file(&change), &c, NULL, &err); // tied: all zeros, as wte
+    float* params = read_model(changed_file(&change), &c, NULL, &err); // tied: all zeros, like wte
     check_msg(params != NULL, "%s", err.text);
     free(params);
-    head[5 * 64 - 1] = -0.0f; // equal as a number, another bit
+    head[5 * 64 - 1] = -0.0f; // equal as a number, but not bit for bit
     check_refused(changed_file(&change), "lm_head.weight differs from wte.weight");
     head[5 * 64 - 1] = 1;
     check_refused(changed_file(&change), "lm_head.weight differs from wte.weight");
@@ -518,7 +521,7 @@ static void test_lm_head(void) {
 
 // ---- shards ------------------------------------------------------------------------------
 
-// The fixture cut into two shards, by halves of the list of tensors; `both` (or NULL) goes into each of them.
+// Writes the fixture as two shards, each with half of the tensors; the tensor `both`, unless NULL, is written to both.
 static char* shard_fixture(const char* name, const char* index, const char* both) {
     static const char* const files[2] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
     char *dir = fresh_dir(name), command[1200];
@@ -668,7 +671,7 @@ static void test_config_cannot_be_honoured(void) {
 
 static void test_config_sizes(void) {
     static const char* const keys[] = {"model_type", "vocab_size", "n_positions", "n_embd", "n_layer", "n_head"};
-    for (size_t i = 0; i < 6; i++) { // each one is needed, as a positive integer
+    for (size_t i = 0; i < 6; i++) { // every key is required; the numbers must be positive integers
         char text[512], reason[128], *key;
         strcpy(text, CONFIG(""));
         key = strstr(text, keys[i]);
@@ -722,7 +725,7 @@ static void test_config_eot(void) {
     }
 }
 
-static void test_config_against_tensors(void) { // the shapes must be those of the config
+static void test_config_against_tensors(void) { // the shapes must match the config
     char *dir = fresh_dir("against"), command[1200];
     snprintf(command, sizeof(command), "cp %s %s/", tiny_file, dir);
     check(system(command) == 0);
@@ -731,7 +734,8 @@ static void test_config_against_tensors(void) { // the shapes must be those of t
                "{\"model_type\":\"gpt2\",\"vocab_size\":513,\"n_positions\":64,\"n_embd\":128,"
                "\"n_layer\":2,\"n_head\":2}");
     check_refused(dir, "'transformer.wte.weight' has the shape [512, 128], want [513, 128]");
-    check_refused(path_in(dir, "model.safetensors"), "want [513, 128]"); // the config beside a file counts as well
+    // the config in the file's directory is used as well
+    check_refused(path_in(dir, "model.safetensors"), "want [513, 128]");
     write_text(path_in(dir, "config.json"),
                "{\"model_type\":\"gpt2\",\"vocab_size\":512,\"n_positions\":64,\"n_embd\":128,"
                "\"n_layer\":3,\"n_head\":2}");
@@ -740,13 +744,13 @@ static void test_config_against_tensors(void) { // the shapes must be those of t
     check_refused(dir, "config.json: is a web page");
 }
 
-// ---- files that are no model ------------------------------------------------------------------
+// ---- files that are not a model ---------------------------------------------------------------
 
 static void check_mistake(const char* name, const void* data, size_t n, const char* reason) {
     char* dir = fresh_dir("mistake");
     write_file(path_in(dir, name), data, n);
     check_refused(path_in(dir, name), reason);
-    // and the same file under the name that a directory wants
+    // the same file under the name that is expected in a directory
     write_file(path_in(dir, "model.safetensors"), data, n);
     write_text(path_in(dir, "config.json"), CONFIG(""));
     check_refused(dir, "model.safetensors: ");
@@ -865,7 +869,7 @@ static void test_changed_after_open(void) {
 
 // ---- writing -----------------------------------------------------------------------------------
 
-static void test_written_config(void) { // what from_pretrained() looks at
+static void test_written_config(void) { // the keys that from_pretrained() reads
     GPT2Config c = odd_config();
     Error err;
     JsonDoc doc;
@@ -893,7 +897,7 @@ static void test_written_config(void) { // what from_pretrained() looks at
     free(params);
 }
 
-static void test_written_names(void) { // prefix, shapes of Hugging Face, V rows, nothing else
+static void test_written_names(void) { // names with prefix, Hugging Face's shapes, V rows, nothing else
     GPT2Config c = odd_config();
     Error err;
     SafeTensors st;
@@ -919,7 +923,7 @@ static void test_written_names(void) { // prefix, shapes of Hugging Face, V rows
     free(params);
 }
 
-static void test_large_matrices(void) { // several chunks for each tensor, and rows that do not fill them
+static void test_large_matrices(void) { // several chunks per tensor, which hold no whole number of rows
     GPT2Config c = make_config(1500, 9, 1, 1, 760);
     Error err;
     float* params = make_params(&c, false);
@@ -961,16 +965,16 @@ static void test_arrays(void) { // the optimizer's moments
     other.max_seq_len++;
     check(!params_load_safetensors(path, &other, out, prefixes, 2, &err));
     check(strstr(err.text, "'m.transformer.wpe.weight' has the shape [7, 72], want [8, 72]"));
-    Change change = no_change(); // a head or a buffer belongs to a model, not to moments
+    Change change = no_change(); // a file of moments may have neither a head nor a buffer
     change.prefix = "m.transformer.";
     change.extra = "m.lm_head.weight";
     write_changed(path, &c, &change);
     check(!params_load_safetensors(path, &c, out, same, 1, &err) && strstr(err.text, "'m.lm_head.weight' is none"));
-    // one array alone, then two are asked for
+    // the file has one array, but two are requested
     check(params_save_safetensors(path, &c, in, same, 1, false, NULL, &err));
     check(!params_load_safetensors(path, &c, out, prefixes, 2, &err) &&
           strstr(err.text, "'v.transformer.wte.weight' is missing"));
-    check_refused(path, "tensor 'wte.weight' is missing: not a GPT-2"); // and it is no model
+    check_refused(path, "tensor 'wte.weight' is missing: not a GPT-2"); // and it is not a model either
     free(m);
     free(v);
     free(m2);
@@ -986,7 +990,7 @@ static void test_write_errors(void) {
     check(!model_save_hf("/nonexistent", &c, params, false, -1, &err) &&
           strstr(err.text, "/nonexistent/model.safetensors"));
     check(!model_save_llmc("/nonexistent/m.bin", &c, params, 3, &err));
-    if (file_exists("/dev/full")) { // each of the three files in turn
+    if (file_exists("/dev/full")) { // writing each of the three files fails
         static const char* const names[] = {"model.safetensors", "config.json", "generation_config.json"};
         for (int i = 0; i < 3; i++) {
             char* dir = fresh_dir("full");

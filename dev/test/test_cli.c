@@ -1,4 +1,4 @@
-// llmc/cli.h: every way to write a flag, every usage error with its exact line and exit code, --help, the run header.
+// llmc/cli.h: every way to write a flag, each usage error with exact message and exit code, --help, the run header.
 #include "test.h"
 #include "../../llmc/cli.h"
 #include <sys/wait.h>
@@ -36,7 +36,7 @@ typedef struct {
     int code;          // exit code, -1 for a signal
     char out[16384];   // stdout
     char err[4096];    // stderr
-    char values[1024]; // of all variables, written when cli_parse came back
+    char values[1024]; // all variables, written after cli_parse has returned
 } Result;
 
 static void reset_values(void) {
@@ -53,7 +53,7 @@ static void read_back(FILE* f, char* buf, size_t size) {
     fclose(f);
 }
 
-// Runs cli_parse in a child on "prog" and the given arguments, a NULL-terminated list.
+// Runs cli_parse in a child process with "prog" and a NULL-terminated list of arguments.
 static void run_child(Result* r, const char* const* list, bool header) {
     FILE* files[3]; // stdout, stderr, values
     for (int i = 0; i < 3; i++) {
@@ -69,13 +69,13 @@ static void run_child(Result* r, const char* const* list, bool header) {
         dup2(fileno(files[0]), STDOUT_FILENO);
         dup2(fileno(files[1]), STDERR_FILENO);
         reset_values();
-        errno = ERANGE; // left by something before
+        errno = ERANGE; // as an earlier call may have left it
         cli_parse(argc, argv, "Trains a small model.", options, NUM_OPTIONS);
         if (header) { cli_print(stdout, options, NUM_OPTIONS); }
         fprintf(files[2], "i=%s b=%d d=%lld seed=%lld l=%.9g any=%.9g k=%s a=%d flash=%d v=%d lg=%d lt=%d p=%s", data,
                 batch, (long long)tokens, (long long)big, (double)rate, (double)any_rate, schedule, overfit, flash,
                 verbose, gpu_every, gpu_trace, prompt ? prompt : "NULL");
-        exit(77); // parsed
+        exit(77); // parsing succeeded
     }
     int status = 0;
     waitpid(pid, &status, 0);
@@ -85,7 +85,7 @@ static void run_child(Result* r, const char* const* list, bool header) {
     read_back(files[2], r->values, sizeof(r->values));
 }
 
-// The variables after a parse; "b=7" and the like must be among them, each one as a whole word.
+// Parses args. Each of the words in want, such as "b=7", must be among the printed variables.
 static void expect(int line, const char* want, const char* const* args) {
     Result r;
     run_child(&r, args, false);
@@ -97,7 +97,7 @@ static void expect(int line, const char* want, const char* const* args) {
     }
 }
 
-// Exit 2, nothing on stdout, and on stderr exactly "prog: TEXT\n".
+// Parses args. Must exit with 2, print nothing on stdout, and on stderr exactly "prog: TEXT\n".
 static void expect_error(int line, const char* want, const char* const* args) {
     Result r;
     char text[2200];
@@ -126,7 +126,7 @@ static void test_forms(void) {
     ok("b=7", "-b7");
     ok("b=7", "--batch", "7");
     ok("b=7", "--batch=7");
-    ok("b=7", "--bat", "7"); // getopt's abbreviations
+    ok("b=7", "--bat", "7"); // abbreviations, as in getopt
     ok("b=9", "-b", "7", "--batch", "9");
     ok("b=7", "-b", "7", "--");
     ok("i=", "-i", "");
@@ -140,11 +140,11 @@ static void test_forms(void) {
 
 static void test_two_letter_flags(void) {
     ok("lg=5", "-lg", "5");
-    ok("lt=5", "-lt", "5"); // also has the letter t
+    ok("lt=5", "-lt", "5"); // not read as -l with the value t
     ok("lt=5", "-t5");
     ok("l=0.5", "-l", "0.5");
     ok("lg=5 lt=6", "-lg", "5", "-lt", "6");
-    ok("l=0.00999999978", "-l.01"); // a value stuck to the letter that -lg also begins with
+    ok("l=0.00999999978", "-l.01"); // a value attached to the letter l, with which -lg begins too
     ok("p=-lg", "--prompt", "-lg");
     ok("p=-lg", "-p", "-lg");
     ok("p=-lg", "--prompt=-lg");
@@ -158,7 +158,7 @@ static void test_two_letter_flags(void) {
     bad("unknown flag '-bs', see prog --help", "-bs");
     bad("unknown flag '-batch', did you mean '--batch'? see prog --help", "-batch", "5");
     bad("unknown flag '-prompt', did you mean '--prompt'? see prog --help", "-prompt", "x");
-    ok("p=romp", "-promp"); // a text may stick to its letter
+    ok("p=romp", "-promp"); // a text may be attached to its letter
 }
 
 static void test_bools(void) {
@@ -199,7 +199,7 @@ static void test_integers(void) {
     bad("--batch wants 1 to 4096, got '-3'", "--batch", "-3");
     bad("--batch wants 1 to 4096, got '0'", "--batch=0");
     bad("--batch wants 1 to 4096, got '4097'", "-b", "4097");
-    bad("--batch wants 1 to 4096, got '4294967297'", "-b", "4294967297"); // 1 when cut to 32 bits
+    bad("--batch wants 1 to 4096, got '4294967297'", "-b", "4294967297"); // would be 1 if cut to 32 bits
     bad("--batch wants 1 to 4096, got '99999999999999999999'", "-b", "99999999999999999999");
     bad("--total-batch wants -9223372036854775808 to 9223372036854775807, got '9223372036854775808'", "-d",
         "9223372036854775808");
@@ -207,7 +207,7 @@ static void test_integers(void) {
     bad("--log-gpu-every wants at least 0, got '-1'", "-lg", "-1");
     ok("lt=-2147483648", "-t", "-2147483648");
     bad("--log-gpu-trace wants -2147483648 to 2147483647, got '2147483648'", "-t",
-        "2147483648"); // no range: the type's
+        "2147483648"); // a flag without a range has that of its type
     const char* junk[] = {"",    " 4",  "4 ",  "4x",  "x", "0x10", "1e3", "4.0", "1_000", "--",
                           "+-4", "nan", "inf", "4,0", "-", "\t4",  "+",   "4\n", "4;",    "1k"};
     for (size_t i = 0; i < sizeof(junk) / sizeof(junk[0]); i++) {
@@ -250,7 +250,7 @@ static void test_wrong_flags(void) {
     bad("unknown flag '--total_batch', did you mean '--total-batch'? see prog --help", "--total_batch=5");
     bad("unknown flag '--no-overfitt', did you mean '--no-overfit'? see prog --help", "--no-overfitt");
     bad("unknown flag '--zzz', see prog --help", "--zzz");
-    bad("unknown flag '--xxxtch', see prog --help", "--xxxtch"); // 3 from --batch: too far to be meant
+    bad("unknown flag '--xxxtch', see prog --help", "--xxxtch"); // distance 3 from --batch: too far for a suggestion
     bad("unknown flag '--a-name-that-is-far-longer-than-any-name-in-the-table', see prog --help",
         "--a-name-that-is-far-longer-than-any-name-in-the-table");
     bad("unknown flag '-z', see prog --help", "-z");
@@ -258,7 +258,7 @@ static void test_wrong_flags(void) {
     bad("unknown flag '--', see prog --help", "--=5");
     bad("unknown flag '-?', see prog --help", "-?");
     bad("unknown flag '-:', see prog --help", "-:");
-    bad("unknown flag '--a?b', see prog --help", "--a\nb"); // one line whatever the user types
+    bad("unknown flag '--a?b', see prog --help", "--a\nb"); // the message stays one line whatever the user types
     bad("flag '--log-gpu' is ambiguous: --log-gpu-every, --log-gpu-trace", "--log-gpu", "5");
     bad("flag '--log-gpu' is ambiguous: --log-gpu-every, --log-gpu-trace", "--log-gpu=5");
     bad("flag '--no' is ambiguous: --no-overfit, --no-flash, --no-verbose", "--no");
@@ -312,7 +312,7 @@ static void test_help(void) {
             line += n + (line[n] == '\n');
         }
     }
-    const char* after[] = {"-b", "7", "--help", NULL}; // flags before it do not matter, errors before it do
+    const char* after[] = {"-b", "7", "--help", NULL}; // valid flags before --help are ignored, errors are not
     run_child(&r, after, false);
     check(r.code == 0);
     bad("--batch wants a whole number, 1 to 4096, got 'x'", "-b", "x", "--help");
@@ -331,13 +331,13 @@ static void test_header(void) {
               "schedule         wsd (default cosine)\n"
               "overfit          1 (default 0)\n"
               "prompt           two?lines (default none)\n"
-              // given, but equal to its default: total-batch
+              // total-batch was given, but equals its default
               "defaults: train-data=a.bin total-batch=-1 seed=1337 any-rate=0 flash=1 verbose=0 log-gpu-every=-1\n"
               "  log-gpu-trace=0\n");
 }
 
 static void test_in_process(void) {
-    // twice in one process; argv is left as it was
+    // parses twice in one process; argv must stay unchanged
     char* argv[] = {(char*)"prog", (char*)"-lg", (char*)"5", (char*)"-i", (char*)"x.bin", NULL};
     for (int i = 0; i < 2; i++) {
         reset_values();

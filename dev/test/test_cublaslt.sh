@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# cublaslt_choices.cu: the file of chosen cuBLASLt algorithms. Needs nvcc, no GPU.
+# Tests the file of chosen cuBLASLt algorithms, by cublaslt_choices.cu. Needs nvcc, but no GPU.
 . "$(dirname "$0")/test.sh"
 source=dev/test/cublaslt_choices.cu
 export PATH=$PATH:/usr/local/cuda/bin
 
-built() { # once, into $tmp
+built() { # builds the test program once, into $tmp
     command -v nvcc >/dev/null || skip "needs nvcc"
     [ -x "$tmp/choices" ] || nvcc -O1 -std=c++17 $source -lcublasLt -o "$tmp/choices" >"$tmp/log" 2>&1 ||
         { cat "$tmp/log" && fail "$source does not compile"; }
 }
 
-# each test of the program as one of this script
+# runs one test of the program as a test of this script
 choices_test() { # NAME
     built
     "$tmp/choices" "$1" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "$1 fails"; }
@@ -19,7 +19,7 @@ choices_test() { # NAME
 read -r -a tests <<<"$(sed -n '/^static const Test tests\[\]/,/^};/s/^ *{"\([A-Za-z0-9_]*\)",.*/\1/p' $source | tr '\n' ' ')"
 for name in "${tests[@]}"; do eval "test_$name() { choices_test $name; }"; done
 
-# the table above is read rightly
+# the table of tests above matches the program's --list
 test_list() {
     built
     want "--list" "$("$tmp/choices" --list | cut -d ' ' -f 1 | tr '\n' ' ')" "${choices[*]} "

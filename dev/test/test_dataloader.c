@@ -1,10 +1,10 @@
-// llmc/dataloader.h: shards written and refused, the order of the data, exact positions, and the thread behind it.
+// llmc/dataloader.h: writing and rejecting shards, the order of the data, exact positions, and the loader's thread.
 #include "test.h"
 #include "../../llmc/dataloader.h"
 
 enum { VOCAB = 50257 };
 
-static const char* path_of(const char* name) { // overwritten by the next call but three
+static const char* path_of(const char* name) { // valid for the next three calls
     static char paths[4][256];
     static int turn = 0;
     char* path = paths[turn++ % 4];
@@ -20,7 +20,7 @@ static void write_shard(const char* path, const uint16_t* tokens, size_t n) {
     if (!shard_writer_close(&w, &err)) { die("%s", err.text); }
 }
 
-// first, first + 1, ..., so that a token says where it comes from
+// writes tokens first, first + 1, ..., so that a token shows where it comes from
 static void write_count(const char* path, int first, size_t n) {
     uint16_t* tokens = (uint16_t*)malloc_check(n * sizeof(uint16_t));
     for (size_t i = 0; i < n; i++) { tokens[i] = (uint16_t)(first + (int)i); }
@@ -36,7 +36,7 @@ static void write_bytes(const char* path, const void* data, size_t n) {
     if (!writer_close(&w, &err)) { die("%s", err.text); }
 }
 
-// The struct may not move while it is open, so there are a few places for it.
+// An open loader must not move in memory, so each slot has a static one.
 static DataLoader* loader(int slot, const char* pattern, int B, int T, int rank, int num_ranks, bool shuffle,
                           uint64_t seed) {
     static DataLoader loaders[8];
@@ -76,13 +76,13 @@ static void test_writer(void) {
     check(memcmp(file.data + 1024, tokens, 2000) == 0);
     unmap_file(&file);
 
-    check(shard_writer_open(&w, path, &err)); // what stood there stays until the new one is whole
+    check(shard_writer_open(&w, path, &err)); // an old file stays until the new one is complete
     shard_writer_put(&w, tokens, 10);
     shard_writer_abort(&w);
     check(file_exists(path) && !file_exists(tmp));
 
     check(shard_writer_open(&w, path, &err));
-    w.num_tokens = INT32_MAX; // as if so many had been written
+    w.num_tokens = INT32_MAX; // as if that many tokens had been written
     shard_writer_put(&w, tokens, 1);
     check(!shard_writer_close(&w, &err));
     check_msg(strstr(err.text, "more than 2147483647 tokens"), "%s", err.text);
@@ -107,7 +107,7 @@ static void test_parse(void) {
     check_str(err.text,
               "s: token 1 is id 50256, but the model's vocabulary ends at 50255: was it made for another tokenizer?");
     for (size_t size = 0; size < sizeof(good); size++) {
-        uint8_t* copy = (uint8_t*)malloc_check(size); // so that a sanitizer sees a read past the end
+        uint8_t* copy = (uint8_t*)malloc_check(size); // exact size, so that a sanitizer detects a read past the end
         memcpy(copy, good, size);
         check_msg(!shard_parse(copy, size, "s", VOCAB, &n, &err), "%zu bytes are enough", size);
         free(copy);
@@ -175,13 +175,14 @@ static void test_open_errors(void) {
         check_msg(!ok, "case %zu opens", i);
         check_msg(ok || strstr(err.text, cases[i].want), "%s", err.text);
         check(!strchr(err.text, '\n'));
-        dataloader_close(&d); // nothing to close is fine
+        dataloader_close(&d); // closing a loader that did not open is allowed
     }
 }
 
 // ---- the order of the data -----------------------------------------------------------
 
-// one more than a whole number of batches of 16, 32 or 48 tokens is as much as they use; 192 lacks that one
+// n batches need one token more than they have inputs. Batches here are of 16, 32 or 48 tokens: 49 tokens are 48 + 1,
+// 192 lack that one token, and 101 leave a remainder.
 static const size_t order_sizes[3] = {101, 49, 192};
 
 static void write_three(void) { // tokens 0.., 1000.., 2000..
@@ -227,7 +228,7 @@ static void test_order(void) {
     }
 }
 
-// every row once in an epoch, over all ranks; the order changes with the epoch and the seed and with nothing else
+// each row comes once per epoch, over all ranks; the order depends on the epoch and the seed, and on nothing else
 static void test_shuffle(void) {
     enum { T = 4, B = 3, R = 2, EPOCHS = 3 };
     write_count(path_of("s_0.bin"), 0, 24 * 5 + 1);
@@ -295,7 +296,7 @@ static void test_restore(void) {
         }
         DataLoader* b = loader(1, path_of("o_?.bin"), B, T, 1, 2, shuffle, 5);
         for (int i = 0; i < N; i++) {
-            DataLoader* d = i % 2 ? b : a; // one in its first epoch, one far on
+            DataLoader* d = i % 2 ? b : a; // one is in its first epoch, one in a later epoch
             if (!dataloader_restore(d, &states[i], &err)) { test_fail(__FILE__, __LINE__, "%s", err.text); }
             for (int j = i; j < i + MORE; j++) {
                 DataLoaderState at;
@@ -310,7 +311,7 @@ static void test_restore(void) {
     }
 }
 
-// 2 ranks of B = 2 stop, 1 of B = 1, 4 of B = 1 and 3 of B = 1 go on: the stream of rows is the same
+// a run with 2 ranks of B = 2 is resumed with other ranks and other B: the sequence of rows is the same
 static void test_restore_other_ranks(void) {
     enum { T = 8, ROWS = 64 };
     write_count(path_of("r_0.bin"), 0, 8 * ROWS + 1);
@@ -349,8 +350,8 @@ static void test_restore_other_ranks(void) {
             at.position = 28 * T;
             for (int r = 0; r < R; r++) { dataloader_close(ranks[r]); }
         }
-        DataLoader* large = loader(0, path_of("r_?.bin"), 4, T, 0, 4, shuffle, 11); // 16 rows at once
-        at.position = 60 * T;                                                       // of which only 4 are left
+        DataLoader* large = loader(0, path_of("r_?.bin"), 4, T, 0, 4, shuffle, 11); // 16 rows per step
+        at.position = 60 * T;                                                       // only 4 rows are left in the epoch
         check(dataloader_restore(large, &at, &err));
         dataloader_state(large, &at);
         check(at.epoch == 1 && at.shard == 0 && at.position == 0);
@@ -395,7 +396,7 @@ static void test_restore_refused(void) {
     }
     check(!dataloader_restore(plain, &good, &err));
     check_msg(strstr(err.text, "shuffled, this one does not"), "%s", err.text);
-    next(d, inputs, targets); // and the loader goes on as if nothing had been asked
+    next(d, inputs, targets); // the rejected positions do not disturb the loader
     check(dataloader_restore(d, &good, &err));
     next(d, expect, targets);
     check(memcmp(inputs, expect, sizeof(expect)) == 0);
@@ -403,7 +404,7 @@ static void test_restore_refused(void) {
     dataloader_close(plain);
 }
 
-// ---- what goes wrong on the way --------------------------------------------------------
+// ---- errors while reading --------------------------------------------------------------
 
 static void test_bad_token(void) {
     enum { B = 1, T = 10 };
@@ -428,7 +429,7 @@ static void test_bad_token(void) {
     }
     dataloader_close(d);
     tokens[57] = 0;
-    tokens[50] = 60000; // only a target of the batch before
+    tokens[50] = 60000; // in the batch before, it is only a target
     write_shard(path_of("t_0.bin"), tokens, 101);
     d = loader(0, path_of("t_?.bin"), B, T, 0, 1, false, 0);
     for (int i = 0; i < 4; i++) { next(d, inputs, targets); }
@@ -460,7 +461,7 @@ static void test_shard_vanishes(void) {
     }
 }
 
-// more than 2 GiB, as a sparse file
+// a shard of more than 2 GiB, as a sparse file
 static void test_large(void) {
     enum { B = 2, T = 1024 };
     const char* path = path_of("large.bin");
@@ -492,13 +493,13 @@ static void test_large(void) {
     dataloader_state(d, &state);
     check(state.epoch == 1 && state.position == 0);
     dataloader_close(d);
-    d = loader(0, path, B, T, 0, 1, true, 3); // an order of 1.2 million rows
+    d = loader(0, path, B, T, 0, 1, true, 3); // shuffles 1.2 million rows
     for (int s = 0; s < 50; s++) { next(d, inputs, targets); }
     dataloader_close(d);
     unlink(path);
 }
 
-// opened and closed at any moment, several at once
+// several loaders are opened and closed at arbitrary moments
 static void test_close_anytime(void) {
     enum { B = 2, T = 8 };
     write_three();

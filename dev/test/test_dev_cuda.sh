@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The harness of dev/cuda: what works without a GPU, and, where there is one, that --check finds planted bugs.
+# The harness of dev/cuda: what works without a GPU and, if there is a GPU, that --check finds planted bugs.
 . "$(dirname "$0")/test.sh"
 top=$PWD
 ops=(gelu_forward residual_forward)
@@ -8,7 +8,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY
 
 has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
 
-# Builds what is named, once, into $tmp; dev/cuda and what lies there is not touched.
+# Builds these programs once, into $tmp; dev/cuda and its files stay untouched.
 build() { # NAME ...
     command -v nvcc >/dev/null || skip "needs nvcc"
     local name source
@@ -23,7 +23,7 @@ build() { # NAME ...
     done
 }
 
-# run RC COMMAND ...: its exit code must be RC; stdout and stderr to $tmp/out and $tmp/err
+# run RC COMMAND ...: fails unless the exit code is RC; stdout and stderr go to $tmp/out and $tmp/err
 run() {
     local rc=0 wanted=$1
     shift
@@ -69,14 +69,14 @@ test_bad_arguments() {
     contains "no kernel 99, there are 1 " "$tmp/err"
 }
 
-# a race in our own code must not pass as one of the library's
+# only_vendor_races must not excuse a race in our own code
 test_vendor_races() {
     eval "$(sed -n '/^only_vendor_races()/,/^}/p' dev/test/sanitize_gpu.sh)"
     local theirs='========= Error: Race reported between Read access at nvjet_sm90_a+0xa60
 =========     and Write access at nvjet_sm90_a+0x3360 [64 hazards]'
     local ours='========= Error: Race reported between Write access at layernorm_kernel+0x10
 =========     and Read access at layernorm_kernel+0x20 [1 hazards]'
-    races() { # PASSED FAILED DISPLAYED REPORT ...: whether such a log is the library's alone
+    races() { # PASSED FAILED DISPLAYED REPORT ...: true if all races of such a log are the library's
         printf '%s passed, %s failed, 0 skipped\n' "$1" "$2" >"$tmp/races"
         printf '%s\n' "${@:4}" "========= RACECHECK SUMMARY: $3 hazards displayed ($3 errors, 0 warnings)" >>"$tmp/races"
         only_vendor_races "$tmp/races"
@@ -90,7 +90,7 @@ test_vendor_races() {
     ! races 3 0 0 || fail "a log without reports passes"
 }
 
-# the nvcc line of README.md and of benchmark_on_modal.py compiles, links and runs as it stands there
+# the nvcc lines of README.md and of benchmark_on_modal.py compile, link and run as written there
 test_typed_nvcc_lines() {
     command -v nvcc >/dev/null || skip "needs nvcc"
     local file line lines=()
@@ -147,7 +147,7 @@ test_timing() {
     run 1 "$tmp/planted_bugs" 1 --csv "$tmp/no/such/folder/a.csv"
 }
 
-# scripts/update_results.sh, on results of its own
+# scripts/update_results.sh on a made-up set of results
 test_update_results() {
     rm -rf "$tmp/tree"
     mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev/cuda/results/t4"

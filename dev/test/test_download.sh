@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/download.sh against a file server on this machine that can be as bad as real ones (http_server.c).
+# scripts/download.sh against a local file server that imitates the faults of real servers (http_server.c).
 . "$(dirname "$0")/test.sh"
 
 server=
@@ -17,7 +17,7 @@ start_server() {
     unset http_proxy HTTP_PROXY ALL_PROXY all_proxy
 }
 
-# serve NAME BYTES: a file at https://host.example/a/NAME with a content of its own
+# serve NAME BYTES: puts a file with unique content at https://host.example/a/NAME
 serve() {
     mkdir -p "$tmp/served/host.example/a"
     yes "$1 " | head -c "$2" >"$tmp/served/host.example/a/$1"
@@ -25,7 +25,7 @@ serve() {
 sum_of() { sha256sum "$tmp/served/host.example/a/$1" | cut -d ' ' -f 1; }
 row() { echo "$1 | $2 | https://host.example/a/$2 | $3 | $4" >>"$tmp/table"; } # ITEM NAME BYTES SHA256
 
-# download ITEM ...: sets status; output in $tmp/out and $tmp/err
+# download ITEM ...: sets `status`; output goes to $tmp/out and $tmp/err
 download() {
     status=0
     LLMC_DOWNLOAD_TABLE=$tmp/table scripts/download.sh --dir "$tmp/data" "$@" >"$tmp/out" 2>"$tmp/err" || status=$?
@@ -51,7 +51,7 @@ test_good() {
     [ ! -e "$tmp/data/other" ] || fail "fetched an item that was not asked for"
     contains "sha256 $(sum_of two) (no known sum" "$tmp/out"
     [ -z "$(find "$tmp/data" -name '*.part')" ] || fail "a .part is left"
-    # again: nothing is asked of the server, unless a file is damaged
+    # a second download sends no request, unless a file is damaged
     lines=$(wc -l <"$tmp/requests")
     download set
     want "status of the second run" "$status" 0
@@ -82,7 +82,7 @@ test_wrong_size_sum_and_404() {
     contains "a/small: is 500 bytes, at least 501 are wanted" "$tmp/err"
     contains "a/absent: the server answers HTTP 404" "$tmp/err"
     want "lines about failures" "$(grep -c '^failed: ' "$tmp/err")" 4
-    want "what is there" "$(ls "$tmp/data")" fine # the others were fetched, nothing wrong was kept
+    want "what is there" "$(ls "$tmp/data")" fine # the other files were downloaded; no wrong file was kept
 }
 
 test_not_the_file() {
@@ -120,14 +120,14 @@ test_goes_on_after_an_interrupt() {
     want status "$status" 0
     same big
     want "requests" "$(grep /big "$tmp/requests")" "GET host.example/a/big 150000"
-    # all of it was there, only the last rename was missing
+    # the file was complete; only the final rename was missing
     mv "$tmp/data/big" "$tmp/data/big.part"
     download set
     want "status with a whole .part" "$status" 0
     same big
 }
 
-# curl before 7.88 fails when the server says that nothing follows
+# curl before 7.88 fails if the server answers that there are no more bytes
 test_old_curl_and_a_whole_part() {
     fresh
     serve whole 1000
@@ -213,7 +213,7 @@ test_usage() {
     for item in $(scripts/download.sh --list | cut -d ' ' -f 1 | sort -u); do contains "  $item " "$tmp/out"; done
 }
 
-# the built-in table: five fields, https, sums of 64 hex digits, no file twice
+# the built-in table: five fields per row, https, sums of 64 hex digits, no file twice
 test_table() {
     scripts/download.sh --list >"$tmp/list"
     [ "$(wc -l <"$tmp/list")" -ge 20 ] || fail "$(wc -l <"$tmp/list") rows"
@@ -222,7 +222,7 @@ test_table() {
     want "files that occur twice" "$(cut -d '|' -f 2 "$tmp/list" | sort | uniq -d)" ""
 }
 
-# sizes and sums of the table against files that are here
+# sizes and sums of the table match the files that are on this machine
 test_table_agrees_with_files() {
     data=${LLMC_DATA:-../shared/data}
     [ -e "$data/tinyshakespeare.txt" ] || skip "needs LLMC_DATA with tinyshakespeare.txt and gpt2_tokenizer/"

@@ -1,4 +1,4 @@
-// llmc/eval_loader.h: the rows of a batch, the score, and files that are cut off or damaged.
+// llmc/eval_loader.h: the rows of a batch, the score, and truncated or damaged files.
 #include "test.h"
 #include "../../llmc/eval_loader.h"
 
@@ -12,9 +12,9 @@ static const int question_labels[NUM] = {3, 0, 2, 1, 3};
 static int token_of(int x, int part, int j) { return 10000 * x + 1000 * part + j + 1; }
 
 typedef struct {
-    uint16_t words[MAX_WORDS]; // the header is the first 512 of them
+    uint16_t words[MAX_WORDS]; // the first 512 are the header
     size_t count;
-    size_t start[NUM]; // word where each question begins
+    size_t start[NUM]; // first word of each question
 } Bytes;
 
 static void put(Bytes* b, int word) { b->words[b->count++] = (uint16_t)word; }
@@ -57,7 +57,7 @@ static const char* write_bytes(const char* name, const Bytes* b) {
     return path;
 }
 
-// Looks at a file of n bytes that end where its memory ends, so that a sanitizer sees a read past them.
+// Parses a file of n bytes in memory of exactly that size, so that a sanitizer detects a read past its end.
 static bool check_bytes(const uint8_t* bytes, size_t n, int T, int vocab_size, Error* err) {
     EvalLoader e;
     uint8_t* exact = (uint8_t*)malloc_check(n);
@@ -76,7 +76,7 @@ static bool check_bytes(const uint8_t* bytes, size_t n, int T, int vocab_size, E
 
 // ---- batches --------------------------------------------------------------------------------------
 
-// Row by row what a batch has to hold, computed from whole texts.
+// Checks one row of a batch against the whole text of its question and ending.
 static void check_row(const EvalLoader* e, int row, int x, int ending, const int* inputs, const int* targets) {
     int text[MAX_T + 64], n = 0, T = e->T, length = part_tokens[x][1 + ending];
     for (int j = 0; j < part_tokens[x][0]; j++) { text[n++] = token_of(x, 0, j); }
@@ -123,7 +123,7 @@ static void check_pass(EvalLoader* e) {
 }
 
 static void test_batches(void) {
-    static const int Bs[] = {4, 5, 8, 9, 11}, Ts[] = {12, 13, 15, 20, 25, 63}; // 12: the longest ending fills a row
+    static const int Bs[] = {4, 5, 8, 9, 11}, Ts[] = {12, 13, 15, 20, 25, 63}; // T = 12: the longest ending fills a row
     Bytes b;
     build(&b);
     const char* path = write_bytes("batches.bin", &b);
@@ -138,7 +138,7 @@ static void test_batches(void) {
                 eval_reset(&e);
             }
             eval_close(&e);
-            eval_close(&e); // harmless
+            eval_close(&e); // closing twice is allowed
         }
     }
 }
@@ -187,7 +187,7 @@ static void test_score(void) {
         float losses[4];
         int best; // -1: none
     } cases[] = {
-        {{1, 2, 3, 4}, 0},      {{4, 3, 2, 1}, 3},          {{2, 1, 1, 2}, 1}, // the first of equals
+        {{1, 2, 3, 4}, 0},      {{4, 3, 2, 1}, 3},          {{2, 1, 1, 2}, 1}, // the first of equal losses
         {{1, 1, 1, 1}, 0},      {{nan, 5, 4, 5}, 2},        {{nan, nan, nan, 9}, 3},
         {{1, nan, 0.5f, 2}, 2}, {{nan, nan, nan, nan}, -1}, {{inf, inf, 1e30f, inf}, 2},
         {{0, -1, nan, 3}, 1},   {{-0.0f, 0.0f, 1, 1}, 0},   {{inf, nan, inf, nan}, -1},
@@ -203,11 +203,11 @@ static void test_score(void) {
         eval_reset(&e);
         while (eval_next(&e, inputs, targets, &err)) {
             float losses[8 * T];
-            for (int i = 0; i < 8 * T; i++) { losses[i] = i % 2 ? nan : -100.0f; } // what does not count
+            for (int i = 0; i < 8 * T; i++) { losses[i] = i % 2 ? nan : -100.0f; } // losses that must not count
             for (int i = 0; i < e.batch_examples; i++, x++) {
                 correct += cases[c].best == question_labels[x];
                 for (int k = 0; k < 4; k++) {
-                    // a mean: the tokens differ, and long endings are not worse than short ones
+                    // the score is a mean: tokens differ, and long endings are not worse than short ones
                     EvalRow r = e.rows[4 * i + k];
                     float* row = losses + (4 * i + k) * T + r.first;
                     for (int j = 0; j < r.count; j++) { row[j] = cases[c].losses[k]; }
@@ -218,12 +218,12 @@ static void test_score(void) {
                 }
             }
             eval_score(&e, losses);
-            eval_score(&e, losses); // a batch counts once
+            eval_score(&e, losses); // scoring the same batch again has no effect
         }
         check_msg(e.num_scored == NUM && e.num_correct == correct, "case %zu: %lld of %lld right, want %d of %d", c,
                   (long long)e.num_correct, (long long)e.num_scored, correct, NUM);
     }
-    // one token that is not a number spoils its ending, wherever it stands
+    // a NaN at any token rules out its ending
     eval_reset(&e);
     check(eval_next(&e, inputs, targets, &err));
     float losses[8 * T];
@@ -237,7 +237,7 @@ static void test_score(void) {
     eval_close(&e);
 }
 
-// ---- files that are not whole ---------------------------------------------------------------------
+// ---- damaged files --------------------------------------------------------------------------------
 
 static void test_truncated(void) {
     Bytes b;
@@ -256,7 +256,7 @@ static void test_truncated(void) {
 
 static void test_damaged(void) {
     static const struct {
-        int question, word, value; // word: from the beginning of the question
+        int question, word, value; // word: index from the beginning of the question
         const char* want;
     } cases[] = {
         {0, 0, 65534, "example 0 is damaged or cut off"},
@@ -308,7 +308,7 @@ static void test_damaged(void) {
     }
 }
 
-// Whatever stands in one word: refused by a line, or taken, and nothing is read past the end.
+// Any value of any word: the file is rejected with one line or accepted, and nothing is read past its end.
 static void test_every_word(void) {
     static const int values[] = {0, 1, 3, 4, 12, 100, 32768, 50256, 50257, 65534, 65535};
     Bytes good, b;
@@ -327,7 +327,7 @@ static void test_every_word(void) {
     check_msg(taken > 0 && refused > 0, "%d taken, %d refused", taken, refused);
 }
 
-// A file that is written over while it is open gives an error, not a wrong score.
+// A file that is overwritten while it is open gives an error, not a wrong score.
 static void test_changed_file(void) {
     enum { T = 12 };
     static int inputs[4 * T], targets[4 * T];

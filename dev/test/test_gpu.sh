@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# train_gpt2.cu and test_gpt2.cu. With an nvcc: they compile, for every architecture and in every precision with a GPU or
-# LLMC_TEST_FULL=1, else for four pairs of them. With a GPU: each test of test_gpt2cu, in every precision. What cannot run
-# here is skipped by name.
+# train_gpt2.cu and test_gpt2.cu. With nvcc: they compile, for every architecture and in every precision if there is a
+# GPU or LLMC_TEST_FULL=1, otherwise for four pairs of both. With a GPU: each test of test_gpt2cu passes in every
+# precision. Tests that cannot run here are skipped by name.
 #
-# What is built lies below build/test_gpu and is kept: only what changed is built again.
+# Builds are kept below build/test_gpu: only what has changed is built again.
 . "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION GPU_COMPUTE_CAPABILITY SPILLS DEVICE_ONLY
 export PATH=$PATH:/usr/local/cuda/bin
@@ -13,26 +13,26 @@ builds=build/test_gpu
 
 have_nvcc() { command -v "${nvcc%% *}" >/dev/null; }
 have_gpu() { nvidia-smi -L >/dev/null 2>&1; }
-arch=80 # or that of the GPU here
+arch=80 # replaced by the architecture of the local GPU, if there is one
 if have_gpu; then arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .); fi
-# one is compiled alone: there a spill of registers is an error
+# the first is compiled by itself: in a build for a single architecture a register spill is an error
 archs=(90 75 80 100)
 if have_nvcc; then offered=$($nvcc --list-gpu-arch 2>&1); fi
 others=()
 for a in "${archs[@]:1}"; do grep -qx "compute_$a" <<<"${offered-}" && others+=("$a"); done
-# What is compiled where time is short: each precision and each architecture once, spills of registers as errors among them.
-# test_gpt2.cu includes train_gpt2.cu. With `device` the host's half, which does not depend on the architecture, is left out.
+# The builds of a short run: each precision and each architecture once, with register spills as errors.
+# test_gpt2.cu includes train_gpt2.cu. `device` leaves out the host code, which does not depend on the architecture.
 few=("train_gpt2cu BF16 90" "test_gpt2cu FP32 80" "test_gpt2cu FP16 75 device" "train_gpt2cu BF16 100 device")
 quick=yes
 if [ -n "${LLMC_TEST_FULL-}" ]; then quick=; fi
 if have_gpu; then quick='' few=(); fi
 
-# ---- builds: PROGRAM PRECISION ARCH ... [device] is one nvcc, with a folder of its own ----
+# ---- builds: PROGRAM PRECISION ARCH ... [device] is one call of nvcc, with a folder of its own ----
 
-each_once() { printf '%s\n' "$@" | awk 'NF && !seen[$0]++'; } # the lines, in their order
+each_once() { printf '%s\n' "$@" | awk 'NF && !seen[$0]++'; } # drops repeated lines, keeps their order
 folder() { local IFS=_; echo "$builds/$*"; }
 
-# In the folder: `log` is what make said, `result` its exit code.
+# Writes to the folder: `log`, the output of make, and `result`, its exit code.
 build() { # PROGRAM PRECISION ARCH ... [device]
     local dir rc=0 half=
     dir=$(folder "$@")
@@ -43,7 +43,7 @@ build() { # PROGRAM PRECISION ARCH ... [device]
     echo $rc >"$dir/result"
 }
 
-# All that the tests below ask for, as many at a time as there are cores, those that take longest first.
+# Builds everything that the tests below need, one build per core at a time, the longest first.
 build_all() {
     local each running=0 list=()
     if [ -z "$quick" ]; then
@@ -62,7 +62,7 @@ build_all() {
     wait
 }
 
-# Builds what is not built yet in this run, and fails if it cannot be.
+# Builds this unless this run has already built it; fails if the build fails.
 built() { # PROGRAM PRECISION ARCH ... [device]
     local dir
     dir=$(folder "$@")
@@ -82,7 +82,7 @@ compiles() { # PROGRAM PRECISION ARCH [device]
         skip "make test-full compiles it"
     elif [[ "$1 $2" != "train_gpt2cu BF16" || $3 = 90 ]]; then
         built "$@"
-    else # the others are one nvcc; if it fails, which one is it?
+    else # one nvcc compiles all others; if it fails, find out for which architecture
         (built train_gpt2cu BF16 "${others[@]}") >"$tmp/group" || built "$@"
     fi
 }
@@ -126,7 +126,7 @@ test_test_gpt2cu_without_a_gpu() {
 
 test_promoted_kernels() { scripts/promote.sh --check || fail "not the copies of dev/cuda: make promote"; }
 
-# one digit in each promoted block of a copy of the sources: every one is named
+# changes one digit in each promoted block of a copy of the sources: the check names every block
 test_changed_promoted_kernels() {
     mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev"
     cp scripts/promote.sh "$tmp/tree/scripts"
@@ -146,9 +146,9 @@ test_changed_promoted_kernels() {
     for name in $names; do contains "FAIL $name: " "$tmp/out"; done
 }
 
-# ---- with a GPU: a run of test_gpt2cu in each precision, its tests as tests of this script ----
+# ---- with a GPU: a run of test_gpt2cu in each precision; each of its tests is a test of this script ----
 
-gpu_run() { # PRECISION: its output to $tmp/PRECISION.log
+gpu_run() { # PRECISION: runs test_gpt2cu; its output goes to $tmp/PRECISION.log
     [ ! -e "$tmp/$1.log" ] || return 0
     built test_gpt2cu "$1" "$arch"
     built train_gpt2cu "$1" "$arch"
@@ -173,7 +173,7 @@ gpu_test() { # PRECISION NAME
     fail "not reached: $(tail -n 2 "$log" | tr '\n' ';')"
 }
 
-# test_gpt2cu's table; that it is read rightly is a test above
+# the names in test_gpt2cu's table of tests; a test above checks that they are extracted correctly
 read -r -a gpu_tests <<<"$(sed -n '/^static const Test tests\[\]/,/^};/s/^ *{"\([A-Za-z0-9_]*\)",.*/\1/p' test_gpt2.cu | tr '\n' ' ')"
 
 tests=(promoted_kernels changed_promoted_kernels)
@@ -185,7 +185,7 @@ if have_gpu && have_nvcc; then
             tests+=("${p,,}_$name")
         done
     done
-else # the reason is the same in every precision
+else # skip once: the reason is the same in every precision
     for name in "${gpu_tests[@]}"; do
         eval "test_$name() { gpu_test BF16 $name; }"
         tests+=("$name")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Every header of llmc/ stands on its own: alone in a file it compiles as C11 and as C++17, with gcc and with clang,
-# without a warning. One test for each header.
+# Every header of llmc/ is self-contained: alone in a file it compiles without a warning, as C11 and as C++17, with gcc
+# and with clang. One test per header.
 . "$(dirname "$0")/test.sh"
 
 flags=(-O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fsyntax-only)
 
-# Included twice, to see the include guard work.
+# Includes the header twice, to test its include guard.
 compiles() { # HEADER
     printf '#include "%s"\n#include "%s"\n' "$PWD/$1" "$PWD/$1" >"$tmp/alone.c"
     cp "$tmp/alone.c" "$tmp/alone.cc"
@@ -27,7 +27,7 @@ for header in llmc/*.h; do
     tests+=("$name")
 done
 
-# the check itself: a header that leans on another's includes, and one that only C takes
+# the check itself: it must reject a header that relies on another's includes, and one that compiles only as C
 test_refuses_a_bad_header() {
     mkdir -p "$tmp/llmc"
     cd "$tmp"

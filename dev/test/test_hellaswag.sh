@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# dev/data/hellaswag: what the file holds, that both forms of input give the same, and every error.
+# dev/data/hellaswag: the contents of its output file, that both input formats give the same file, and every error.
 . "$(dirname "$0")/test.sh"
 data=${LLMC_DATA:-../shared/data}
 hellaswag() { "$BIN_DIR/dev/data/hellaswag" "$@"; }
 
-# words FILE: the questions as 16-bit words in one line
+# words FILE: prints the questions as 16-bit words, on one line
 words() { tail -c +1025 "$1" | od -An -v -t u2 | tr -s ' \n' '  ' | sed 's/^ //; s/ $//'; }
 
-# header FILE: magic, version, questions, bytes of the longest
+# header FILE: prints magic, version, number of questions, bytes of the longest
 header() { od -An -t d4 -N 16 "$1" | tr -s ' ' | sed 's/^ //; s/ $//'; }
 
-# refused TEXT ARGS...: exits 1, one line on stderr that holds the text, and leaves nothing in $tmp/no
+# refused TEXT ARGS...: the program must exit with 1, print one line on stderr with TEXT in it, and leave $tmp/no empty
 refused() {
     local text=$1 rc=0
     shift
@@ -27,7 +27,7 @@ small() {
     printf '#version: 0.2\na b\nab c\nb c\n\xc4\xa0 ab\n' >"$tmp/small/merges.txt"
 }
 
-# Two questions in both forms, and the words that they are
+# Two questions in both formats, and the words that they become
 two() {
     small
     printf 'ab c\n2\nab\nabc\nx\nbc d\n' >"$tmp/two.txt"
@@ -48,7 +48,7 @@ test_words() {
     want "the rest of the header" "$(tail -c +17 "$tmp/new/dir/two.bin" | head -c 1008 | tr -d '\0' | wc -c)" 0
     want words "$(words "$tmp/new/dir/two.bin")" "$two_words"
     contains "two.bin: 2 questions, the longest with its ending 10 tokens, 1120 bytes" "$tmp/err"
-    # without a vocabulary every byte is a token
+    # without a vocabulary, every byte is a token
     hellaswag -i "$tmp/two.txt" -o "$tmp/bytes.bin" 2>/dev/null
     want bytes "$(words "$tmp/bytes.bin" | cut -d ' ' -f 1-17)" "65535 56 0 2 4 4 64 65 220 66 3 220 64 65 4 220 64"
 }
@@ -72,7 +72,7 @@ test_forms() {
 }
 
 test_text_errors() {
-    bad() { # TEXT LINES: the question, in printf's spelling
+    bad() { # TEXT LINES: LINES is the question, as a printf format
         # shellcheck disable=SC2059
         printf "$2" >"$tmp/bad.txt"
         refused "$1" -i "$tmp/bad.txt"
@@ -90,14 +90,14 @@ test_text_errors() {
 
 test_jsonl_errors() {
     local good='{"ctx": "c", "label": 0, "endings": ["1", "2", "3", "4"]}'
-    bad() { # TEXT LINE: the line stands in line 3
+    bad() { # TEXT LINE: LINE becomes line 3 of the file
         printf '%s\n\n%s\n%s\n' "$good" "$2" "$good" >"$tmp/bad.jsonl"
         refused "bad.jsonl:3: $1" -i "$tmp/bad.jsonl"
     }
     bad '"ctx" is missing' '{"label": 0, "endings": ["1", "2", "3", "4"]}'
     bad '"ctx" is a number, want a string' '{"ctx": 1, "label": 0, "endings": ["1", "2", "3", "4"]}'
     bad 'the context is empty' '{"ctx": "", "label": 0, "endings": ["1", "2", "3", "4"]}'
-    bad '"label" is missing' '{"ctx": "c", "endings": ["1", "2", "3", "4"]}' # as in HellaSwag's test set
+    bad '"label" is missing' '{"ctx": "c", "endings": ["1", "2", "3", "4"]}' # like HellaSwag's test set
     bad '"label" is a string, want a number' '{"ctx": "c", "label": "0", "endings": ["1", "2", "3", "4"]}'
     bad '"label" is 4, want 0 to 3' '{"ctx": "c", "label": 4, "endings": ["1", "2", "3", "4"]}'
     bad '"label" is -1, want 0 to 3' '{"ctx": "c", "label": -1, "endings": ["1", "2", "3", "4"]}'
@@ -118,7 +118,7 @@ test_file_errors() {
     refused "no vocabulary here" -i "$tmp/two.txt" -t "$tmp/bare"
     hellaswag -i "$tmp/two.txt" -o "$tmp/bare" 2>"$tmp/err" && fail "wrote to a directory"
     contains "is a directory, a file name is wanted" "$tmp/err"
-    # the earlier file survives a run that fails
+    # an earlier output file survives a run that fails
     hellaswag -i "$tmp/two.txt" -o "$tmp/kept/x.bin" 2>/dev/null
     cp "$tmp/kept/x.bin" "$tmp/copy"
     head -n 7 "$tmp/two.txt" >"$tmp/cut.txt"
@@ -134,7 +134,7 @@ test_file_errors() {
 }
 
 test_limits() {
-    # a question holds 65,535 bytes: 32,767 words, 18 of which are not the context's tokens
+    # a question has at most 65,535 bytes, that is 32,767 words, 18 of which are not tokens of the context
     question() { printf '%*s\n0\na\nb\nc\nd\n' "$1" '' | tr ' ' x; }
     question 32749 >"$tmp/long.txt"
     hellaswag -i "$tmp/long.txt" -o "$tmp/long.bin" 2>/dev/null
@@ -167,7 +167,7 @@ test_all_of_it() {
     want header "$(header "$tmp/hellaswag_val.bin")" "20240522 1 10042 642"
     want "first context" "$(words "$tmp/hellaswag_val.bin" | cut -d ' ' -f 1-21)" \
         "65535 118 0 3 4 15 15450 1659 427 17697 9934 25 317 582 318 5586 319 257 9753 13 339"
-    # sha256 of the file as GPT-2's rules in another program's plain code give it
+    # sha256 of the file that another program's plain implementation of GPT-2's rules gives
     want sum "$(sha256sum "$tmp/hellaswag_val.bin" | cut -c 1-16)" f528d727c4b076e2
     contains "10042 questions, the longest with its ending 151 tokens, 3553408 bytes, in " "$tmp/err"
 }

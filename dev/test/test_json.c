@@ -1,4 +1,4 @@
-/* The strict JSON reader and the escaping of strings: one test for each rule of RFC 8259 that matters here.
+/* The strict JSON reader and the escaping of strings: one test per rule of RFC 8259 that matters here.
 
    gcc -O3 -std=gnu11 -fopenmp dev/test/test_json.c -lm -lpthread -o dev/test/test_json && dev/test/test_json */
 #include "../../llmc/json.h"
@@ -6,10 +6,10 @@
 
 typedef struct {
     const char* text;
-    const char* reason; // part of the message; NULL: the text is valid
+    const char* reason; // must be in the error message; NULL: the text is valid
 } Case;
 
-// Parses from a heap copy of exactly n bytes, so that a sanitizer sees any byte read past the end.
+// Parses a heap copy of exactly n bytes, so that a sanitizer detects a read past the end.
 static bool parse_n(JsonDoc* doc, const char* text, size_t n, Error* err) {
     char* copy = (char*)malloc_check(n);
     memcpy(copy, text, n);
@@ -57,7 +57,7 @@ static void test_values(void) {
     check(json_get(doc.root, "e") == NULL && json_get(b, "a") == NULL && json_get(NULL, "a") == NULL);
     json_free(&doc);
     check(doc.root == NULL);
-    json_free(&doc); // twice does no harm
+    json_free(&doc); // freeing twice is allowed
 }
 
 static void test_scalars_at_the_root(void) {
@@ -190,7 +190,7 @@ static void test_strings_end(void) {
     CHECK_CASES(cases);
     JsonDoc doc;
     Error err;
-    for (int c = 0; c < 256; c++) { // each byte alone in a string
+    for (int c = 0; c < 256; c++) { // a string of each single byte
         char text[3] = {'"', (char)c, '"'};
         bool ok = parse_n(&doc, text, 3, &err), want = c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
         check_msg(ok == want, "byte 0x%02x", c);
@@ -245,12 +245,12 @@ static void test_errors_say_where(void) {
         {"[1", "at byte 2: ',' or ']' expected, found the end of the text"},
         {"\x01", "found byte 0x01"},
         {"{\"a\":1,\"a\":2}", "at byte 7: key \"a\" stands twice"},
-        {"{\"a\\n\":1,\"a\\n\":2}", "key \"a\\x0a\" stands twice"}, // one line, whatever the key
+        {"{\"a\\n\":1,\"a\\n\":2}", "key \"a\\x0a\" stands twice"}, // the message stays one line, whatever the key
     };
     CHECK_CASES(cases);
 }
 
-// {"0":0,"1":1,...} of n members; the last one has the key `last`
+// {"0":0,"1":1,...} with n members; the key of the last one is `last`
 static char* numbered_object(int n, int last) {
     char *text = (char*)malloc_check((size_t)n * 24 + 8), *at = text;
     *at++ = '{';
@@ -271,7 +271,7 @@ static void test_duplicate_keys(void) {
                                  {"{\"a\":1,\"A\":1}", NULL},
                                  {"{\"a\":1,\"a\\u0000\":1}", NULL}};
     CHECK_CASES(cases);
-    for (int n = 2; n <= 40; n++) { // both sides of the hash table's threshold
+    for (int n = 2; n <= 40; n++) { // n on both sides of the threshold for a hash table
         for (int last = 0; last < n; last++) {
             char* text = numbered_object(n, last);
             Case c[] = {{text, last == n - 1 ? NULL : "twice"}};
@@ -308,14 +308,14 @@ static void test_depth(void) {
             CHECK_CASES(c);
         }
     }
-    size_t n = 10 << 20; // no stack overflow, and no slow way to the same answer
+    size_t n = 10 << 20; // must be rejected quickly and without a stack overflow
     char* text = (char*)malloc_check(n);
     memset(text, '[', n);
     JsonDoc doc;
     Error err;
     check(!json_parse(&doc, text, n, "deep", &err) && strstr(err.text, "levels"));
     free(text);
-    char siblings[1200] = "["; // depth is how deep we are, not how many there were
+    char siblings[1200] = "["; // siblings do not add to the depth
     for (int i = 0; i < 300; i++) { strcat(siblings, i ? ",[]" : "{}"); }
     strcat(siblings, "]");
     Case wide[] = {{siblings, NULL}};
@@ -398,7 +398,7 @@ static void test_write_string(void) {
     }
     memcpy(want + n, "\xC3\xA9\xF0\x9F\x98\x80", 6);
     n += 6;
-    for (int i = 0; i < 4; i++) { // a surrogate's three bytes and the half character
+    for (int i = 0; i < 4; i++) { // the three bytes of a surrogate, and the truncated character
         memcpy(want + n, "\xEF\xBF\xBD", 3);
         n += 3;
     }
@@ -408,7 +408,7 @@ static void test_write_string(void) {
     unmap_file(&file);
 }
 
-// Large inputs must stay linear: a quadratic check would take minutes here.
+// The time must be linear in the size: a quadratic check of keys would take minutes here.
 static void test_large_object(void) {
     int n = 200000;
     char* text = numbered_object(n, n - 1);

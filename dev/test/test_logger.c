@@ -1,5 +1,5 @@
-// llmc/schedulers.h, outlier_detector.h, logger.h. Wanted values come from formulas written out here, from FORMATS.md
-// (through llm.c and TensorBoard), or from a hand-made file.
+// llmc/schedulers.h, outlier_detector.h, logger.h. The expected values come from formulas written out here, from
+// FORMATS.md (which describes the formats of llm.c and TensorBoard), or from a file made by hand.
 #include "test.h"
 #include "../../llmc/logger.h"
 #include "../../llmc/outlier_detector.h"
@@ -30,7 +30,7 @@ static void test_lr_values(void) {
     check_near(lr_at(&s, 35), 0.775, 1e-6);
     check_near(lr_at(&s, 110), 0.1, 1e-6);
     s.type = "constant";
-    check_near(lr_at(&s, 0), 1.0, 0); // llm.c: no warmup
+    check_near(lr_at(&s, 0), 1.0, 0); // as in llm.c, constant has no warmup
     check_near(lr_at(&s, 109), 1.0, 0);
     s = schedule("wsd", 2.0f, 0.0f, 10, 100);
     check_near(lr_at(&s, 4), 1.0, 1e-7);
@@ -39,7 +39,7 @@ static void test_lr_values(void) {
     check_near(lr_at(&s, 85), 1.0, 1e-6); // 1 - sqrt(1/4)
     check_near(lr_at(&s, 99), 2.0 * (1 - 0.974679434), 1e-6);
     check_near(lr_at(&s, 100), 0.0, 0);
-    s.warmup_steps = 95; // into the decay: it begins from the top, later
+    s.warmup_steps = 95; // the warmup ends within the decay, which then starts there from the peak
     check_near(lr_at(&s, 94), 2.0, 0);
     check_near(lr_at(&s, 95), 2.0, 0);
     check_near(lr_at(&s, 98), 2.0 * (1 - 0.774596669), 1e-6);
@@ -109,11 +109,11 @@ static double noise(uint64_t* state) {
 }
 
 static void test_outlier_values(void) {
-    // against the definition, also far from zero where running sums of squares lose everything
+    // compared with the definition, also far from zero, where running sums of squares lose all digits
     const double offsets[] = {0, 4.0, 1e9, -1e12};
     for (int k = 0; k < 4; k++) {
         OutlierDetector d;
-        double near[1000]; // what the detector sees, less the offset: exact
+        double near[1000]; // the detector's inputs minus the offset, which is exact
         uint64_t state = 1;
         outlier_init(&d);
         for (int i = 0; i < 1000; i++) {
@@ -138,7 +138,7 @@ static void test_outlier_poison(void) {
     OutlierDetector d, before;
     uint64_t state = 7;
     outlier_init(&d);
-    check(outlier_update(&d, (double)NAN) == (double)INFINITY && d.count == 0); // also while filling
+    check(outlier_update(&d, (double)NAN) == (double)INFINITY && d.count == 0); // even while the window fills
     for (int i = 0; i < 300; i++) { outlier_update(&d, noise(&state)); }
     before = d;
     const double poison[] = {(double)NAN, (double)INFINITY, -(double)INFINITY, 1e300};
@@ -148,14 +148,15 @@ static void test_outlier_poison(void) {
     }
     check(fabs(outlier_update(&d, 0.5)) < 3);
     check(outlier_update(&d, 50.0) > 30);
-    check(outlier_update(&d, 3e38) == OUTLIER_Z_MAX); // the largest float enters and leaves no NaN behind
+    // 3e38, near the largest float, enters the window without making a NaN
+    check(outlier_update(&d, 3e38) == OUTLIER_Z_MAX);
     check(isfinite(outlier_update(&d, 0.5)) && outlier_valid(&d));
 }
 
 static void test_outlier_flat(void) {
     OutlierDetector d;
     for (int k = 0; k < 3; k++) {
-        double v = k == 0 ? 0.0 : k == 1 ? 0.1 : -1.0 / 3; // 0.1 summed 128 times and divided is not 0.1
+        double v = k == 0 ? 0.0 : k == 1 ? 0.1 : -1.0 / 3; // the sum of 128 times 0.1, divided by 128, is not 0.1
         outlier_init(&d);
         for (int i = 0; i < OUTLIER_WINDOW; i++) { outlier_update(&d, v); }
         check(outlier_update(&d, v) == 0.0);
@@ -164,7 +165,7 @@ static void test_outlier_flat(void) {
         for (int i = 0; i < OUTLIER_WINDOW; i++) { outlier_update(&d, v); }
         check(outlier_update(&d, v + 1) == OUTLIER_Z_MAX);
     }
-    // saved and restored as bytes it goes on alike; damaged bytes are told
+    // a detector copied as bytes continues identically; damaged bytes are detected
     OutlierDetector copy;
     memcpy(&copy, &d, sizeof(d));
     check(outlier_update(&copy, 2.5) == outlier_update(&d, 2.5));
@@ -180,7 +181,7 @@ static void test_outlier_flat(void) {
 
 // ---- logger -----------------------------------------------------------------------------
 
-static char text[1 << 16]; // what slurp() read
+static char text[1 << 16]; // the contents read by slurp()
 static size_t text_bytes;
 
 static const char* slurp(const char* path) {
@@ -197,7 +198,7 @@ static void spew(const char* path, const char* data) {
     fclose(f);
 }
 
-// A path below the test's directory; four of them stay good.
+// Returns a path below the test's directory, in one of four buffers used in rotation.
 static const char* below(const char* name) {
     static char paths[4][512];
     static int next;
@@ -216,10 +217,11 @@ static void test_step_line(void) {
     format_step_line(buf, sizeof(buf), 12345, 19560, 10.9876543, -(double)NAN, 15.3, (double)NAN, 0, 1000, -1, "fp32",
                      64);
     check_str(buf, "step 12345/19560 | loss 10.987654 | norm 15.3000 | lr 0.00e+00 | 1000.00 ms | -1.0% fp32 MFU | "
-                   "64 tok/s"); // no z-scores while the windows fill
+                   "64 tok/s"); // no z-scores until the windows are full
     format_step_line(buf, sizeof(buf), 7, 9, (double)NAN, (double)INFINITY, 2, (double)NAN, 0, 1000, 1, "fp32", 64);
-    check(strstr(buf, "| loss     nan (+infz)| norm 2.0000 | lr ")); // each on its own: the loss was not finite
-    volatile size_t small = 10; // volatile: or the compiler sees it coming and warns
+    // the loss has a z-score because it is not finite, the norm has none
+    check(strstr(buf, "| loss     nan (+infz)| norm 2.0000 | lr "));
+    volatile size_t small = 10; // volatile, because otherwise the compiler foresees the truncation and warns
     check(format_step_line(buf, small, 1, 1, 0, 0, 0, 0, 0, 0, 0, "fp32", 0) > 10 && strlen(buf) == 9);
 }
 
@@ -239,7 +241,7 @@ static void test_duration(void) {
 }
 
 static void test_event_vector(void) {
-    // wall time 1700000001.5, step 10, train/loss = 4.25
+    // the record of wall time 1700000001.5, step 10, train/loss = 4.25
     static const char* want = "2000000000000000"
                               "29eda950"
                               "09"
@@ -258,7 +260,7 @@ static void test_event_vector(void) {
     size_t n = event_scalars(record, 1700000001.5, 10, &tag, &loss, 1);
     for (size_t i = 0; i < n; i++) { snprintf(hex + 2 * i, 3, "%02x", record[i]); }
     check_str(hex, want);
-    // lengths and steps beyond one varint byte, as many tags as fit, and as long
+    // lengths and steps that need several varint bytes; the maximal number of tags, of maximal length
     char long_tag[EVENT_MAX_TAG + 1];
     memset(long_tag, 'x', EVENT_MAX_TAG);
     long_tag[EVENT_MAX_TAG] = '\0';
@@ -272,7 +274,7 @@ static void test_event_vector(void) {
     check(record[12 + 9 + 10] == 0x2a && record[12 + 9 + 11] == (0x80 | (summary & 127)));
 }
 
-// Checks the framing of every record of the one event file in dir; counts the files.
+// Checks the framing of every record of the event file in dir and returns the number of records; counts the files.
 static int count_events(const char* dir, int* num_files, char* last_name, size_t size) {
     DIR* d = opendir(dir);
     struct dirent* e;
@@ -313,10 +315,10 @@ static int count_events(const char* dir, int* num_files, char* last_name, size_t
 static void test_files(void) {
     Logger l;
     Error err;
-    check(logger_open(&l, below("run/one"), -1, &err)); // made with its parents
+    check(logger_open(&l, below("run/one"), -1, &err)); // creates the directory and its parents
     logger_val(&l, 0, 10.98765);
     logger_train(&l, 1, 4.25, 3e-4f, 1.2345, 1500.5, 4096);
-    // there before any close: a killed process loses nothing
+    // the lines are in the file before it is closed: a killed process loses nothing
     check_str(slurp(below("run/one/main.log")), "s:0 tel:10.9877\ns:1 trl:4.2500 lr:0.000300 norm:1.23\n");
     logger_train(&l, 2, (double)NAN, 1e-5f, (double)INFINITY, 1, 0.1);
     logger_eval(&l, 2, 0.2954);
@@ -334,10 +336,12 @@ static void test_files(void) {
               "{\"step\":2,\"type\":\"text\",\"text\":\"a \\\"b\\\"\\n\"}\n");
     int files;
     char name[300];
-    check(count_events(below("run/one"), &files, name, sizeof(name)) == 5 && files == 1); // version, val, 2 train, eval
-    check(logger_close(&l, &err) && logger_close(&l, &err));                              // the second does nothing
-    logger_train(&l, 3, 1, 1, 1, 1, 1);                                                   // nor does this
-    // a new event file, in the same second of the same process; the others begin anew
+    // records: version, val, 2 train, eval
+    check(count_events(below("run/one"), &files, name, sizeof(name)) == 5 && files == 1);
+    check(logger_close(&l, &err) && logger_close(&l, &err)); // a second close does nothing
+    // after the close this does nothing
+    logger_train(&l, 3, 1, 1, 1, 1, 1);
+    // makes a new event file in the same second of the same process; the other logs start empty
     check(logger_open(&l, below("run/one"), -1, &err) && logger_close(&l, &err));
     check(count_events(below("run/one"), &files, name, sizeof(name)) == 6 && files == 2);
     check_str(slurp(below("run/one/main.log")), "");
@@ -361,7 +365,7 @@ static void test_resume(void) {
     Logger l;
     Error err;
     check(make_directories(below("resume"), &err));
-    // steps out of order, a user's note, no space to parse, an overflowing step, a torn last line
+    // steps out of order, a user's note, an empty line, a step that overflows, a truncated last line
     spew(below("resume/main.log"), "s:5 tel:1.0\nmy note\ns:7 trl:1.0\ns:10 trl:2.0\ns:11 trl:3.0\n\ns:6 eval:0.3\n"
                                    "s:99999999999999999999 tel:1\ns:10 te");
     spew(below("resume/log.jsonl"), "{\"step\":10,\"type\":\"val\",\"loss\":1}\n{\"step\":11,\"type\":\"val\"}\n"
@@ -377,23 +381,23 @@ static void test_resume(void) {
     int files;
     char name[300];
     check(count_events(below("resume"), &files, name, sizeof(name)) == 3 && files == 1);
-    // the second record tells TensorBoard to forget steps from 11 on
+    // the second record makes TensorBoard discard the steps from 11 on
     check(memcmp(text + 40 + 12 + 9, "\x10\x0b\x3a\x02\x08\x01", 6) == 0);
 
-    // nothing to cut: the file is the same one, not a copy
+    // if there is nothing to cut, the file is kept, not copied
     struct stat before, after;
     stat(below("resume/main.log"), &before);
     check(logger_open(&l, below("resume"), 11, &err) && logger_close(&l, &err));
     stat(below("resume/main.log"), &after);
     check(before.st_ino == after.st_ino && before.st_size == after.st_size);
-    check(logger_open(&l, below("resume"), 0, &err) &&
-          logger_close(&l, &err)); // only the lines without a step are left
+    check(logger_open(&l, below("resume"), 0, &err) && logger_close(&l, &err)); // keeps only the lines without a step
     check_str(slurp(below("resume/main.log")), "my note\n\n");
-    check(logger_open(&l, below("resume_new"), 10, &err) && logger_close(&l, &err)); // no logs yet: made
+    // logs that do not exist are created
+    check(logger_open(&l, below("resume_new"), 10, &err) && logger_close(&l, &err));
     check_str(slurp(below("resume_new/main.log")), "");
 }
 
-// Every length to which a crash may cut the log: resumed, it holds the whole lines up to the step, and no others.
+// A crash may cut the log at any length. After resuming, it must have the complete lines up to the step and no others.
 static void test_resume_torn(void) {
     static const char* full = "s:1 trl:1.0000 lr:0.1 norm:1\ns:2 tel:1.0\ns:2 trl:9.0\ns:3 trl:9.0\n";
     Logger l;
@@ -418,7 +422,7 @@ static void test_refusals(void) {
     spew(below("file"), "");
     err.text[0] = '\0';
     check(!logger_open(&l, below("file"), -1, &err) && strstr(err.text, "/file") && !l.active);
-    check(make_directories(below("odd/main.log"), &err)); // a directory in the file's place
+    check(make_directories(below("odd/main.log"), &err)); // a directory where the file should be
     for (int resume = -1; resume <= 1; resume += 2) {
         err.text[0] = '\0';
         check(!logger_open(&l, below("odd"), resume, &err) && strstr(err.text, "odd/main.log") && !l.active);
@@ -438,7 +442,7 @@ static void text_line(char* want_failed, const char* s, size_t n, const char* wa
 }
 
 static void test_json_number(void) {
-    // the fewest digits that lose nothing, for a float in a double and for a double
+    // the fewest digits that lose nothing, for a float stored in a double and for a double
     const struct {
         double v;
         const char* want;
@@ -477,8 +481,8 @@ static void test_json_text(void) {
     ESCAPED("\0\x1f\x7f", "\\u0000\\u001f\\u007f");
     ESCAPED("h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
     ESCAPED("\x80 \xff", "\xef\xbf\xbd \xef\xbf\xbd");
-    ESCAPED("\xc3", "\xef\xbf\xbd");     // cut short
-    ESCAPED("\xe2\x82", "\xef\xbf\xbd"); // two bytes of three: one mark
+    ESCAPED("\xc3", "\xef\xbf\xbd");     // truncated
+    ESCAPED("\xe2\x82", "\xef\xbf\xbd"); // two bytes of three: one replacement character
     ESCAPED("\xf0\x9f\x98x", "\xef\xbf\xbdx");
     ESCAPED("\xc0\x80", "\xef\xbf\xbd\xef\xbf\xbd"); // overlong
     ESCAPED("\xe0\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
@@ -486,7 +490,7 @@ static void test_json_text(void) {
     ESCAPED("\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
     ESCAPED("\xef\xbf\xbd", "\xef\xbf\xbd");
 #undef ESCAPED
-    // random bytes: never more than 6 n, no raw control character, and all of it valid UTF-8
+    // n random bytes give at most 6 n bytes, no raw control character, and only valid UTF-8
     uint64_t state = 3;
     for (int round = 0; round < 20000; round++) {
         char in[24], out[6 * sizeof(in)];
@@ -504,7 +508,7 @@ static void test_json_text(void) {
     size_t big = 1 << 20;
     char* zeros = (char*)calloc_check(big, 1);
     check(logger_open(&l, below("sample"), -1, &err));
-    logger_text(&l, 12, zeros, big); // the worst case of the buffer
+    logger_text(&l, 12, zeros, big); // the largest output for the buffer
     logger_text(&l, 13, NULL, 0);
     check(logger_close(&l, &err));
     struct stat st;
@@ -515,7 +519,7 @@ static void test_json_text(void) {
 }
 
 static void test_failing_write(void) {
-    // a limit on file size stands for a full disk: in a child, so that only its files are limited
+    // a limit on the file size imitates a full disk; in a child process, because it holds for all of its files
     Error err;
     check(make_directories(below("full"), &err));
     fflush(stdout);
@@ -532,18 +536,18 @@ static void test_failing_write(void) {
     }
     int status = 0;
     waitpid(pid, &status, 0);
-    check(WIFEXITED(status) && WEXITSTATUS(status) == 0); // the run went on to its end
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 0); // the run continued to its end
     slurp(below("full/stderr"));
     check(strncmp(text, "warning: ", 9) == 0 && strstr(text, "File too large"));
-    check(strchr(text, '\n') == text + strlen(text) - 1); // one warning for all the failures
+    check(strchr(text, '\n') == text + strlen(text) - 1); // only one warning for all failures
     const char* logs[] = {"full/main.log", "full/log.jsonl"};
     for (int i = 0; i < 2; i++) {
         slurp(below(logs[i]));
-        check(text_bytes > 800 && text_bytes <= 1000 && text[text_bytes - 1] == '\n'); // whole lines only
+        check(text_bytes > 800 && text_bytes <= 1000 && text[text_bytes - 1] == '\n'); // only complete lines
     }
     int files;
     char name[300];
-    check(count_events(below("full"), &files, name, sizeof(name)) > 3); // whole records only
+    check(count_events(below("full"), &files, name, sizeof(name)) > 3); // only complete records
 }
 
 int main(int argc, char** argv) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The Makefile and dev/test/run.sh, in a small tree of their own: what is rebuilt when, and how reports are added up.
+# The Makefile and dev/test/run.sh in a small source tree made for the test: what is rebuilt when, and sums of results.
 . "$(dirname "$0")/test.sh"
 unset BIN_DIR CFLAGS MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT TEST_JOBS LLMC_TEST_FULL
-export CC # as `make test` was called
+export CC # the compiler that `make test` was called with
 top=$PWD
 
-# A tree with one program that prints the number in its header. The current directory becomes its top.
+# Creates a tree with one program, which prints the number in its header, and changes into it.
 new_tree() {
     command -v make >/dev/null || skip "needs make"
     rm -rf "$tmp/tree"
@@ -26,7 +26,7 @@ C
     sed 's|llmc/|../../llmc/|' train_gpt2.c >dev/data/tool.c
 }
 
-# test_program NAME BODY: dev/test/test_NAME.c
+# test_program NAME BODY: writes dev/test/test_NAME.c
 test_program() {
     printf '#include <signal.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\nint main(void) { %s }\n' "$2" \
         >"dev/test/test_$1.c"
@@ -59,7 +59,7 @@ test_builds_and_rebuilds() {
     find build -name 'train_gpt2.d' -delete
     make all CFLAGS=-O0 >"$tmp/out" 2>&1
     want "compilations when a dependency file is lost" "$(grep -c -- '-o ' "$tmp/out")" 1
-    # a header that goes away with its last use is no error
+    # a header may be removed together with its last use
     sed -i '/include "/d; s/NUMBER/3/' train_gpt2.c dev/data/tool.c
     rm llmc/number.h
     make all CFLAGS=-O0 >/dev/null 2>&1
@@ -105,7 +105,7 @@ test_missing_compiler_is_named() {
     contains "error: no compiler no-such-cc" "$tmp/out"
 }
 
-# what run.sh makes of programs that behave and programs that do not
+# what run.sh reports for programs that behave and for programs that do not
 test_reports_are_added_up() {
     new_tree
     test_program good 'puts("ok a\nskip b: needs the moon\n1 passed, 0 failed, 1 skipped"); return 0;'
@@ -124,7 +124,7 @@ test_reports_are_added_up() {
     test_program hides 'puts("1 passed, 1 failed, 0 skipped"); return 0;'
     test_program empty 'puts("0 passed, 0 failed, 0 skipped"); return 0;'
     test_program exits_late 'puts("1 passed, 0 failed, 0 skipped\nafterwards"); return 0;'
-    printf '#!/bin/sh\nkill -9 $$\n' >dev/test/test_killed.sh # and not executable
+    printf '#!/bin/sh\nkill -9 $$\n' >dev/test/test_killed.sh # also not executable
     rc=0
     TEST_TIMEOUT=1 make -k test >"$tmp/out" 2>"$tmp/err" || rc=$?
     [ $rc -ne 0 ] || fail "make test succeeds with failures"
@@ -140,7 +140,7 @@ test_reports_are_added_up() {
     contains "  test_killed.sh: dev/test/test_killed.sh is not there or not executable" "$tmp/out"
 }
 
-# the same lines in the same order, but for the order in which they run
+# parallel runs print the same lines in the same order, although the programs run in another order
 test_side_by_side() {
     new_tree
     test_program a 'sleep(1); puts("ok a\n1 passed, 0 failed, 0 skipped"); return 0;'
@@ -154,7 +154,7 @@ test_side_by_side() {
     rc=0
     TEST_JOBS=0 dev/test/run.sh 2>"$tmp/err" || rc=$?
     want "status" $rc 2
-    # ended by a signal, it takes all of them along
+    # if a signal ends run.sh, it ends all of its programs
     test_program hangs 'FILE* f = fopen("pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) { sleep(1); }'
     make tests >/dev/null
     TEST_JOBS=2 dev/test/run.sh test_hangs test_a >/dev/null &
@@ -178,7 +178,7 @@ test_no_tests_is_a_failure() {
     want "status for an absent test" $rc 1
 }
 
-# tests that send an interrupt need the signals as a terminal would have left them
+# tests that send an interrupt need signals that are not ignored, as in a terminal
 test_signals_are_not_ignored() {
     new_tree
     test_program signals 'raise(SIGINT); puts("1 passed, 0 failed, 0 skipped"); return 0;'
@@ -186,7 +186,7 @@ test_signals_are_not_ignored() {
     contains "test_signals: ended by signal 2 (INT)" "$tmp/out"
 }
 
-# lives PID: it runs; a zombie that nobody has waited for does not. Gives it two seconds to end.
+# lives PID: true if the process still runs after two seconds. A zombie that nobody has waited for does not count.
 lives() {
     local state
     for ((i = 0; i < 40; i++)); do
@@ -196,7 +196,7 @@ lives() {
     done
 }
 
-# a test that leaves children behind must not outlive its time, and an interrupt ends the test that runs
+# children that a test leaves behind must end at its time limit, and an interrupt must end the running test
 test_interrupt_and_children() {
     new_tree
     printf '#!/bin/bash\nsleep 300 &\necho $! >child\nsleep 300\n' >dev/test/test_children.sh

@@ -1,4 +1,4 @@
-// llmc/matmul.h against plain loops in double: odd sizes, strides, accumulation, every vector unit, any number of threads.
+// llmc/matmul.h against loops in double: odd sizes, strides, accumulation, every instruction set, any number of threads.
 #include "../../llmc/matmul.h"
 #include "test.h"
 #include <sys/wait.h>
@@ -14,7 +14,7 @@ static float* random_floats(size_t n, uint32_t seed) {
     return p;
 }
 
-// one product with rows `pad` floats longer than they need be; the padding must stay as it is. Fills out (M, N + pad).
+// one product; rows have `pad` extra floats, which must stay unchanged. Fills out (M, N + pad).
 static void multiply(float* out, int kind, const float* a, const float* b, const float* bias, size_t M, size_t N,
                      size_t K, size_t pad, bool accumulate) {
     if (kind == NT) { matmul_nt(out, N + pad, a, K + pad, b, K + pad, bias, M, N, K, accumulate); }
@@ -23,11 +23,11 @@ static void multiply(float* out, int kind, const float* a, const float* b, const
 }
 
 static void compare(int kind, size_t M, size_t N, size_t K, size_t pad, bool accumulate) {
-    size_t size = (M + N + pad) * (K + pad) + (K + 1) * (M + N + 2 * pad); // enough for either orientation
+    size_t size = (M + N + pad) * (K + pad) + (K + 1) * (M + N + 2 * pad); // enough for any orientation of a and b
     float *a = random_floats(size, 1), *b = random_floats(size, 2), *bias = random_floats(N, 3);
     float *out = random_floats(M * (N + pad), 4), *before = random_floats(M * (N + pad), 4);
     for (size_t i = 0; !accumulate && i < M * (N + pad); i++) {
-        if (i % (N + pad) < N) { out[i] = NAN; } // an element that is not written shows
+        if (i % (N + pad) < N) { out[i] = NAN; } // exposes elements that are not written
     }
     multiply(out, kind, a, b, bias, M, N, K, pad, accumulate);
     size_t wrong = 0;
@@ -35,14 +35,14 @@ static void compare(int kind, size_t M, size_t N, size_t K, size_t pad, bool acc
         for (size_t n = 0; n < N + pad; n++) {
             double want = accumulate || n >= N ? before[m * (N + pad) + n] : 0.0;
             if (kind == NT && n < N) { want += bias[n]; }
-            double magnitude = fabs(want) + 1.0; // 1: the bias and the old value may cancel
+            double magnitude = fabs(want) + 1.0; // + 1, because the bias and the old value may cancel
             for (size_t k = 0; n < N && k < K; k++) {
                 double x = kind == TN ? a[k * (M + pad) + m] : a[m * (K + pad) + k];
                 double term = x * (kind == NT ? b[n * (K + pad) + k] : b[k * (N + pad) + n]);
                 want += term;
                 magnitude += fabs(term);
             }
-            // K + 2 roundings of sums that are no larger than the sum of magnitudes (Higham 2002, eq. 3.5); u = 2^-24
+            // K + 2 roundings, each of a value of at most `magnitude` (Higham 2002, eq. 3.5); u = 2^-24
             double bound = n < N ? (double)(K + 2) * 0x1p-24 * magnitude : 0.0;
             if (!(fabs(out[m * (N + pad) + n] - want) <= bound)) { wrong++; }
         }
@@ -62,7 +62,7 @@ static void compare_all(void) {
                 }
             }
         }
-        // several blocks of K and of N; columns of their own for each thread; b in place (M <= 512) and packed
+        // several blocks of K and of N; threads with different columns; b used in place (M <= 512), and packed
         compare(kind, 70, 800, 300, 0, false);
         compare(kind, 33, 416, 1700, 16, true);
         compare(kind, 33, 401, 1700, 1, false);
@@ -70,7 +70,7 @@ static void compare_all(void) {
     }
 }
 
-// in a process of its own, for the vector unit is chosen once
+// in a child process, because a process chooses its instruction set only once
 static void on_isa(const char* isa) {
     fflush(stdout);
     pid_t pid = fork();
@@ -107,7 +107,7 @@ static void test_avx512(void) {
     test_skip("needs a CPU with AVX-512");
 }
 
-// the last test: from here on this process has threads
+// must be the last test, because it starts threads in this process
 static void test_any_threads(void) {
 #ifdef _OPENMP
     enum { M = 70, N = 800, K = 1700 };

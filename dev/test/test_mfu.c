@@ -1,4 +1,4 @@
-// llmc/mfu.h: which device is which, and rates that fit together.
+// llmc/mfu.h: finding a device by its name, and rates that are plausible in relation to each other.
 #include "test.h"
 #include "../../llmc/mfu.h"
 
@@ -26,7 +26,7 @@ static void test_names(void) {
         {"NVIDIA A10", 125, 62.5, 31.2},
         {"NVIDIA A10G", 70, 35, 31.5},
         {"NVIDIA A40", 149.7, 74.8, 37.4},
-        {"Tesla T4", 0, 8.1, 8.1}, // neither bf16 nor tf32
+        {"Tesla T4", 0, 8.1, 8.1}, // has neither bf16 nor tf32
         {"NVIDIA RTX A6000", 154.8, 77.4, 38.7},
         {"NVIDIA RTX 6000 Ada Generation", 364.2, 182.1, 91.1},
         {"NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6},
@@ -82,7 +82,7 @@ static void test_unknown(void) {
     }
 }
 
-// Each entry is found by its own name, and 16 bits are at least twice as fast as tf32, that as fp32.
+// Each entry is found by its own name. 16-bit types are twice as fast as tf32, and tf32 is at least as fast as fp32.
 static void test_table(void) {
     for (size_t i = 0; i < sizeof(gpu_peaks) / sizeof(gpu_peaks[0]); i++) {
         const GpuPeak* g = &gpu_peaks[i];

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dev/cuda/benchmark_on_modal.py: against a stand-in for the client of Modal, and against the client itself where it is
-# installed (PYTHON=venv/bin/python picks one). Nothing here talks to Modal.
+# dev/cuda/benchmark_on_modal.py with a mock of Modal's client and, if it is installed (PYTHON=venv/bin/python selects
+# one), with the client itself. Nothing here connects to Modal.
 . "$(dirname "$0")/test.sh"
 PYTHON=${PYTHON:-python3}
 export PYTHONDONTWRITEBYTECODE=1
@@ -8,7 +8,7 @@ unset GPU_NAME GPU_MEM N_GPUS
 
 needs_python() { command -v "$PYTHON" >/dev/null || skip "needs python3"; }
 
-# A module `modal` that notes what it is asked for and runs functions here; LLMC_IN_CONTAINER=1: as in the container.
+# A module `modal` that records its arguments and runs functions locally; LLMC_IN_CONTAINER=1: as in the container.
 mkdir "$tmp/stand_in"
 cat >"$tmp/stand_in/modal.py" <<'PYTHON'
 import os
@@ -40,7 +40,7 @@ class App:
     def local_entrypoint(self):
         return lambda fn: fn
 PYTHON
-# `modal run -w FILE`, as far as it is needed: TREE FILE COMPILE_COMMAND RUN_COMMAND
+# the needed part of `modal run -w FILE`; arguments: TREE FILE COMPILE_COMMAND RUN_COMMAND
 cat >"$tmp/run.py" <<'PYTHON'
 import sys
 import benchmark_on_modal as b
@@ -50,7 +50,7 @@ if result is not None:
     open(sys.argv[2], "w").write(result)
 PYTHON
 
-# with RC ARGUMENT ...: python on the stand-in; its exit code must be RC; output to $tmp/out and $tmp/err
+# with RC ARGUMENT ...: runs python with the mock; the exit code must be RC; output goes to $tmp/out and $tmp/err
 with() {
     local rc=0 wanted=$1
     shift
@@ -58,7 +58,7 @@ with() {
     [ $rc -eq "$wanted" ] || { cat "$tmp/out" "$tmp/err" && fail "exit code $rc, want $wanted: $*"; }
 }
 
-# environment and the string that Modal is asked for
+# each line: environment variables, and the GPU string that Modal must get
 gpus='
 A100-40GB   X=
 A100-80GB   GPU_MEM=80
@@ -152,7 +152,7 @@ test_no_shell() {
     contains "* a b" "$tmp/out"
 }
 
-# there the file lies alone in a folder, and GPU_NAME is not set
+# in the container the script is alone in a folder, and GPU_NAME is not set
 test_in_the_container() {
     needs_python
     cp dev/cuda/benchmark_on_modal.py "$tmp/stand_in/"
@@ -167,7 +167,7 @@ needs_client() {
     "$PYTHON" -c 'import modal; modal.App, modal.Image.add_local_dir' 2>/dev/null || skip "needs the client: pip install modal"
 }
 
-# the client accepts what it is given; _spec_ is where it keeps it
+# Modal's client accepts our arguments, and stores them in _spec_
 test_client_objects() {
     needs_client
     local want environment
@@ -191,7 +191,7 @@ print('config', config.gpu_type, config.count)")
     done <<<"$gpus"
 }
 
-# what goes along: sources, no binaries, no data
+# the files sent to Modal: sources, but no binaries and no data
 test_client_files() {
     needs_client
     real '

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` there. Without one: that it compiles, each
-# op in its turn:
+# Every op of dev/cuda. With a GPU: its --check in every precision, by `make test` in dev/cuda. Without a GPU: that it
+# compiles, in one precision and for one architecture per op, which alternate:
 #
 #     op        1    2    3    4    5    6    7    8    9    10   11   12   13 ...
 #     precision BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16 FP16 FP32 BF16
-#     for       75   80   90a  100  75   80   90a  100  75   80   90a  100  75
+#     arch      75   80   90a  100  75   80   90a  100  75   80   90a  100  75
 #
-# and one with wgmma is compiled for 90a in BF16 as well, where a spill or a serialised wgmma is an error. Host code takes
-# most of the time, so it is compiled and linked only where a library is linked; dev/test/test_dev_cuda.sh builds others.
-# With LLMC_TEST_FULL=1 `make test` of dev/cuda compiles each op in every precision first, and 90a in BF16 is for all.
+# An op with wgmma is also compiled for 90a in BF16, where a register spill or a serialised wgmma is an error. Host code
+# takes most of the time, so it is compiled and linked only for ops that link a library; dev/test/test_dev_cuda.sh
+# builds others. With LLMC_TEST_FULL=1, `make test` of dev/cuda first compiles each op in every precision, and all ops
+# for 90a in BF16.
 #
 #     dev/test/test_ops.sh [--list | OP ...]
 set -u -o pipefail
@@ -48,10 +49,10 @@ trap 'rm -rf "$tmp"' EXIT
 passed=0 failed=0 skipped=0
 has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
 if has_gpu || [ -n "${LLMC_TEST_FULL-}" ]; then
-    # -k: an op that does not compile leaves the others their chance
+    # -k: if one op does not compile, the others are still built
     make -k -j"$(nproc)" --no-print-directory -C dev/cuda test OPS="${chosen[*]}" NVCC="$nvcc" 2>&1 |
         tee "$tmp/log" | grep -aE --line-buffered '^(ok|skip|FAIL) |error|Performance Loss' | grep -av --line-buffered -e ' -gencode ' -e '^make'
-    # make has a word of its own after the closing line
+    # make may print a line of its own after the closing line
     closing=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$tmp/log" | tail -n 1)
     [ -n "$closing" ] || { tail -n 20 "$tmp/log"; exit 1; }
     read -r passed _ failed _ skipped _ <<<"$closing"
@@ -62,20 +63,20 @@ if has_gpu || [ -n "${LLMC_TEST_FULL-}" ]; then
     fi
 fi
 
-# ---- each op in its turn ----
+# ---- each op in one precision and for one architecture ----
 
 precisions=(BF16 FP16 FP32)
-archs=() # 3 and 4 have no common divisor: every pair has its turn
+archs=() # 3 and 4 have no common divisor, so every pair occurs
 offered=$($nvcc --list-gpu-arch)
 for a in 75 80 90 100; do
     if grep -qx "compute_$a" <<<"$offered"; then archs+=("$a"); fi
 done
 [ ${#archs[@]} -gt 0 ] || { echo "$nvcc --list-gpu-arch lists none of 75, 80, 90, 100" >&2; exit 1; }
 
-# uses PATTERN OP: in its source, but for comments
+# uses PATTERN OP: true if the op's source, without comments, matches
 uses() { grep -qE "$1" <<<"$(sed 's|//.*||' "dev/cuda/$2.cu")"; }
 
-# A build is "OP PRECISION ARCH DEVICE_ONLY"; those with wgmma take longest and come first.
+# A build is "OP PRECISION ARCH DEVICE_ONLY". The builds with wgmma take longest and come first.
 turns=() first=()
 for i in "${!ops[@]}"; do
     op=${ops[i]} precision=${precisions[i % 3]} arch=${archs[i % ${#archs[@]}]} device_only=yes
@@ -90,7 +91,7 @@ for i in "${!ops[@]}"; do
 done
 builds=(${first[@]+"${first[@]}"} ${turns[@]+"${turns[@]}"})
 
-# Below build/test_ops, where it is kept: only what changed is built again.
+# Builds below build/test_ops, where the result is kept: only what has changed is built again.
 build() { # I OP PRECISION ARCH DEVICE_ONLY
     local dir=build/test_ops/$2_$3_$4${5:+_device} rc=0
     mkdir -p "$dir"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/cuda/plot.cpp, on CSV files of its own: what is drawn where, and what is refused.
+# dev/cuda/plot.cpp on made-up CSV files: what it draws where, and which files it rejects.
 . "$(dirname "$0")/test.sh"
 CXX=${CXX:-g++}
 header=op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s
@@ -13,14 +13,14 @@ build() {
     mkdir "$tmp/t4"
 }
 
-# row OP KERNEL BLOCK_SIZE MS BYTES FLOPS PROMOTED WHAT: a copy gives 1000 GB/s, the library 100 TFLOP/s
+# row OP KERNEL BLOCK_SIZE MS BYTES FLOPS PROMOTED WHAT: prints a row; copy rate 1000 GB/s, library 100 TFLOP/s
 row() {
     local rate=0
     [ "$6" = 0 ] || rate=100.000
     echo "$1,$2,$3,bf16,4,64,768,12,50257,$4,$4,$4,100,cold,$5,0.00,1000.00,$6,0.000,$rate,1,$7,2,3000000,Tesla T4,\"$8\""
 }
 
-# run RC FOLDER ...: the exit code must be RC
+# run RC FOLDER ...: fails unless the exit code is RC
 run() {
     local rc=0 wanted=$1
     shift
@@ -34,7 +34,7 @@ well_formed() { # FILE ...
         return
     fi
     local file
-    for file in "$@"; do # every text is closed, nothing but tags has < or >, nothing but entities has &
+    for file in "$@"; do # every text element is closed; < and > occur only in tags, & only in entities
         want "texts of $file" "$(grep -c '<text' "$file")" "$(grep -c '</text>$' "$file")"
         want "tail of $file" "$(tail -n 1 "$file")" "</svg>"
         sed -e 's/<[^<>]*>//g' -e 's/&\(amp\|lt\|gt\);//g' "$file" | grep -n '[<>&]' && fail "$file is not XML"
@@ -42,10 +42,10 @@ well_formed() { # FILE ...
     return 0
 }
 
-# attribute NAME ID FILE: of the element with this id
+# attribute NAME ID FILE: prints the attribute of the element with this id
 attribute() { sed -n "/ id=\"$2\"/s/.* $1=\"\([^\"]*\)\".*/\1/p" "$3"; }
 
-# near WHAT EXPRESSION: a number that must be 0, up to the rounding of coordinates
+# near WHAT EXPRESSION: fails unless the expression is 0, within the rounding of coordinates
 near() { awk "BEGIN { d = $2; exit !(d < 0.03 && d > -0.03) }" || fail "$1: $2 is not 0"; }
 
 test_bars() {
@@ -65,7 +65,7 @@ test_bars() {
     svg=$tmp/t4/op.svg
     well_formed "$svg"
     want "the order" "$(sed -n 's/.* id="kernel\([0-9]*\)".*/\1/p' "$svg" | tr '\n' ' ')" "0 1 2 10 "
-    # 8 times the fastest, 3.2 ms, is as long as a bar gets: kernel 1 is cut there
+    # a bar is at most 8 times as long as the fastest, 3.2 ms: kernel 1 is cut there
     local longest
     longest=$(attribute width kernel1 "$svg")
     near "kernel 10" "$(attribute width kernel10 "$svg") - $longest * 0.4 / 3.2"
@@ -86,13 +86,13 @@ test_bars_uncut() {
     build
     { echo "$header"; row op 1 64 2.00000 1500000 0 0 a; row op 2 64 0.50000 1500000 0 0 b; } >"$tmp/t4/op_fp32.csv"
     run 0 "$tmp/t4"
-    svg=$tmp/t4/op_fp32.svg # named after the file
+    svg=$tmp/t4/op_fp32.svg # the SVG is named after the CSV file
     near "kernel 2" "$(attribute width kernel1 "$svg") / 4 - $(attribute width kernel2 "$svg")"
     ! grep -q -e '<path' -e 'are cut' "$svg" || fail "a bar is cut"
     ! grep -q promoted "$svg" || fail "none is promoted"
 }
 
-# a copy gives 1 TB/s and the library 100 TFLOP/s: the roofs meet at 100 FLOPs a byte
+# copy rate 1 TB/s, library 100 TFLOP/s: the two roofs meet at 100 FLOPs per byte
 test_roofline() {
     build
     { echo "$header"; row low 1 64 1.00000 1e9 10e9 0 'on the slope: 10 FLOPs a byte, 10 TFLOP/s'
@@ -120,7 +120,7 @@ test_roofline() {
     near "low lies on the slope" "($low_y - $y1) * ($x2 - $x1) / ($y2 - $y1) - ($low_x - $x1)"
     near "the roofs meet" "$x2 - $(attribute x1 matrix "$svg") + $y2 - $flat"
     near "the matrix rate is flat" "$flat - $(attribute y2 matrix "$svg")"
-    # from 100 to 200 as far as from 10 to 100 times log 2; twice the rate is above the flat roof by as much
+    # logarithmic axes: 100 to 200 is log10(2) times as long as 10 to 100; twice the rate is as far above the flat roof
     near "high's intensity" "($high_x - $x2) - ($x2 - $low_x) * log(2) / log(10)"
     near "high's rate" "($flat - $high_y) - ($low_y - $flat) * log(2) / log(10)"
 }
@@ -134,12 +134,12 @@ test_same_bytes() {
     run 0 "$tmp/t4"
     cmp "$tmp/t4/op.svg" "$tmp/t4/first/op.svg" || fail "another chart"
     cmp "$tmp/t4/roofline.svg" "$tmp/t4/first/roofline.svg" || fail "another roofline"
-    # columns are found by their names: in another order, with one that nobody reads
+    # columns are found by name: in another order, and with an extra column that nobody reads
     awk -F , -v OFS=, '{ print (NR == 1 ? "more" : "x"), $0 }' "$tmp/t4/op.csv" | sed 's/\r*$/\r/' >"$tmp/t4/new"
     mv "$tmp/t4/new" "$tmp/t4/op.csv"
     run 0 "$tmp/t4"
     cmp "$tmp/t4/op.svg" "$tmp/t4/first/op.svg" || fail "another chart for the same columns"
-    # files from before kernel_launches and bytes_moved
+    # old files, without the columns kernel_launches and bytes_moved
     cut -d , -f 2-23,26- "$tmp/t4/op.csv" >"$tmp/t4/new"
     mv "$tmp/t4/new" "$tmp/t4/op.csv"
     run 0 "$tmp/t4"
@@ -147,7 +147,7 @@ test_same_bytes() {
     ! grep -q launch "$tmp/t4/op.svg" || fail "launches that nobody counted"
 }
 
-# refused WHAT: the CSV on stdin ends the program with one line, in which WHAT stands, and nothing is drawn
+# refused WHAT: the CSV on stdin must end the program with one line that contains WHAT, and nothing is drawn
 refused() {
     cat >"$tmp/t4/broken.csv"
     run 1 "$tmp/t4"

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# train_gpt2 as its users meet it: what it says and leaves alone when it is given something wrong, and what a run, a sample and a
-# fine-tuning do when all is right. That it stops and goes on rightly is test_resume.sh's.
+# train_gpt2 from the command line: its messages on wrong input, which must leave all files untouched, and correct runs,
+# samples and fine-tuning. Stopping and resuming are tested by test_resume.sh.
 . "$(dirname "$0")/test.sh"
 
 export OMP_NUM_THREADS=1 # the models are tiny
-train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu: the same for the GPU
+train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu runs the same tests on the GPU program
 [[ $train == /* ]] || train=$PWD/$train
 tiny=$PWD/dev/test/fixtures/tiny_gpt2
-world=$tmp/world                                            # where the program runs; all that it could read or spoil
-data='data/a_train_*.bin'                                   # always in quotes: the program expands it
-small=(-e d6 --layers 1 --heads 1 --channels 32 --positions 32) # a new model
+world=$tmp/world                                            # where the program runs: all files that it may read or damage
+data='data/a_train_*.bin'                                   # always quoted, because the program expands it
+small=(-e d6 --layers 1 --heads 1 --channels 32 --positions 32) # flags of a new model
 batch=(-b 2 -t 16 -x 3 -s 0)
 
-# little N ...: each number as four bytes, little-endian
+# little N ...: prints each number as four bytes, little-endian
 little() {
     local n
     for n in "$@"; do printf "$(printf '\\x%02x' $((n & 255)) $((n >> 8 & 255)) $((n >> 16 & 255)) $((n >> 24)))"; done
 }
 
-# decode_only FILE N: a tokenizer of llm.c with N tokens of one byte, the last of which ends a text
+# decode_only FILE N: writes a tokenizer file of llm.c with N tokens of one byte, the last of which is the end of a text
 decode_only() {
     local i
     {
@@ -28,10 +28,11 @@ decode_only() {
     } >"$1"
 }
 
-# patch FILE AT TEXT: bytes as printf writes them
+# patch FILE AT TEXT: overwrites the bytes at offset AT by TEXT, a printf format
 patch() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
 
-# Shards of this source tree's own text with the vocabulary of bytes, damaged copies of one, and in `run` three steps and their checkpoints.
+# Creates shards of this source tree's text with a byte vocabulary, damaged copies of a shard, and `run`: three steps
+# with their checkpoints.
 setup() {
     [ -x "$train" ] && [ -x "$BIN_DIR/dev/data/tokenize" ] || fail "$train or dev/data/tokenize is not there: make all"
     [ -e "$world" ] && return
@@ -43,7 +44,7 @@ setup() {
     : >"$new/bad/empty.bin"
     head -c 3000 "$new/data/a_train_000000.bin" >"$new/bad/cut.bin"
     cp "$new/data/a_train_000000.bin" "$new/bad/id.bin"
-    patch "$new/bad/id.bin" $((1024 + 2 * 20)) '\x01\x01' # token 20 is 257, the vocabulary ends at 256
+    patch "$new/bad/id.bin" $((1024 + 2 * 20)) '\x01\x01' # token 20 becomes 257; the last id of the vocabulary is 256
     decode_only "$new/257.bin" 257
     decode_only "$new/513.bin" 513
     (cd "$new" && "$train" "${small[@]}" "${batch[@]}" -l 0.01 -i "$data" -o run -n 1 -nk 0) >"$tmp/setup.out" 2>"$tmp/err" ||
@@ -52,13 +53,13 @@ setup() {
     mv "$new" "$world"
 }
 
-# run ARGS...: sets status; output in $tmp/out and $tmp/err
+# run ARGS...: runs the program and sets `status`; output goes to $tmp/out and $tmp/err
 run() {
     status=0
     (cd "$world" && exec "$train" "$@") >"$tmp/out" 2>"$tmp/err" </dev/null || status=$?
 }
 
-# good ARGS...: the run must succeed
+# good ARGS...: as run, but fails unless the program succeeds
 good() {
     run "$@"
     [ $status -eq 0 ] || fail "$*: status $status: $(tail -n 1 "$tmp/err")"
@@ -66,15 +67,15 @@ good() {
 
 snapshot() { (cd "$world" && find . -printf '%p %y %s %m\n' | sort && find . -type f -print0 | sort -z | xargs -0 cksum); }
 
-# refused STATUS PATTERN ... -- ARGS...: one line on stderr, in which every extended regular expression is found; no step is taken, and
-# the directory of the run is what it was
+# refused STATUS PATTERN ... -- ARGS...: the program must exit with STATUS after one line on stderr that matches every
+# extended regular expression; it takes no step and leaves its directory unchanged
 refused() {
     local code=$1 patterns=() pattern
     shift
     while [ "$1" != -- ]; do patterns+=("$1") && shift; done
     shift
     setup
-    rm -rf "$world/new" # of a test that failed
+    rm -rf "$world/new" # left over by a test that failed
     snapshot >"$tmp/before"
     run "$@"
     [ "$status" -eq "$code" ] || fail "status $status, want $code: $(cat "$tmp/err")"
@@ -86,13 +87,13 @@ refused() {
     snapshot >"$tmp/after"
     cmp -s "$tmp/before" "$tmp/after" || fail "files have changed: $(diff "$tmp/before" "$tmp/after" | head -n 3 | tr '\n' ' ')"
 }
-usage() { # PATTERN ... -- ARGS...: a usage error of a run that would be right without ARGS
+usage() { # PATTERN ... -- ARGS...: adding ARGS to a correct command must be a usage error
     local patterns=()
     while [ "$1" != -- ]; do patterns+=("$1") && shift; done
     shift
     refused 2 "${patterns[@]}" -- "${small[@]}" "${batch[@]}" -i "$data" -o new "$@"
 }
-failure() { # PATTERN ... -- ARGS...: the same for exit code 1; -e and -i in ARGS come later and win
+failure() { # PATTERN ... -- ARGS...: the same with exit code 1; -e and -i in ARGS override earlier ones
     local patterns=()
     while [ "$1" != -- ]; do patterns+=("$1") && shift; done
     shift
@@ -228,12 +229,12 @@ test_resume_another_shape() { failure '--channels' 'run/step_00000003' -- -o run
 
 test_prompt_without_merges() {
     refused 1 'no merges' 'vocab.json and merges.txt' '--tokenizer' -- -e run/step_00000003 --tokenizer 257.bin --prompt hello
-    good -e run/step_00000003 --tokenizer 257.bin --prompt '' --num-tokens 5 # but it can write
+    good -e run/step_00000003 --tokenizer 257.bin --prompt '' --num-tokens 5 # but it can still generate text
 }
 test_prompt_without_vocabulary() { refused 1 'no vocabulary' "$tiny" '--tokenizer' -- -e "$tiny" --prompt hello; }
 test_prompt_too_long() {
     refused 1 'prompt has 33 tokens' '32 positions' -- -e run/step_00000003 --prompt "$(printf '%33s' '')"
-    good -e run/step_00000003 --prompt "$(printf '%32s' '')" --num-tokens 5 # the last position still gives one token
+    good -e run/step_00000003 --prompt "$(printf '%32s' '')" --num-tokens 5 # the last position can still predict one token
 }
 test_sampling_flags() {
     refused 2 '--temperature wants 0 to' "'-1'" -- -e run/step_00000003 --prompt hi --temperature -1
@@ -241,9 +242,9 @@ test_sampling_flags() {
     refused 2 '--num-tokens wants 1 to' "'0'" -- -e run/step_00000003 --prompt hi --num-tokens 0
 }
 
-# ---- what it does when all is right -----------------------------------------------------
+# ---- correct runs -----------------------------------------------------------------------
 
-# every flag of the table in the source is in --help, with its letter and its llm.c name
+# --help lists every flag of the table in the source, with its letter and its llm.c name
 test_help() {
     setup
     good --help
@@ -261,7 +262,7 @@ test_help() {
     [ "$(awk '{if (length($0) > n) n = length($0)} END {print n}' "$tmp/out")" -le 100 ] || fail "lines of more than 100 columns"
 }
 
-# llm.c's lines, which scripts read; a z-score stands there once 128 steps are known, or where the number is not finite
+# the step lines have llm.c's format, which scripts parse, with a z-score after 128 steps or for a non-finite number
 number='[0-9]+\.[0-9]'
 z="(\\([+-](inf|$number{2})z\\))?"
 step_line="^step +[0-9]+/[0-9]+ \\| loss $number{6} $z\\| norm $number{4} $z\\| lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| $number{2} ms \\| $number% [bf][pf][0-9]+ MFU \\| [0-9]+ tok/s"
@@ -282,7 +283,7 @@ test_step_lines() {
         "config.json generation_config.json merges.txt model.safetensors optimizer.safetensors state.json vocab.json"
 }
 
-# the windows of losses and norms hold 128 steps
+# the windows of losses and norms cover 128 steps
 test_z_scores() {
     setup
     good "${small[@]}" "${batch[@]}" -i "$data" -x 130
@@ -312,7 +313,7 @@ test_prompt_without_vocabulary_prints_ids() {
     for id in $(cat "$tmp/out"); do [ "$id" -lt 512 ] || fail "id $id"; done
 }
 
-sample() { # ARGS...: the text
+sample() { # ARGS...: prints the generated text
     good -e run/step_00000003 --prompt 'int ' --num-tokens 20 --no-stop-at-eot "$@"
     cat "$tmp/out"
 }
@@ -337,7 +338,7 @@ test_temperature_0_is_greedy() {
     [ -s "$tmp/one" ]
 }
 
-# the output directory of a run stands for its newest whole checkpoint
+# -e with a run's output directory loads its newest intact checkpoint
 test_newest_good_checkpoint() {
     setup
     good -e run --prompt 'int ' --num-tokens 20 --seed 1
@@ -357,7 +358,7 @@ test_newest_good_checkpoint() {
     true
 }
 
-# fine-tuning goes on from the weights, at step 1 of a run of its own
+# fine-tuning starts from given weights, at step 1 of a new run
 test_fine_tuning() {
     setup
     local from first
@@ -371,7 +372,7 @@ test_fine_tuning() {
     done
 }
 
-# the same flags and -y 1, as the program itself advises
+# -y 1 with the same flags, as the program itself recommends
 test_resume_same_flags() {
     setup
     cp -r "$world/run" "$world/same"
@@ -388,26 +389,26 @@ test_resume_says_what_changed() {
     contains "num_steps 4, was 3" "$tmp/out"
     contains 'schedule "linear", was "cosine"' "$tmp/out"
     contains "total_batch_tokens 64, was 32" "$tmp/out"
-    contains "learning_rate 0.02, was 0.01" "$tmp/out" # as typed, not as a float in seventeen digits
-    # nothing changed: nothing said
+    contains "learning_rate 0.02, was 0.01" "$tmp/out" # printed as typed, not as a float with seventeen digits
+    # no flag changed: no message
     good -e d6 -b 2 -t 16 -s 0 -i "$data" -o changed -y 1 -x 4 -l 0.02 -k linear -d 64
     grep -q '^changed' "$tmp/out" && fail "a change that is none: $(grep -m 1 '^changed' "$tmp/out")"
     true
 }
 
-# weights that hold a NaN: no update, and an end
+# weights that contain a NaN: no update, and the run ends with an error
 test_nonfinite() {
     setup
     cp -r "$world/run/step_00000003" "$world/nan"
     local header
     header=$(od -An -t u8 -N 8 "$world/nan/model.safetensors" | tr -d ' ')
     patch "$world/nan/model.safetensors" $((8 + header)) '\x00\x00\xc0\x7f'
-    good -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -o nan_run # three steps are fewer than --max-nonfinite
+    good -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -o nan_run # three steps, fewer than --max-nonfinite
     local skipped
     skipped=$(grep -c 'not finite, weights left as they are' "$tmp/out" || true)
     want "skipped steps" "$skipped" 3
     contains "3 steps were skipped" "$tmp/out"
-    # the NaN apart, the weights are those that were given
+    # the weights, including the NaN, are unchanged
     cmp "$world/nan/model.safetensors" "$world/nan_run/step_00000003/model.safetensors" || fail "the weights have changed"
     run -e nan/model.safetensors "${batch[@]}" -i "$data" -a 1 -x 100 --max-nonfinite 4 -o nan_stopped
     want status "$status" 1
@@ -416,10 +417,10 @@ test_nonfinite() {
     contains "the weights themselves are not finite" "$tmp/err"
     local steps
     steps=$(grep -c '^step .* tok/s' "$tmp/out")
-    # on a GPU the fifth is under way when the fourth is judged; fp16 waits for each
+    # on a GPU the fifth step is in flight when the fourth is checked; fp16 waits for each step
     [[ $train == *cu && $steps = 5 ]] || want "steps" "$steps" 4
     [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
-    run -e nan/model.safetensors --prompt '!' # id 0, whose embedding it is
+    run -e nan/model.safetensors --prompt '!' # '!' is id 0, whose embedding has the NaN
     want "status of sampling" "$status" 1
     contains "logits are not numbers" "$tmp/err"
 }
@@ -428,7 +429,7 @@ test_interrupt_without_output() {
     setup
     local pid code=0
     snapshot >"$tmp/before"
-    : >"$tmp/out" # the steps of an earlier test must not pass for this one's
+    : >"$tmp/out" # clears the steps that an earlier test has printed
     (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 100000000) >"$tmp/out" 2>"$tmp/err" </dev/null &
     pid=$!
     until grep -qs '^step ' "$tmp/out"; do
@@ -444,11 +445,11 @@ test_interrupt_without_output() {
     cmp "$tmp/before" "$tmp/after"
 }
 
-# each line is there when it is printed, also in a file or a pipe
+# each line is written at once, even to a file or a pipe
 test_progress_reaches_a_file() {
     setup
     local pid i
-    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 1000 -d 32000000) >"$tmp/out" 2>"$tmp/err" </dev/null & # long steps
+    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 1000 -d 32000000) >"$tmp/out" 2>"$tmp/err" </dev/null & # steps that take long
     pid=$!
     for ((i = 0; i < 1000; i++)); do
         grep -q '1000 steps of 32000000 tokens' "$tmp/out" && break
@@ -459,7 +460,7 @@ test_progress_reaches_a_file() {
     contains '1000 steps of 32000000 tokens' "$tmp/out"
 }
 
-# what could not be written is not a success
+# if the output cannot be written, the program fails
 test_output_that_cannot_be_written() {
     setup
     [ -e /dev/full ] || skip "no /dev/full"
@@ -469,7 +470,7 @@ test_output_that_cannot_be_written() {
     contains "No space left on device" "$tmp/err"
 }
 
-# an untrained model says every byte; ESC and its like must not reach a terminal, but do reach a file
+# an untrained model generates every byte; control characters such as ESC must reach a file, but not a terminal
 test_terminal_is_not_commanded() {
     setup
     command -v script >/dev/null || skip "needs script (bsdutils)"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# scripts/promote.sh: copies of kernels that cannot drift, in a small tree of their own. And what every ladder of dev/cuda
-# and every promoted block of train_gpt2.cu looks like, by their text alone.
+# scripts/promote.sh in a small source tree made for the test: the copies of the kernels stay identical. Also the form
+# of the ladders of dev/cuda and of the promoted blocks of train_gpt2.cu, checked from their text alone.
 . "$(dirname "$0")/test.sh"
 top=$PWD
 
-# Two ops and a trainer that has the marks of both and nothing between them. The current directory becomes its top.
+# Creates a tree with two ops and a trainer that has the marks of both, with nothing between them, and changes into it.
 new_tree() {
     rm -rf "$tmp/tree"
     mkdir -p "$tmp/tree/scripts" "$tmp/tree/dev/cuda"
@@ -39,7 +39,7 @@ int old;
 CU
 }
 
-# refuses TEXT: both ways of calling it exit 1, say TEXT and leave train_gpt2.cu as it is
+# refuses TEXT: with and without --check promote.sh must exit 1, print TEXT and leave train_gpt2.cu unchanged
 refuses() {
     local way rc
     cp train_gpt2.cu "$tmp/before.cu"
@@ -69,7 +69,7 @@ test_copies() {
     want "its output" "$(cat "$tmp/out")" "2 promoted blocks, all equal"
 }
 
-# what only the ladder needs stands between the pieces of a block; a .cuh has blocks like a .cu
+# code that only the ladder needs is between the pieces of a block; a .cuh has blocks like a .cu
 test_pieces() {
     new_tree
     cat >dev/cuda/gelu.cu <<'CU'
@@ -122,7 +122,7 @@ test_check_finds_one_digit() {
     done
 }
 
-# the other direction: a change of the op that was not promoted
+# the other direction: the op has changed, but was not promoted again
 test_check_finds_a_changed_op() {
     new_tree
     scripts/promote.sh >"$tmp/out"
@@ -177,17 +177,17 @@ test_usage() {
     want "the exit code without train_gpt2.cu" $rc 1
 }
 
-# unordered FILE: a line for each number of the ladder that stands behind a larger one, as a banner or in declare()
+# unordered FILE: prints a line for each kernel number that comes after a larger one, in the banners or in declare()
 unordered() {
     awk '
         function bad(line, text) { print FILENAME ":" line ": " text; found = 1 }
         match($0, /^\/\/ ---- kernels? [0-9]+((,| and| to) [0-9]+)*/) {
-            count = split(substr($0, RSTART, RLENGTH), numbers, /[^0-9]+/) # the first one is empty
+            count = split(substr($0, RSTART, RLENGTH), numbers, /[^0-9]+/) # numbers[1] is empty
             if (numbers[2] + 0 <= last) { bad(FNR, "kernel " numbers[2] " stands after kernel " last) }
             for (i = 2; i <= count; i++) { if (numbers[i] + 0 > last) { last = numbers[i] + 0 } }
         }
         BEGIN { last = declared = -1 }
-        # a call may go on in the next line: kernel(\n 7, "what", ...
+        # a call may continue on the next line: kernel(\n 7, "what", ...
         /(^|[^A-Za-z0-9_])(kernel|variant)\($/ { open = 1; next }
         {
             line = open ? "kernel(" $0 : $0
@@ -203,7 +203,7 @@ unordered() {
         END { exit found }' "$1"
 }
 
-# the text of an op, and --list, go from the naive kernel to the best one
+# the source of an op and its --list are in the order of kernel numbers, the naive kernel first
 test_ladders_ascend() {
     local file failed=0
     for file in dev/cuda/*.cu dev/cuda/*.cuh; do
@@ -234,10 +234,10 @@ CU
     done
 }
 
-# nameless FILE: a line for each promoted block that launches kernels and does not say by an Op what they cost, and for
-# each launcher `void NAME(..., int block_size) {` without an Op or without its overload right behind it.
-# A block counts if it defines the op that it is called after, NAME, NAME_forward or NAME_backward, as a plain function:
-# a template that ops are made of, like a product with an epilogue, has no name or cost of its own.
+# nameless FILE: prints a line for each promoted block that launches kernels but does not declare their cost with an Op,
+# and for each launcher `void NAME(..., int block_size) {` without an Op, or without its overload directly after it.
+# Only blocks count that define the op of the same name (NAME, NAME_forward or NAME_backward) as a plain function: a
+# template from which ops are made, such as a product with an epilogue, has no name or cost of its own.
 nameless() {
     awk '
         function bad(text) { print FILENAME ":" FNR ": " text; found = 1 }

@@ -1,10 +1,10 @@
-// llmc/rand.h against values from PyTorch, from the papers, and against chance.
+// llmc/rand.h against values from PyTorch and from the papers, and by statistical tests.
 #include "test.h"
 #include "../../llmc/rand.h"
 
-// ---- a scanner for the one fixture --------------------------------------------------
+// ---- a scanner for the fixture -----------------------------------------------------
 
-// Reads up to max numbers after "key": in text. Returns how many there were.
+// Reads up to max numbers after "key": in text. Returns their number.
 static int json_numbers(const char* text, const char* key, double* out, int max) {
     char quoted[64];
     snprintf(quoted, sizeof(quoted), "\"%s\":", key);
@@ -37,7 +37,7 @@ static char* read_fixture(void) {
 
 static void test_mt19937(void) {
     Mt19937 mt;
-    mt19937_seed(&mt, 5489); // the seed and the value that the C++ standard gives, [rand.predef]
+    mt19937_seed(&mt, 5489); // seed and value of the C++ standard, [rand.predef]
     uint32_t last = 0;
     for (int i = 0; i < 10000; i++) { last = mt19937_u32(&mt); }
     check_msg(last == 4123659995u, "the 10000th word is %u", last);
@@ -88,7 +88,7 @@ static void test_normal_cached(void) {
     mt19937_seed(&mt, 42);
     normal_fill(whole, 15, 0.0, 1.0, &mt);
     mt19937_seed(&mt, 42);
-    normal_fill(parts, 5, 0.0, 1.0, &mt); // three pairs, of which one value is left
+    normal_fill(parts, 5, 0.0, 1.0, &mt); // three pairs, so one value is left for the next call
     normal_fill(parts + 5, 10, 0.0, 1.0, &mt);
     check(memcmp(whole, parts, sizeof(whole)) == 0);
     check(mt.has_cached);
@@ -114,7 +114,7 @@ static void test_normal_moments(void) {
     free(x);
 }
 
-// every uniform that there is, in the compiled-for-this-machine path and in the one for any machine
+// the code for this machine and the portable code give the same bits, for 2^20 uniforms and the extreme ones
 static void test_box_muller_paths(void) {
     enum { N = 1 << 20 };
     float* a = (float*)malloc_check(N * sizeof(float));
@@ -124,7 +124,7 @@ static void test_box_muller_paths(void) {
     box_muller(a, N / 16, 0.25f, 0.02f);
     box_muller_portable(b, N / 16, 0.25f, 0.02f);
     check(memcmp(a, b, N * sizeof(float)) == 0);
-    double worst = 0.0; // and against libm, whose last bits may differ
+    double worst = 0.0; // compares with libm too, whose last bits may differ
     for (uint32_t block = 0; block < N; block += 16) {
         for (uint32_t j = block; j < block + 8; j++) {
             bool first = block == 0;
@@ -158,7 +158,7 @@ static void check_tensor(const char* text, const char* name, const float* x, siz
         float end = x[n - 8 + (size_t)i];
         check_msg(end == (float)last[i], "%s[n - %d] is %.9g, want %.9g", name, 8 - i, end, last[i]);
     }
-    double sum = 0.0, sumsq = 0.0, sum_low = 0.0; // sum in two parts: half an ulp of one weight is about 1e-9
+    double sum = 0.0, sumsq = 0.0, sum_low = 0.0; // compensated sum: half an ulp of one weight is about 1e-9
     for (size_t i = 0; i < n; i++) {
         double s = sum + x[i];
         sum_low += fabs(sum) >= fabsf(x[i]) ? (sum - s) + x[i] : (x[i] - s) + sum;
@@ -204,7 +204,7 @@ static void test_init_d12(void) {
     free(text);
 }
 
-// tensors of fewer than 16 values and of no multiple of 16, and the order of the draws
+// the order of the draws, with tensors of fewer than 16 values and of no multiple of 16
 static void test_init_order(void) {
     GPT2Config config = {3, 5, 128, 2, 1, 3};
     size_t total = num_parameters(&config), C = 3;
@@ -248,7 +248,7 @@ static void test_known_words(void) {
 
 static void test_random_below(void) {
     uint64_t state = 99;
-    uint32_t n = 3u << 30; // without the rejection every third value comes twice as often as the two after it
+    uint32_t n = 3u << 30; // without rejection sampling every third value would come twice as often as the two after it
     int counts[3] = {0};
     for (int i = 0; i < 300000; i++) {
         uint32_t x = random_below(&state, n);
@@ -277,7 +277,7 @@ static void test_permutation(void) {
     random_permutation(p, 0, 1);
     random_permutation(p, 1, 1);
     check(p[0] == 0);
-    int counts[256] = {0}; // of the 24 orders of 4
+    int counts[256] = {0}; // how often each of the 24 permutations of 4 comes
     for (uint64_t seed = 0; seed < 24000; seed++) {
         random_permutation(p, 4, seed);
         counts[p[0] * 64 + p[1] * 16 + p[2] * 4 + p[3]]++;
@@ -290,7 +290,7 @@ static void test_permutation(void) {
         orders++;
     }
     check(orders == 24);
-    check_msg(chi2 < 49.7, "chi-square %.1f", chi2); // 23 degrees of freedom, 1 in 1000
+    check_msg(chi2 < 49.7, "chi-square %.1f", chi2); // exceeded by chance 1 in 1000 times, at 23 degrees of freedom
 }
 
 static const Test tests[] = {

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# train_gpt2 stopped in every way there is and started again: the run that went on and the one that was never stopped
-# have the same losses to the last digit and the same weights and moments to the last bit, and no stop takes the last
-# checkpoint away.
+# Stops train_gpt2 in every possible way and starts it again. The resumed run and an uninterrupted one must have the
+# same losses to the last digit and the same weights and moments to the last bit, and no stop may destroy the last
+# checkpoint.
 . "$(dirname "$0")/test.sh"
 
-export OMP_NUM_THREADS=1 # the runs are tiny; the bits do not depend on it
-export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # failing_write.so comes before its runtime
-train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu: the same for the GPU
+export OMP_NUM_THREADS=1 # the runs are tiny; the number of threads does not change any bit
+export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # failing_write.so is loaded before the sanitizer's runtime
+train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu runs the same tests on the GPU program
 [[ $train == /* ]] || train=$PWD/$train
 shim=$tmp/failing_write.so
 kills=${LLMC_KILLS:-200}
 
-# Shards of this source tree's own text, small enough for the data to be read more than once, with their vocabulary.
+# Creates shards of this source tree's text and their vocabulary; they are so small that a run has more than one epoch.
 make_data() {
     [ -x "$train" ] && [ -x "$BIN_DIR/dev/data/tokenize" ] || fail "$train or dev/data/tokenize is not there: make all"
     [ -e "$tmp/data" ] && return
@@ -23,8 +23,9 @@ make_data() {
     mv "$tmp/data.new" "$tmp/data"
 }
 
-# The flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens; a checkpoint after each step,
-# all kept; with validation and samples between, for their positions and random numbers are part of the state.
+# Sets the flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens, a checkpoint after each
+# step, all of them kept. It validates and samples too, because their positions and random numbers are part of the
+# state.
 set_flags() { # OUT STEPS [FLAGS]
     flags=(-e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
         -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "${@:3}")
@@ -35,17 +36,17 @@ run() { # OUT STEPS [FLAGS]: trains
     "$train" "${flags[@]}"
 }
 
-start() { # OUT STEPS [FLAGS]: trains in the background; $pid is the program's own, what it prints is in OUT.txt
+start() { # OUT STEPS [FLAGS]: trains in the background; $pid is the program's PID, its output goes to OUT.txt
     set_flags "$@"
     output=$1.txt
-    : >"$output" # what an earlier start printed must not pass for this one's
+    : >"$output" # clears the output of an earlier start
     "$train" "${flags[@]}" >"$output" 2>&1 &
     pid=$!
 }
 
 alive() { kill -0 "$pid" 2>/dev/null; }
 
-# wait_for WHAT COMMAND...: until the command succeeds, while the program runs, a minute at most
+# wait_for WHAT COMMAND...: waits until COMMAND succeeds, while the program runs, for at most a minute
 wait_for() {
     local i
     for ((i = 0; i < 6000; i++)); do
@@ -62,14 +63,14 @@ kill_now() {
     wait "$pid" 2>/dev/null || true
 }
 
-newest() { ls "$1" 2>/dev/null | grep '^step_' | tail -n 1 | sed 's/step_0*//'; } # "" if there is none
+newest() { ls "$1" 2>/dev/null | grep '^step_' | tail -n 1 | sed 's/step_0*//'; } # the newest step; "" if there is none
 
-# What must not depend on interruptions: every loss, norm, learning rate and sample, as printed, but not the times.
+# Prints what interruptions must not change: every loss, norm, learning rate and sample as logged, without the times.
 losses() { sed -E 's/"(time_ms|tokens_per_second)":[^,}]*//g' "$1/log.jsonl"; }
 
 step_name() { printf 'step_%08d' "$1"; }
 
-# The uninterrupted run of 8 steps, in $tmp/reference.
+# Makes the uninterrupted run of 8 steps, in $tmp/reference.
 reference() {
     make_data
     [ -e "$tmp/reference" ] && return
@@ -78,7 +79,7 @@ reference() {
     mv "$tmp/reference.new" "$tmp/reference"
 }
 
-# same OUT STEP [REFERENCE]: weights and moments after the step are those of the reference
+# same OUT STEP [REFERENCE]: weights and moments after STEP must equal those of the reference
 same() {
     local name file
     name=$(step_name "$2")
@@ -87,20 +88,20 @@ same() {
     done
 }
 
-# same_all OUT: and so are all losses of the run of 8 steps
+# same_all OUT: the same after step 8, and all losses of the 8 steps must equal the reference's
 same_all() {
     same "$1" 8
     want "the log without times" "$(losses "$1")" "$(losses "$tmp/reference")"
 }
 
-resume() { # OUT [FLAGS]: goes on to step 8; what it prints is in OUT.resumed
+resume() { # OUT [FLAGS]: resumes and trains to step 8; its output goes to OUT.resumed
     local out=$1
     shift
     run "$out" 8 -y 1 "$@" >"$out.resumed" 2>&1 || fail "resuming fails: $(tail -n 1 "$out.resumed")"
     [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$out")"
 }
 
-# How many operations on OUT such a run does, and which: $tmp/trace
+# Runs the program and writes a line for each of its file operations on OUT to $tmp/trace.
 traced() { # OUT STEPS [FLAGS]
     rm -f "$tmp/trace"
     FAIL_DIR=$1 FAIL_TRACE=$tmp/trace LD_PRELOAD=$shim run "$@"
@@ -108,7 +109,7 @@ traced() { # OUT STEPS [FLAGS]
 
 # ---- tests ------------------------------------------------------------------------------
 
-# the comparison can fail: another seed, and a run that is not resumed
+# the comparison can fail: it notices another seed; a second run with the same seed passes
 test_another_run_differs() {
     reference
     run "$tmp/other" 8 --seed 43 >/dev/null 2>&1
@@ -117,7 +118,7 @@ test_another_run_differs() {
     same_all "$tmp/again"
 }
 
-# dies at once when step k has its checkpoint, for each k: the operation after its rename is the kill
+# for each k, dies as soon as step k has its checkpoint: the first operation after the rename is the kill
 test_killed_after_each_step() {
     reference
     traced "$tmp/traced" 8 >/dev/null 2>&1
@@ -135,14 +136,14 @@ test_killed_after_each_step() {
     done
 }
 
-# straight STEP OUT: a run of a million steps that nothing stopped before it had saved this step and no other
+# straight STEP OUT: an uninterrupted run (of a million steps) that saves only STEP and is stopped after that
 straight() {
     start "$2" 1000000 -n "$1"
     wait_for "checkpoint $1" test -e "$2/$(step_name "$1")"
     kill_now
 }
 
-# the first signal: finishes the step, saves it, exits 0, and the run goes on to the same end
+# the first signal: the program finishes and saves the step and exits 0; the resumed run ends with the same bits
 test_signals() {
     reference
     local signal out k code
@@ -167,7 +168,7 @@ test_signals() {
     done
 }
 
-# two signals: does not wait
+# a second signal ends the program without waiting for the step
 test_second_signal() {
     reference
     local code=0 out=$tmp/twice
@@ -181,11 +182,11 @@ test_second_signal() {
     want "checkpoint" "$(newest "$out")" ""
 }
 
-# kill -9 at random moments, a checkpoint after each step: each start finds the newest one good, none is lost
+# kill -9 at random moments, with a checkpoint after each step: every start finds the newest one intact, none is lost
 test_kill_at_random_moments() {
     reference
     local out=$tmp/random i last=0 step seen
-    # a start takes longer under a sanitizer: moments are spread over twice the time to the first checkpoint
+    # the kills are spread over twice the time to the first checkpoint, because starting takes longer with a sanitizer
     local before=${EPOCHREALTIME/[.,]/} window moment
     start "$tmp/first" 1000000
     wait_for "a checkpoint" grep -q "^saved" "$tmp/first.txt"
@@ -206,7 +207,7 @@ test_kill_at_random_moments() {
         last=${step:-0}
     done
     [ "$last" -ge $((kills / 20)) ] || fail "only $last steps in $kills starts: nothing was tested"
-    # one more start goes on from there, and ends saved and clean
+    # one more start resumes there, saves, and leaves no temporary directories
     start "$out" 1000000 -y 1 -nk 3
     wait_for "a checkpoint" grep -q "^saved" "$out.txt"
     kill -TERM "$pid"
@@ -218,8 +219,8 @@ test_kill_at_random_moments() {
     same "$out" "$last" "$tmp/straight"
 }
 
-# each write, sync, open, rename, mkdir, close of a run that resumes, steps and saves fails in its turn, then all from
-# there on; both at the same time, for there are hundreds of runs
+# A run that resumes, does a step and saves: each of its writes, syncs, opens, renames, mkdirs and closes fails once,
+# alone (mode once) or with all that follow (mode from). Both modes run in parallel, because there are hundreds of runs.
 test_failing_writes() {
     reference
     local total mode base=$tmp/base pids=()
@@ -249,7 +250,7 @@ fail_each() { # MODE TOTAL
         (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim run "$out" 8 -y 1 >"$out.stdout" 2>"$out.stderr") ||
             code=$?
         case $code in
-        0) # only what is no checkpoint may fail without ending the run: a log, the closing of a directory
+        0) # only operations outside of a checkpoint may fail without ending the run: on a log, closing a directory
             same "$out" 8
             ;;
         1)
@@ -269,11 +270,11 @@ fail_each() { # MODE TOTAL
     done
 }
 
-# a disk that is really full
+# a file system that is really full
 test_full_disk() {
     reference
     unshare -rm sh -c 'mount -t tmpfs none /mnt' 2>/dev/null || skip "may not mount a tmpfs here"
-    # room for the log and two checkpoints, not for eight
+    # space for the log and two checkpoints, but not for eight
     local bytes
     bytes=$(du -sb "$tmp/reference/step_00000001" | cut -f 1)
     mkdir "$tmp/disk"
@@ -295,7 +296,7 @@ test_full_disk() {
         same "$tmp/disk/log" 8'
 }
 
-# damage to the newest one: it is named, the one before it is taken, and the end is the same
+# if the newest checkpoint is damaged, it is reported and the one before it is used; the run ends with the same bits
 test_damaged_checkpoint() {
     reference
     local out=$tmp/damaged
@@ -315,7 +316,7 @@ test_damaged_checkpoint() {
     contains "none of its 8 checkpoints is whole" "$tmp/none.err"
 }
 
-# the newest ones are kept, the multiples too
+# -nk keeps the newest checkpoints, and the multiples
 test_keep() {
     reference
     run "$tmp/keep" 8 -nk 2 -nm 3 >/dev/null 2>&1
@@ -323,7 +324,7 @@ test_keep() {
     same_all "$tmp/keep"
 }
 
-# a run does not begin on top of another one
+# a new run refuses a directory that has another run's checkpoints
 test_no_resume_no_overwrite() {
     reference
     cp -r "$tmp/reference" "$tmp/kept"

@@ -1,8 +1,8 @@
 /*
-Checkpoints of a run: what is saved comes back bit for bit; whatever is damaged, missing or half-written is found and
-passed over; no failing operation and no kill takes an older checkpoint away.
+Checkpoints of a run. A saved run is loaded bit for bit; damaged, missing or half-written files are detected and their
+checkpoint is passed over; no failing operation and no kill destroys an older checkpoint.
 
-    test_run_state --save DIR STEP SEED       what the tests below run under failing_write.so
+    test_run_state --save DIR STEP SEED       the tests below run this program with failing_write.so
     test_run_state --prune DIR KEEP
 */
 #include "../../llmc/run_state.h"
@@ -33,7 +33,7 @@ static void run_alloc(Run* run) {
     run->params = (float*)malloc_check(bytes);
     run->m = (float*)malloc_check(bytes);
     run->v = (float*)malloc_check(bytes);
-    memset(run->params, 0xFF, bytes); // what a load forgets stays NaN
+    memset(run->params, 0xFF, bytes); // whatever a load does not write stays NaN
     memset(run->m, 0xFF, bytes);
     memset(run->v, 0xFF, bytes);
 }
@@ -44,7 +44,7 @@ static void run_free(Run* run) {
     free(run->v);
 }
 
-// Any bits at all, NaNs too; the padding rows of wte are zero, as they always are.
+// Fills with random bits, NaNs included. The padding rows of wte are zero, as always.
 static void fill_floats(float* p, uint64_t* seed) {
     size_t used = (size_t)small.vocab_size * small.channels, padded = (size_t)small.padded_vocab_size * small.channels;
     for (size_t i = 0; i < num_parameters(&small); i++) {
@@ -53,7 +53,7 @@ static void fill_floats(float* p, uint64_t* seed) {
     }
 }
 
-// A run whose every field differs from that of another seed.
+// Makes a run in which every field depends on the seed.
 static void run_make(Run* run, int64_t step, uint64_t seed) {
     run_alloc(run);
     fill_floats(run->params, &seed);
@@ -68,7 +68,7 @@ static void run_make(Run* run, int64_t step, uint64_t seed) {
         for (size_t c = 0; c < sizeof(GPT2Config); c += sizeof(int)) { known |= run_fields[i].offset == c; }
         if (known) { continue; }
         if (run_fields[i].kind == RUN_INT32) { *(int32_t*)p = (int32_t)(r & INT32_MAX); }
-        if (run_fields[i].kind == RUN_INT64) { *(int64_t*)p = (int64_t)(r & INT64_MAX); } // beyond 2^53
+        if (run_fields[i].kind == RUN_INT64) { *(int64_t*)p = (int64_t)(r & INT64_MAX); } // may exceed 2^53
         if (run_fields[i].kind == RUN_UINT64) { *(uint64_t*)p = r | (uint64_t)1 << 63; }
         if (run_fields[i].kind == RUN_DOUBLE) { *(double*)p = (double)r / 3.0; }
         if (run_fields[i].kind == RUN_STRING) { snprintf(p, RUN_TEXT, "%llu", (unsigned long long)(r % 100000000)); }
@@ -87,7 +87,7 @@ static bool save(const char* dir, const Run* run, Error* err) {
     return run_save(dir, &run->state, run->params, run->m, run->v, NULL, err);
 }
 
-// Saves the run of (step, seed) in dir; it must succeed.
+// Saves the run of (step, seed) in dir, which must succeed.
 static void put(const char* dir, int64_t step, uint64_t seed) {
     Run run;
     Error err;
@@ -96,7 +96,7 @@ static void put(const char* dir, int64_t step, uint64_t seed) {
     run_free(&run);
 }
 
-// Whether the checkpoint at path is, bit for bit, the run of (step, seed).
+// True if the checkpoint at path equals the run of (step, seed) bit for bit.
 static bool holds(const char* path, int64_t step, uint64_t seed) {
     Run want, got;
     Error err;
@@ -112,9 +112,9 @@ static bool holds(const char* path, int64_t step, uint64_t seed) {
 
 // ---- files -------------------------------------------------------------------------
 
-// dir/name; lives until the program ends.
+// Returns dir/name, which stays allocated until the program ends.
 static const char* in(const char* dir, const char* name) {
-    static char** all; // so that it does not read as a leak
+    static char** all; // keeps the strings reachable, so that they are not reported as leaks
     static int count;
     size_t size = strlen(dir) + strlen(name) + 2;
     all = (char**)realloc_check(all, (size_t)(count + 1) * sizeof(*all));
@@ -123,7 +123,7 @@ static const char* in(const char* dir, const char* name) {
     return all[count++];
 }
 
-// Where a sync costs nothing, if there is such a place: these tests save more than a thousand times.
+// A directory in memory, where a sync is free, if there is one: these tests save more than a thousand times.
 static char fast_path[64];
 static void fast_remove(void) {
     char command[128];
@@ -142,7 +142,7 @@ static const char* fast_dir(void) {
     return fast_path;
 }
 
-// A directory name of its own.
+// Returns the name of a directory that does not exist yet.
 static const char* fresh(void) {
     static int count;
     char name[16];
@@ -173,7 +173,7 @@ static void write_all(const char* path, const char* data, size_t size) {
     if (!f || fwrite(data, 1, size, f) != size || fclose(f) != 0) { die("%s: cannot write", path); }
 }
 
-// Names in dir that begin with prefix, "." and ".." left out.
+// Number of names in dir that begin with prefix, without "." and "..".
 static int count_names(const char* dir, const char* prefix) {
     DIR* d = opendir(dir);
     int n = 0;
@@ -185,7 +185,7 @@ static int count_names(const char* dir, const char* prefix) {
     return n;
 }
 
-// stderr of what stands between the two goes to a file
+// between catch_stderr() and caught_stderr(), stderr goes to a file
 static int stderr_kept;
 static const char* stderr_path(void) { return in(test_dir(), "stderr"); }
 static void catch_stderr(void) {
@@ -202,8 +202,8 @@ static Text caught_stderr(void) {
     return read_all(stderr_path());
 }
 
-// run_find_newest() must give the step (-1: none) and say on stderr that it passed over `lines` of them, with this
-// text.
+// run_find_newest() must find the step (-1: none). On stderr it must print a line for each of the `lines` checkpoints
+// that it passed over, and this text must be in them.
 static void check_newest(const char* dir, int64_t step, int lines, const char* text) {
     char path[RUN_PATH], name[RUN_NAME];
     Error err;
@@ -223,14 +223,14 @@ static void check_newest(const char* dir, int64_t step, int lines, const char* t
 // ---- tests: exactness ------------------------------------------------------------------
 
 static void test_round_trip(void) {
-    const char* dir = in(test_dir(), "deep/er"); // on a disk, and to be made
+    const char* dir = in(test_dir(), "deep/er"); // on a disk; save must create it
 
     for (int64_t step = 0; step < 3; step++) {
         char name[RUN_NAME];
         put(dir, step * 1000000007, (uint64_t)step);
         run_step_name(name, step * 1000000007);
         check(holds(in(dir, name), step * 1000000007, (uint64_t)step));
-        check(!holds(in(dir, name), step * 1000000007, 99)); // the check itself
+        check(!holds(in(dir, name), step * 1000000007, 99)); // holds() can fail
         check_newest(dir, step * 1000000007, 0, "");
     }
     check(count_names(dir, "") == 3);
@@ -255,7 +255,7 @@ static void test_tokenizer_inside(void) {
         check(loaded.vocab_size == bytes.vocab_size && loaded.eot_id == bytes.eot_id);
         tokenizer_free(&loaded);
     }
-    ModelFile model; // as somebody who only wants the model opens it
+    ModelFile model; // the checkpoint can also be opened as a model
     bool model_opens = model_open(&model, path, &err);
     check_msg(model_opens, "%s", err.text);
     if (model_opens) {
@@ -271,7 +271,7 @@ static void test_tokenizer_inside(void) {
     run_free(&got);
 }
 
-// A member that somebody adds to RunState and forgets in run_fields would silently not be saved.
+// A member of RunState that is missing in run_fields would silently not be saved.
 static void test_nothing_left_out(void) {
     char covered[sizeof(RunState)];
     memset(covered, 0, sizeof(covered));
@@ -309,7 +309,7 @@ static void test_extreme_numbers(void) {
     }
 }
 
-// a NaN never enters a window, so none has to be saved; and a file that has one is refused
+// a NaN never enters a window, so none is ever saved; a file with a NaN is rejected
 static void test_nan_in_a_window(void) {
     const char* dir = fresh();
     Run run;
@@ -337,8 +337,8 @@ static void test_flipped_bit(void) {
         const char* path = in(newer, files[f]);
         Text text = read_all(path);
         int fd = open(path, O_WRONLY), missed = 0;
-        // of state.json, which must stand for itself, every bit; of the others a bit of each byte at both ends and of
-        // some between
+        // state.json is checked by itself alone, so every bit is tried. In the other files: one bit per byte near both
+        // ends, and of every 17th byte between
         size_t bits = f == 4 ? 1 : 8;
         for (size_t bit = 0; bit < text.size * 8; bit += bits) {
             size_t byte = bit / 8;
@@ -371,7 +371,7 @@ static void test_missing_or_cut(void) {
         check_newest(dir, 1, 1, files[f]);
         check(truncate(path, 0) == 0);
         check_newest(dir, 1, 1, files[f]);
-        check(truncate(path, (off_t)text.size) == 0); // right size, all zero
+        check(truncate(path, (off_t)text.size) == 0); // the right size, but all zero
         check_newest(dir, 1, 1, files[f]);
         write_all(path, text.data, text.size + 1); // one byte too many
         check_newest(dir, 1, 1, files[f]);
@@ -390,11 +390,12 @@ static void test_none_found(void) {
     const char* dir = fresh();
     char path[RUN_PATH];
     Error err;
-    check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, dir) != NULL); // no such directory
+    // the directory does not exist
+    check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, dir) != NULL);
     check(mkdir(dir, 0777) == 0 && mkdir(in(dir, "step_12"), 0777) == 0);
     check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, "no checkpoint") != NULL);
     check(mkdir(in(dir, "step_00000012"), 0777) == 0);
-    write_all(in(dir, "step_00000013"), "x", 1); // not even a directory
+    write_all(in(dir, "step_00000013"), "x", 1); // a file, not a directory
     check_newest(dir, -1, 2, "step_00000012");
     put(dir, 5, 5);
     check_newest(dir, 5, 2, "step_00000013");
@@ -402,7 +403,7 @@ static void test_none_found(void) {
     check_newest(dir, -1, 3, "renamed");
 }
 
-// state.json changed by hand, with a right sum: `old` becomes `new`
+// Replaces `from` by `to` in state.json and updates its checksum.
 static void edit_state(const char* checkpoint, const char* from, const char* to) {
     const char* path = in(checkpoint, "state.json");
     Text text = read_all(path);
@@ -478,7 +479,7 @@ static void test_settings_compared(void) {
     int settings = 0;
     for (int i = 0; i < RUN_NUM_FIELDS; i++) {
         RunState changed = a.state;
-        ((char*)&changed)[run_fields[i].offset] ^= 1; // the lowest bit of a number
+        ((char*)&changed)[run_fields[i].offset] ^= 1; // flips the lowest bit
         check(run_print_changes(f, &a.state, &changed) == (int)run_fields[i].setting);
         settings += run_fields[i].setting;
     }
@@ -548,7 +549,7 @@ static void test_same_step_replaced(void) {
 static void test_prune_rules(void) {
     static const struct {
         int keep, major;
-        const char* left; // of steps 1..8
+        const char* left; // the steps of 1..8 that are left
     } rules[] = {{0, 0, "12345678"}, {8, 0, "12345678"}, {9, 0, "12345678"}, {3, 0, "678"},     {1, 0, "8"},
                  {1, 3, "368"},      {2, 4, "478"},      {0, 3, "12345678"}, {1, 1, "12345678"}};
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
@@ -574,9 +575,9 @@ static void test_prune_keeps_newest_good(void) {
     check(unlink(in(in(dir, "step_00000005"), "state.json")) == 0);
     check(run_prune(dir, 1, 0, &err));
     check_newest(dir, 4, 1, "step_00000006");
-    check(count_names(dir, "") == 2); // 6, the newest, and 4, the newest that is whole
+    check(count_names(dir, "") == 2); // 6, the newest, and 4, the newest intact one
     check(truncate(in(in(dir, "step_00000004"), "model.safetensors"), 10) == 0);
-    check(run_prune(dir, 1, 0, &err) && count_names(dir, "") == 1); // no good one is left to be kept
+    check(run_prune(dir, 1, 0, &err) && count_names(dir, "") == 1); // there is no intact one left to keep
     check(!run_prune(in(dir, "nowhere"), 1, 0, &err) && strstr(err.text, "nowhere"));
 }
 
@@ -587,11 +588,11 @@ static void test_leftovers(void) {
     pid_t dead = fork();
     if (dead == 0) { _exit(0); }
     waitpid(dead, NULL, 0);
-    check(run_remove_leftovers(dir, &err)); // not there yet
+    check(run_remove_leftovers(dir, &err)); // the directory does not exist yet
     put(dir, 1, 1);
     put(dir, 2, 2);
-    // of the dead one: half-written, half-removed beside its successor, and moved away when it died before the second
-    // rename
+    // from the dead process: a half-written checkpoint, a half-removed one next to its successor, and one that was
+    // moved away before the process died between the two renames
     snprintf(name, sizeof(name), ".tmp-step_00000007-%ld", (long)dead);
     check(mkdir(in(dir, name), 0777) == 0);
     write_all(in(in(dir, name), "model.safetensors"), "half", 4);
@@ -599,16 +600,16 @@ static void test_leftovers(void) {
     check(mkdir(in(dir, name), 0777) == 0);
     snprintf(name, sizeof(name), ".old-step_00000002-%ld", (long)dead);
     check(rename(in(dir, "step_00000002"), in(dir, name)) == 0);
-    // with our own PID: of an earlier run in another container
+    // with our own PID: from an earlier run in another container
     snprintf(name, sizeof(name), ".tmp-step_00000009-%ld", (long)getpid());
     check(mkdir(in(dir, name), 0777) == 0);
-    // of one that lives, and what is none of ours
+    // from a living process, and a name that is not ours
     check(mkdir(in(dir, ".tmp-step_00000008-1"), 0777) == 0 && mkdir(in(dir, ".tmp-mine"), 0777) == 0);
     check(run_remove_leftovers(dir, &err));
     check(is_directory(in(dir, ".tmp-step_00000008-1")) && is_directory(in(dir, ".tmp-mine")));
     check(count_names(dir, "") == 4);
     check(holds(in(dir, "step_00000001"), 1, 1) && holds(in(dir, "step_00000002"), 2, 2));
-    // a save removes what stands in its way
+    // a save removes a leftover with the name that it needs
     snprintf(name, sizeof(name), ".tmp-step_00000003-%ld", (long)getpid());
     check(mkdir(in(dir, name), 0777) == 0);
     write_all(in(in(dir, name), "junk"), "half", 4);
@@ -637,7 +638,7 @@ static bool build_shim(void) {
 
 static const char* trace_path(void) { return in(test_dir(), "trace"); }
 
-// Line number of the first "OPERATION PATH" in the trace behind line `after`, 0 if there is none.
+// Line number of the first "OPERATION PATH" in the trace after line `after`; 0 if there is none.
 static int traced(const char* operation, const char* path, int after) {
     Text trace = read_all(trace_path());
     int line = 0, found = 0;
@@ -652,8 +653,8 @@ static int traced(const char* operation, const char* path, int after) {
     return found;
 }
 
-// Runs this program with these arguments while operation `at` on dir fails as `mode` says. Returns the wait status;
-// what it printed is in stderr_path(), and what it counted in *num_calls unless it was killed.
+// Runs this program with these arguments; operation `at` on dir fails according to `mode`. Returns the wait status. Its
+// messages are in stderr_path(); the number of operations is in *num_calls unless it was killed.
 static int run_failing(const char* dir, const char* mode, int at, int error, const char* const* args, int* num_calls,
                        pid_t* pid) {
     char number[32], options[256];
@@ -664,7 +665,8 @@ static int run_failing(const char* dir, const char* mode, int at, int error, con
         int fd = open(stderr_path(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
         dup2(fd, STDERR_FILENO);
         setenv("LD_PRELOAD", shim, 1);
-        const char* asan = getenv("ASAN_OPTIONS"); // its runtime wants to come first, which makes no difference here
+        // asan's runtime insists on being loaded first, which makes no difference here
+        const char* asan = getenv("ASAN_OPTIONS");
         snprintf(options, sizeof(options), "%s:verify_asan_link_order=0", asan ? asan : "");
         setenv("ASAN_OPTIONS", options, 1);
         setenv("OMP_NUM_THREADS", "1", 1);
@@ -689,8 +691,8 @@ static int run_failing(const char* dir, const char* mode, int at, int error, con
 
 static int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
-// Saves step `step` of seed 2 beside (or over) the good checkpoint of step 5 and seed 1, each operation failing in its
-// turn. Afterwards the directory must hold the older checkpoint, and the new one whole or not at all.
+// Saves step `step` of seed 2 next to (or, if it is 5, in place of) an intact checkpoint of step 5 and seed 1, once per
+// operation, which fails. Each time the old checkpoint must survive or be replaced, the new one be whole or absent.
 static void save_with_failures(int64_t step, const char* mode, int error) {
     char name[RUN_NAME];
     run_step_name(name, step);
@@ -726,12 +728,12 @@ static void save_with_failures(int64_t step, const char* mode, int error) {
         unreported += code == 0;
         check_newest(dir, saved ? step : 5, 0, "");
     }
-    // what may go unnoticed: that a directory which has been synced could not be closed
+    // a failure to close a directory that has been synced may go unreported
     check_msg(killed || (failed >= num_calls - 4 && unreported <= 4), "%d of %d failures reported", failed, num_calls);
 }
 
-// What a power cut needs: every file is synced after its last write, then their directory, then the rename, then
-// out_dir.
+// To survive a power cut, a save must sync every file after its last write, then their directory, then rename it, then
+// sync the directory of the run.
 static void test_order_of_syncs(void) {
     const char *dir = fresh(), *const args[] = {"--save", "6", "2"};
     char hidden[RUN_NAME];
@@ -776,7 +778,7 @@ static void test_killed_replace(void) {
     if (build_shim()) { save_with_failures(5, "kill", ENOSPC); }
 }
 
-// write() may take less than it is given, and a file system may not know how to exchange two directories
+// write() may write only a part of its bytes, and a file system may not be able to exchange two directories
 static void test_short_and_odd(void) {
     static const struct {
         const char* mode;
@@ -800,7 +802,8 @@ static void test_short_and_odd(void) {
             check(count_names(dir, ".") == 0 && count_names(dir, "") == 1);
         }
     }
-    check(replaced >= 1 && replaced <= 5); // the exchange, and syncing and closing the two directories
+    // may fail without ending the save: the exchange, and syncing and closing two directories
+    check(replaced >= 1 && replaced <= 5);
 }
 
 static void test_failing_prune(void) {
@@ -818,14 +821,14 @@ static void test_failing_prune(void) {
             int code = exit_code(run_failing(dir, modes[i], at, EIO, args, at == 0 ? &num_calls : &ignored, &pid));
             check(at > 0 || (code == 0 && num_calls >= 4 && count_names(dir, "") == 1));
             check(at == 0 || i < 2 || code == 128 + SIGKILL);
-            if (at == 0) { // each loses its name before it loses a file
+            if (at == 0) { // a checkpoint is renamed before its first file is removed
                 char hidden[RUN_NAME];
                 snprintf(hidden, sizeof(hidden), ".tmp-step_00000001-%ld", (long)pid);
                 check(traced("rename", in(dir, hidden), 0) > 0);
             }
             check(run_remove_leftovers(dir, &err) && count_names(dir, ".") == 0);
             check(holds(in(dir, "step_00000003"), 3, 3));
-            check_newest(dir, 3, 0, ""); // no half one looks like a checkpoint
+            check_newest(dir, 3, 0, ""); // no half-removed one looks like a checkpoint
             for (int64_t step = 1; step <= 2; step++) {
                 char name[RUN_NAME];
                 run_step_name(name, step);
@@ -846,7 +849,7 @@ static void test_signals(void) {
         if (pid == 0) {
             int fd = open("/dev/null", O_WRONLY);
             dup2(fd, STDERR_FILENO);
-            signal(SIGINT, SIG_IGN); // as in the background of a shell
+            signal(SIGINT, SIG_IGN); // as in a background job of a shell
             run_install_signal_handlers();
             if (run_stop_signal != 0) { _exit(1); }
             raise(first);

@@ -1,11 +1,11 @@
-/* The safetensors reader, one test for each rule that it enforces, the files that people hand in by mistake, and the
-   writer.
+/* The safetensors reader, with one test per rule that it enforces and tests of files that people pass by mistake, and
+   the writer.
 
    gcc -O3 -std=gnu11 -fopenmp dev/test/test_safetensors.c -lm -lpthread -o dev/test/test_safetensors */
 #include "../../llmc/safetensors.h"
 #include "test.h"
 
-// A file in memory: exactly its bytes on the heap, so that a sanitizer sees any byte read past the end.
+// A file in memory, in a heap block of exactly its size, so that a sanitizer detects a read past the end.
 typedef struct {
     uint8_t* data;
     size_t size;
@@ -17,7 +17,7 @@ static Bytes bytes_new(const void* data, size_t size) {
     return b;
 }
 
-// u64 n, the header, body_size bytes of 0, 1, 2, ...
+// Makes a file: u64 n, the header, then body_size bytes 0, 1, 2, ...
 static Bytes make_file(uint64_t n, const char* header, size_t body_size) {
     size_t length = strlen(header);
     Bytes b = {(uint8_t*)malloc_check(8 + length + body_size), 8 + length + body_size};
@@ -35,7 +35,7 @@ static bool parse(SafeTensors* st, Bytes b, Error* err) {
     return ok;
 }
 
-// reason: part of the message; NULL when the file is good. Frees b.
+// reason: must be in the error message; NULL: the file is valid. Frees b.
 static void check_bytes(Bytes b, const char* what, const char* reason) {
     SafeTensors st;
     Error err;
@@ -50,7 +50,7 @@ static void check_header(const char* header, size_t body_size, const char* reaso
     check_bytes(make_file(strlen(header), header, body_size), header, reason);
 }
 
-// an entry of the header
+// a tensor's entry in the header
 #define T(name, dtype, shape, begin, end)                                                                              \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
@@ -163,7 +163,7 @@ static void test_duplicate_names(void) {
 
 static void test_name_with_nul(void) {
     check_header("{" T("a\\u0000b", "U8", "[1]", 0, 1) "}", 1, "'a\\x00b': a NUL");
-    check_header("{" T("", "U8", "[1]", 0, 1) "}", 1, NULL); // an empty name is one
+    check_header("{" T("", "U8", "[1]", 0, 1) "}", 1, NULL); // an empty name is a valid name
 }
 
 static void test_offsets_begin_at_0(void) {
@@ -217,7 +217,7 @@ static void test_size_is_shape_times_dtype(void) {
 }
 
 static void test_size_overflow(void) {
-    // 2^32 * 2^32 elements are 0 modulo 2^64; 2^61 elements of 64 bits are 0 bits
+    // modulo 2^64, 2^32 * 2^32 elements are 0 elements, and 2^61 elements of 64 bits are 0 bits
     check_header("{" T("a", "U8", "[4294967296,4294967296]", 0, 0) "}", 0, "overflows");
     check_header("{" T("a", "F64", "[2305843009213693952]", 0, 0) "}", 0, "overflows");
     check_header("{" T("a", "F32", "[4611686018427387904]", 0, 0) "}", 0, "overflows");
@@ -236,7 +236,7 @@ static void test_shape_is_a_list_of_sizes(void) {
 }
 
 static void test_dtypes(void) {
-    for (int d = 0; d < SAFE_NUM_DTYPES; d++) { // 8 elements fill whole bytes in every type
+    for (int d = 0; d < SAFE_NUM_DTYPES; d++) { // 8 elements are a whole number of bytes in every type
         char header[128];
         for (int wrong = 0; wrong < 2; wrong++) {
             size_t bytes = (size_t)(safe_dtypes[d].bits + wrong);
@@ -296,7 +296,7 @@ static void test_every_truncation(void) {
     check_bytes(whole, "the whole file", NULL);
 }
 
-// Every single byte of the header replaced by every value: taken or refused, but nothing outside is touched.
+// Replaces each byte of the header by every value: the file is accepted or rejected, but nothing outside of it is read.
 static void test_every_byte_damaged(void) {
     static const char header[] = "{" T("a", "F32", "[2,3]", 0, 24) "," T("b", "I8", "[5]", 24, 29) "}";
     Bytes b = make_file(sizeof(header) - 1, header, 29);
@@ -322,7 +322,7 @@ static void test_header_at_odd_offset(void) {
     static const char* const headers[] = {"{" T("a", "F32", "[2]", 0, 8) "}", "{" T("a", "F32", "[2]", 0, 8) "} ",
                                           "{" T("a", "F32", "[2]", 0, 8) "}  ", "{" T("a", "F32", "[2]", 0, 8) "}   "};
     static const float values[2] = {1.5f, -3.25e-7f};
-    for (int i = 0; i < 4; i++) { // one of them is odd
+    for (int i = 0; i < 4; i++) { // headers of four lengths, so the data have every alignment modulo 4
         Bytes b = make_file(strlen(headers[i]), headers[i], 8);
         SafeTensors st;
         Error err;
@@ -338,7 +338,7 @@ static void test_header_at_odd_offset(void) {
     }
 }
 
-// ---- mistaken files ------------------------------------------------------------------
+// ---- files of other kinds ------------------------------------------------------------
 
 static void check_mistake(const void* data, size_t size, const char* reason) {
     Bytes b = bytes_new(data, size);
@@ -362,7 +362,7 @@ static void test_mistaken_pytorch_pickle(void) {
     static const char text[] = "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
     check_mistake(text, sizeof(text) - 1, "is a Python pickle, probably an old pytorch_model.bin");
     check_mistake("\x80\x04\x95\x10\0\0\0\0\0\0\0\0", 12, "is a Python pickle");
-    // but 80 02 is also a header of 640 bytes
+    // but the bytes 80 02 may also be the size of a header of 640 bytes
     char header[641];
     snprintf(header, sizeof(header), "%-640s", "{" T("a", "U8", "[1]", 0, 1) "}");
     Bytes b = make_file(640, header, 1);
@@ -401,7 +401,7 @@ static void test_opening_files(void) {
 // ---- numbers -----------------------------------------------------------------------
 
 static void test_f16_values(void) {
-    for (uint32_t h = 0; h < 65536; h++) { // against the definition
+    for (uint32_t h = 0; h < 65536; h++) { // compared with the definition
         int exponent = (int)(h >> 10 & 31), mantissa = (int)(h & 1023);
         double want = exponent == 0 ? ldexp(mantissa, -24) : ldexp(1024 + mantissa, exponent - 25);
         float got = safe_float_from_f16((uint16_t)h);
@@ -426,7 +426,7 @@ static void test_bf16_rounding(void) {
         uint16_t got = safe_bf16_from_float(safe_float_from_bits(cases[i].bits));
         check_msg(got == cases[i].want, "%08x became %04x, want %04x", cases[i].bits, got, cases[i].want);
     }
-    for (uint32_t h = 0; h < 65536; h++) { // every bf16 comes back
+    for (uint32_t h = 0; h < 65536; h++) { // every bf16 survives the round trip
         float f = safe_float_from_bf16((uint16_t)h);
         check(isnan(f) || safe_bf16_from_float(f) == h);
     }
@@ -477,7 +477,7 @@ static void test_writer_round_trip(void) {
     safewriter_add(&w, "scalar", SAFE_U8, 0, NULL);
     safewriter_add(&w, "d", SAFE_BF16, 3, shape_d);
     check(safewriter_begin(&w, path, &err));
-    safewriter_data(&w, a, 7); // pieces need not end where tensors do
+    safewriter_data(&w, a, 7); // the pieces of data need not end where tensors end
     safewriter_data(&w, (uint8_t*)a + 7, 53);
     safewriter_data(&w, "x0123456789ab", 13);
     check(safewriter_end(&w, &err, &bytes, &crc));
@@ -501,7 +501,7 @@ static void test_writer_round_trip(void) {
 }
 
 static void test_writer_header_padding(void) {
-    for (int n = 1; n <= 16; n++) { // every remainder
+    for (int n = 1; n <= 16; n++) { // name lengths that give every remainder of the header's size modulo 8
         char path[128], name[32] = "nnnnnnnnnnnnnnnnnnnn";
         Error err;
         SafeWriter w;

@@ -1,4 +1,4 @@
-// llmc/sampler.h: cases worked out by hand, frequencies against probabilities, and hostile logits.
+// llmc/sampler.h: cases computed by hand, frequencies compared with probabilities, and hostile logits.
 #include "test.h"
 #include "../../llmc/sampler.h"
 
@@ -9,7 +9,8 @@ static int sample(Sampler* s, const float* logits, int vocab_size) {
     return token;
 }
 
-// Draws often and compares with want (vocab_size), probabilities. A token of probability 0 must never come.
+// Draws many tokens and compares their frequencies with the probabilities want (vocab_size). A token of probability 0
+// must never be drawn.
 static void check_frequencies(Sampler s, const float* logits, const double* want, int vocab_size, const char* what) {
     enum { DRAWS = 200000 };
     int* counts = (int*)calloc_check((size_t)vocab_size, sizeof(int));
@@ -30,13 +31,14 @@ static void check_frequencies(Sampler s, const float* logits, const double* want
         freedom++;
     }
     require(fabs(total - 1.0) < 1e-6);
-    double limit = freedom + 4.0 * sqrt(2.0 * freedom) + 8.0; // far beyond 1 in 1000 for every number of degrees
+    // exceeded by chance far less than 1 in 1000 times, at any number of degrees of freedom
+    double limit = freedom + 4.0 * sqrt(2.0 * freedom) + 8.0;
     check_msg(chi2 <= limit, "%s: chi-square %.1f with %d degrees of freedom", what, chi2, freedom);
     free(counts);
     free(scratch);
 }
 
-// exp(logit / temperature) over the sum, of the tokens in keep
+// softmax of logit / temperature over the tokens in keep; 0 for the others
 static void softmax_of(const float* logits, const bool* keep, int vocab_size, double temperature, double* out) {
     double sum = 0.0;
     for (int i = 0; i < vocab_size; i++) { sum += out[i] = keep[i] ? exp(logits[i] / temperature) : 0.0; }
@@ -49,7 +51,7 @@ static void test_check(void) {
         float temperature;
         int top_k;
         float top_p;
-        const char* want; // NULL: fine
+        const char* want; // the error; NULL: valid
     } cases[] = {
         {0.0f, 0, 1.0f, NULL},         {0.8f, 40, 0.9f, NULL},         {-0.1f, 0, 1.0f, "temperature -0.1"},
         {NAN, 0, 1.0f, "temperature"}, {INFINITY, 0, 1.0f, "temper"},  {1.0f, -1, 1.0f, "top-k -1"},
@@ -67,11 +69,11 @@ static void test_check(void) {
 static void test_greedy(void) {
     Sampler s = {0.0f, 0, 1.0f, 1};
     float logits[5] = {-1.0f, 3.0f, 2.0f, 3.0f, -5.0f};
-    check(sample(&s, logits, 5) == 1); // the lower id of a tie
+    check(sample(&s, logits, 5) == 1); // of equal logits the lower id
     logits[3] = 3.5f;
     check(sample(&s, logits, 5) == 3);
     check(s.rng == 1);
-    Sampler one = {0.7f, 1, 1.0f, 1}; // the best one alone, whatever the temperature
+    Sampler one = {0.7f, 1, 1.0f, 1}; // top-k 1: only the best token, whatever the temperature
     Sampler little = {5.0f, 0, 1e-6f, 1};
     for (int i = 0; i < 100; i++) {
         check(sample(&one, logits, 5) == 3);
@@ -91,7 +93,7 @@ static void test_frequencies(void) {
         softmax_of(logits, all, 6, temperatures[t], want);
         check_frequencies(s, logits, want, 6, "temperature");
     }
-    float shifted[6]; // softmax does not see what is added to all
+    float shifted[6]; // softmax does not change if all logits are shifted
     for (int i = 0; i < 6; i++) { shifted[i] = logits[i] + 1000.0f; }
     Sampler s = {1.0f, 0, 1.0f, 7};
     softmax_of(logits, all, 6, 1.0, want);
@@ -109,7 +111,8 @@ static void test_top_k(void) {
     const double two[6] = {0.5, 0.0, 0.0, 0.0, 0.5, 0.0};
     s.top_k = 2;
     check_frequencies(s, ties, two, 6, "k = 2, two equal");
-    const bool lowest[6] = {true, true, true, false, true, false}; // of three that tie for two places
+    // three equal logits for two places: the lower ids win
+    const bool lowest[6] = {true, true, true, false, true, false};
     s.top_k = 4;
     softmax_of(ties, lowest, 6, 2.0, want);
     check_frequencies(s, ties, want, 6, "k = 4, a tie at the edge");
@@ -130,19 +133,19 @@ static void test_top_p(void) {
         Sampler s = {1.0f, 0, cases[i].p, 9};
         check_frequencies(s, logits, cases[i].want, 4, "top-p");
     }
-    // after top-k 2 the two left have 4/7 and 3/7, so 0.58 of that needs both and 0.56 one
+    // top-k 2 leaves probabilities 4/7 and 3/7: top-p 0.58 needs both tokens, 0.56 only one
     Sampler s = {1.0f, 2, 0.56f, 9};
     const double one[4] = {0.0, 1.0, 0.0, 0.0}, both[4] = {0.0, 4.0 / 7, 0.0, 3.0 / 7};
     check_frequencies(s, logits, one, 4, "top-k then top-p 0.56");
     s.top_p = 0.58f;
     check_frequencies(s, logits, both, 4, "top-k then top-p 0.58");
-    // the temperature comes first: at 0.5 the probabilities are 16, 9, 4, 1 thirtieths
+    // the temperature is applied first: at 0.5 the probabilities are 16/30, 9/30, 4/30, 1/30
     Sampler cold = {0.5f, 0, 0.8f, 9};
     const double sharp[4] = {0.0, 16.0 / 25, 0.0, 9.0 / 25};
     check_frequencies(cold, logits, sharp, 4, "temperature then top-p");
     const float equal[5] = {2.0f, 2.0f, 2.0f, 2.0f, 2.0f};
     const double lowest[5] = {1.0 / 3, 1.0 / 3, 1.0 / 3, 0.0, 0.0};
-    Sampler fair = {1.0f, 0, 0.5f, 9}; // 2.5 of 5: three of them, the lower ids
+    Sampler fair = {1.0f, 0, 0.5f, 9}; // 2.5 of 5 equal tokens: three are kept, the lower ids
     check_frequencies(fair, equal, lowest, 5, "top-p of equals");
 }
 
@@ -171,7 +174,7 @@ static void test_hostile(void) {
         float infinities[4] = {INFINITY, 0.0f, NAN, INFINITY};
         int counts[4] = {0};
         for (int i = 0; i < 200; i++) { counts[sample(s, infinities, 4)]++; }
-        bool alone = s->temperature == 0.0f || m == 4; // greedy, and half of the probability
+        bool alone = s->temperature == 0.0f || m == 4; // greedy, or top-p 0.5
         check_msg(alone ? counts[0] == 200 : counts[0] > 50 && counts[3] > 50 && counts[0] + counts[3] == 200,
                   "mode %zu: %d and %d", m, counts[0], counts[3]);
     }
@@ -197,14 +200,14 @@ static int by_order(const void* a, const void* b) {
     return candidate_before(x, y) ? -1 : candidate_before(y, x);
 }
 
-// the partial selections against a full sort, on many shapes, with and without ties
+// the partial selections compared with a full sort, for many sizes, with and without ties
 static void test_selection(void) {
     enum { MAX = 3000 };
     static float logits[MAX];
     static Candidate sorted[MAX], chosen[MAX];
     uint64_t rng = 77;
     Candidate few[3] = {{1.0f, 0}, {3.0f, 1}, {2.0f, 2}};
-    check(candidates_select_mass(few, 2, 0.0) == 1 && few[0].id == 1); // never none
+    check(candidates_select_mass(few, 2, 0.0) == 1 && few[0].id == 1); // at least one is selected
     check(candidates_select_mass(few, 3, 0.0) == 1 && few[0].id == 1);
     for (int round = 0; round < 600; round++) {
         int n = 1 + (int)random_below(&rng, round % 3 ? MAX : 12), k = 1 + (int)random_below(&rng, (uint32_t)n);

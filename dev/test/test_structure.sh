@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# train_gpt2.cu is read from the top: sections 1 to 5 are the program, section 6 are the kernels. What keeps it readable,
-# as numbers: where the model begins, how long the sections and the functions are.
+# train_gpt2.cu is read from top to bottom: sections 1 to 5 are the program, section 6 has the kernels. These tests
+# limit the numbers that keep it readable: the line where the model begins, and the lengths of sections and functions.
 . "$(dirname "$0")/test.sh"
 
-# functions FILE: "LINES FIRST_LINE NAME" of each function in front of section 6, by the braces of its text
+# functions FILE: prints "LINES FIRST_LINE NAME" for each function before section 6, found by its braces
 functions() {
     awk '
         /^\/\/ 6\. kernels/ { exit }
@@ -27,7 +27,7 @@ functions() {
         first && depth == 0 && /;$/ { first = 0 }' "$1"
 }
 
-# too_long FILE: a line for each limit that is broken
+# too_long FILE: prints a line for each limit that is exceeded
 too_long() {
     local one=0 six=0 lines first name
     one=$(grep -n '^// 1\. operations' "$1" | cut -d : -f 1)
@@ -55,13 +55,13 @@ test_limits() {
     [ ! -s "$tmp/out" ] || { cat "$tmp/out" && fail "train_gpt2.cu is harder to read than it was"; }
 }
 
-# the model knows no flags: they end at section 4
+# the code of the model does not read flags
 test_model_reads_no_flags() {
     sed -n '/^\/\/ 1\. operations/,/^\/\/ 4\. training/p' train_gpt2.cu | grep -nE '\b(args|settings)\b' >"$tmp/out" || return 0
     cat "$tmp/out" && fail "sections 1 to 3 read flags"
 }
 
-# what was typed is written by the parser alone
+# only the parser writes to the flags
 test_flags_are_not_written() {
     grep -nE '\bsettings\.[a-z_A-Z]+ *(=|\+=|\+\+)[^=]' train_gpt2.cu train_gpt2.c llmc/*.h >"$tmp/out" || return 0
     cat "$tmp/out" && fail "a flag is written after it was parsed"

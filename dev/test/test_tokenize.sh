@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# dev/data/tokenize: what the shards hold, that chunks and threads do not matter, and every error.
+# dev/data/tokenize: the contents of shards, which must not depend on chunks and threads, and every error.
 . "$(dirname "$0")/test.sh"
 top=$PWD
 data=${LLMC_DATA:-../shared/data}
 tokenize() { "$BIN_DIR/dev/data/tokenize" "$@"; }
 
-# ids FILE: the tokens of a shard in one line
+# ids FILE: prints the tokens of a shard on one line
 ids() { tail -c +1025 "$1" | od -An -v -t u2 | tr -s ' \n' '  ' | sed 's/^ //; s/ $//'; }
 
-# header FILE: magic, version, count
+# header FILE: prints magic, version, number of tokens
 header() { od -An -t d4 -N 12 "$1" | tr -s ' ' | sed 's/^ //; s/ $//'; }
 
-# refused TEXT ARGS...: exits 1, one line on stderr that holds the text, and leaves nothing in $tmp/no
+# refused TEXT ARGS...: the program must exit with 1, print one line on stderr with TEXT in it, and leave $tmp/no empty
 refused() {
     local text=$1 rc=0
     shift
@@ -28,7 +28,7 @@ small() {
     printf '#version: 0.2\na b\nab c\nb c\n\xc4\xa0 ab\n' >"$tmp/small/merges.txt"
 }
 
-# Text of all kinds in 200 KB: words, runs of space, UTF-8, invalid bytes
+# mixed BYTES: prints mixed text: words, runs of spaces, UTF-8, invalid bytes
 mixed() {
     local i
     for i in 1 2 3 4 5 6 7 8; do
@@ -53,7 +53,7 @@ test_vocabulary() {
     printf 'abc ab<|endoftext|>' | tokenize -i - -t "$tmp/small" -o "$tmp/voc/" 2>/dev/null
     want ids "$(ids "$tmp/voc/data_train_000000.bin")" "260 257 259 27 91 68 77 67 78 69 83 68 87 83 91 29"
     want merges "$(cat "$tmp/voc/merges.txt")" "$(cat "$tmp/small/merges.txt")"
-    # the vocabulary beside the shards gives the same shards
+    # the vocabulary files written next to the shards give the same shards again
     printf 'abc ab<|endoftext|>' | tokenize -i - -t "$tmp/voc" -o "$tmp/voc2/data" 2>/dev/null
     cmp "$tmp/voc/data_train_000000.bin" "$tmp/voc2/data_train_000000.bin"
     cmp "$tmp/voc/vocab.json" "$tmp/voc2/vocab.json"
@@ -86,7 +86,7 @@ test_inputs() {
     want spaces "$(one "$tmp/c.txt $tmp/b.txt")" "256 66 256 65"
 }
 
-# shards PREFIX: the sums of all of them, and their number
+# shards PREFIX: prints a checksum over all shards, and their number
 shards() { cat "$1"_val_*.bin "$1"_train_*.bin | sha256sum | cut -c 1-16; ls "$1"_*.bin | wc -l; }
 
 test_chunks_and_threads() {
@@ -104,7 +104,7 @@ test_chunks_and_threads() {
             done
         done
     done
-    # through a pipe that gives a few bytes at a time
+    # through a pipe that delivers a few bytes at a time
     (head -c 1000 "$tmp/m.txt"; sleep 0.1; tail -c +1001 "$tmp/m.txt") |
         tokenize -i - -t "$tmp/small" -d line -o "$tmp/many/x" -v 3000 -s 60000 2>/dev/null
     want "a slow pipe" "$(shards "$tmp/many/x")" "$want_sum"
@@ -127,7 +127,7 @@ test_shards() {
     want val "$(ids "$tmp/s/x_val_000000.bin") $(ids "$tmp/s/x_val_000001.bin")" "256 15 16 17"
     want train "$(for i in 0 1 2; do echo "$(ids "$tmp/s/x_train_00000$i.bin")"; done | xargs)" "18 19 20 21 22 23 24"
     contains "x_train_000000.bin .. 000002.bin: 7 tokens" "$tmp/err"
-    # a second run replaces the set: a shard too many would be trained on
+    # a second run replaces the whole set: a shard left over would be trained on
     cp "$tmp/s/x_val_000000.bin" "$tmp/s/y_val_000000.bin"
     printf '01' | tokenize -i - -o "$tmp/s/x" 2>/dev/null
     want files "$(cd "$tmp/s" && echo *)" "merges.txt vocab.json x_train_000000.bin y_val_000000.bin"
@@ -156,7 +156,7 @@ test_errors() {
     tokenize -i "$tmp/bad.jsonl" --skip-bad-lines -o "$tmp/skip/x" 2>"$tmp/err"
     contains "2 bad lines skipped" "$tmp/err"
     want ids "$(ids "$tmp/skip/x_train_000000.bin")" "256 64"
-    # the earlier shards survive a run that fails, also one that fails late
+    # earlier shards survive a run that fails, even late
     (cat "$tmp/x.txt"; mixed 50000) >"$tmp/late.txt"
     cp "$tmp/skip/x_train_000000.bin" "$tmp/kept"
     tokenize -i "$tmp/late.txt,$tmp/bad.jsonl" -s 1000 -o "$tmp/skip/x" 2>/dev/null && fail "a bad line was read"
@@ -179,7 +179,7 @@ test_usage() {
 }
 
 test_vocabulary_limits() {
-    # 65,280 merges over 256 bytes and an end-of-text: one token more than 16 bits hold
+    # 256 bytes, 65,280 merges and an end-of-text: one token more than fit 16 bits
     mkdir -p "$tmp/large"
     awk -v limit=65280 'BEGIN { printf "#version: 0.2\n"; n = 0
         for (i = 33; i < 127; i++) for (j = 33; j < 127; j++) if (n < limit) { printf "%c %c\n", i, j; n++ }
@@ -190,7 +190,7 @@ test_vocabulary_limits() {
     sed -i '$d' "$tmp/large/merges.txt"
     tokenize -i "$tmp/x.txt" -t "$tmp/large" -o "$tmp/large-out/x" 2>/dev/null
     want ids "$(ids "$tmp/large-out/x_train_000000.bin")" "65535 87"
-    # nothing to put before documents
+    # a vocabulary without an end-of-text token to put before documents
     mkdir -p "$tmp/endless"
     sed 's/, "<|endoftext|>": [0-9]*//' "$tmp/large-out/vocab.json" >"$tmp/endless/vocab.json"
     cp "$tmp/large-out/merges.txt" "$tmp/endless"
@@ -245,7 +245,7 @@ test_tinyshakespeare() {
     want val "$(header "$tmp/ts/ts_val_000000.bin")" "20240520 1 32768"
     want train "$(header "$tmp/ts/ts_train_000000.bin")" "20240520 1 305260"
     want "first tokens" "$(ids "$tmp/ts/ts_val_000000.bin" | cut -d ' ' -f 1-8)" "50256 5962 22307 25 198 8421 356 5120"
-    # sha256 of all 338,028 tokens as llm.c's rule and the library tokenizers give them
+    # sha256 of all 338,028 tokens, made with llm.c's rule and the library tokenizers
     want tokens "$(for f in val train; do tail -c +1025 "$tmp/ts/ts_${f}_000000.bin"; done | sha256sum | cut -c 1-16)" a83aac7c65f0c35b
     tokenize -i "$data/tinyshakespeare.txt" -t "$data/gpt2_tokenizer" -o "$tmp/ts/whole" 2>"$tmp/err"
     want whole "$(header "$tmp/ts/whole_train_000000.bin")" "20240520 1 338026"

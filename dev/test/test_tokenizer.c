@@ -1,4 +1,4 @@
-// The tokenizer: scanner, merges, files, against hand-made expectations and against what tokenizers and tiktoken say.
+// The tokenizer: scanner, merges and files, against results made by hand and those of tokenizers and tiktoken.
 #include "../../llmc/tokenizer.h"
 #include "test.h"
 
@@ -11,7 +11,7 @@ static const char* data_path(const char* name) {
     return path;
 }
 
-// GPT-2's vocabulary, read once; NULL and the test skipped if it is not here.
+// GPT-2's vocabulary, read once. If it is not on this machine, skips the test and returns NULL.
 static const Tokenizer* gpt2(void) {
     static Tokenizer t;
     Error err;
@@ -51,7 +51,7 @@ static TokenizerText text_of(const char* s, const char* where) {
     return text;
 }
 
-// ids 256 ab, 257 abc, 258 bc, 259 _ab, 260 aa, 261 <|endoftext|>
+// a small vocabulary: ids 256 ab, 257 abc, 258 bc, 259 _ab, 260 aa, 261 <|endoftext|>
 static const char small_merges[] = "#version: 0.2\na b\nab c\nb c\n\xC4\xA0 ab\na a\n";
 
 static Tokenizer small_tokenizer(void) {
@@ -63,7 +63,7 @@ static Tokenizer small_tokenizer(void) {
 
 static void check_ids(const Tokenizer* t, const char* text, size_t n, const int* want, size_t count) {
     TokenBuffer b = {0};
-    for (int pass = 0; pass < 2; pass++) { // the second one from the cache
+    for (int pass = 0; pass < 2; pass++) { // the second pass takes the ids from the cache
         b.count = 0;
         tokenizer_encode(t, text, n, &b);
         bool same = b.count == count;
@@ -102,7 +102,7 @@ static bool same_tokenizer(const Tokenizer* a, const Tokenizer* b) {
            memcmp(a->bytes, b->bytes, a->offsets[a->vocab_size]) == 0;
 }
 
-// Loads path and compares; t stands for what it must be.
+// Loads path and checks that it equals t.
 static void check_loads_same(const Tokenizer* t, const char* path) {
     Tokenizer other;
     Error err;
@@ -117,7 +117,7 @@ static void check_loads_same(const Tokenizer* t, const char* path) {
 // ---- scanner ------------------------------------------------------------------------
 
 static void test_pieces(void) {
-    // the text with | between its pieces, by hand from the regular expression
+    // texts with | between their pieces, made by hand from the regular expression
     static const char* const cases[] = {
         "a",
         "Hello| world",
@@ -215,7 +215,7 @@ static void test_pieces(void) {
         }
         got[k] = '\0';
         size_t want = strlen(cases[i]);
-        if (want > 1 && cases[i][want - 1] == '|') { want--; } // "'|" stands for a single quote alone
+        if (want > 1 && cases[i][want - 1] == '|') { want--; } // "'|" is the single piece "'"
         check_msg(k == want && memcmp(got, cases[i], k) == 0, "case %zu: '%s', want '%s'", i, got, cases[i]);
     }
     tokenizer_free(&t);
@@ -224,6 +224,7 @@ static void test_pieces(void) {
 static void test_classes(void) {
     Tokenizer t;
     tokenizer_init_bytes(&t);
+    // the numbers at the end are the Unicode version that added the character; the table is of 16.0
     static const struct {
         uint32_t code;
         int want;
@@ -245,7 +246,7 @@ static void test_classes(void) {
                   t.char_class[cases[i].code], cases[i].want);
     }
     for (uint32_t c = 0; c < 0x110000; c++) { counts[t.char_class[c]]++; }
-    check(counts[CLASS_LETTER] == 141028); // Unicode 16.0.0
+    check(counts[CLASS_LETTER] == 141028); // the number of letters in Unicode 16.0.0
     check(counts[CLASS_NUMBER] == 1911);
     check(counts[CLASS_SPACE] == 25);
     for (size_t i = 1; i < sizeof(unicode_letters) / sizeof(unicode_letters[0]); i++) {
@@ -254,7 +255,7 @@ static void test_classes(void) {
     tokenizer_free(&t);
 }
 
-// Pieces of text[0..cut) and of text[cut..n) must be those of the whole.
+// The pieces of text[0..cut) and of text[cut..n) together must be the pieces of the whole text.
 static void test_cuts(void) {
     static const char* const parts[] = {"a",        "s",        "ll",           "1",        " ",
                                         "  ",       "\n",       "\t",           "'",        "'s",
@@ -273,7 +274,7 @@ static void test_cuts(void) {
             n += strlen(part);
         }
         size_t seen = 1 + random_u32() % n,
-               cut = tokenizer_find_cut(&t, text, seen); // what follows seen must not matter
+               cut = tokenizer_find_cut(&t, text, seen); // the text after `seen` bytes must not matter
         if (cut == 0) { continue; }
         found++;
         const uint8_t* begin = (const uint8_t*)text;
@@ -290,7 +291,7 @@ static void test_cuts(void) {
                   cut, n);
     }
     check_msg(found > 50000, "only %d cuts found", found);
-    // a text of one class has none
+    // a text of one class has no cut
     check(tokenizer_find_cut(&t, "aaaa", 4) == 0 && tokenizer_find_cut(&t, "....", 4) == 0);
     check(tokenizer_find_cut(&t, "    ", 4) == 0 && tokenizer_find_cut(&t, "", 0) == 0);
     check(tokenizer_find_cut(&t, "ab cd", 5) == 2 && tokenizer_find_cut(&t, "ab\n\n\ncd", 7) == 2);
@@ -305,7 +306,7 @@ static void test_byte_vocabulary(void) {
     tokenizer_init_bytes(&t);
     check(t.vocab_size == 257 && t.eot_id == 256 && t.can_encode && t.num_merges == 0);
     const int want[] = {0, 64, 220, 198, 188, 187, 255};
-    check_ids(&t, "!a \n\0\xFF\xAD", 7, want, 7); // 0xAD is the last of the 68 bytes without a printable form
+    check_ids(&t, "!a \n\0\xFF\xAD", 7, want, 7); // 0xAD is the last of the 68 bytes that are not printable
     check_ids(&t, "", 0, NULL, 0);
     const char* eot = tokenizer_decode(&t, 256, &n);
     check(eot && n == 13 && memcmp(eot, TOKENIZER_EOT, 13) == 0);
@@ -321,14 +322,14 @@ static void test_small_merges(void) {
         int count, ids[6];
     } cases[] = {
         {"ab", 1, {256}},
-        {"abc", 1, {257}}, // a b first, then ab c
+        {"abc", 1, {257}}, // merges a b, then ab c
         {"bc", 1, {258}},
-        {"aabc", 2, {64, 257}}, // a b has the lowest rank, so a a never meets
-        {"aaa", 2, {260, 64}},  // of equal ranks the leftmost
+        {"aabc", 2, {64, 257}}, // a b has the lowest rank and is merged first, so a a never occurs
+        {"aaa", 2, {260, 64}},  // of equal ranks, the leftmost is merged first
         {"aaaaa", 3, {260, 260, 64}},
         {" ab", 1, {259}},
-        {" abc", 2, {220, 257}},   // ab c has rank 1, _ ab rank 3
-        {"a b", 2, {64, 220 + 0}}, // completed below: no merge crosses a piece
+        {" abc", 2, {220, 257}},   // ab c has rank 1, _ ab rank 3, so ab c is merged
+        {"a b", 2, {64, 220 + 0}}, // expected ids are completed below; no merge crosses pieces
         {"ab ab", 2, {256, 259}},
         {"abab", 2, {256, 256}},
         {"cab", 2, {66, 256}},
@@ -343,13 +344,13 @@ static void test_small_merges(void) {
         }
         check_ids(&t, cases[i].text, strlen(cases[i].text), ids, count);
     }
-    // the text of the special token is text: no 261
+    // the text of the special token is encoded as text, without id 261
     const int eot[] = {27, 91, 68, 77, 67, 78, 69, 83, 68, 87, 83, 91, 29};
     check_ids(&t, "<|endoftext|>", 13, eot, 13);
     tokenizer_free(&t);
 }
 
-// By the definition: search all pairs for the lowest rank, the leftmost of these, merge, begin again.
+// The definition: find the pair of lowest rank (the leftmost if there are several), merge it, and start again.
 static size_t slow_merge(const Tokenizer* t, uint32_t* ids, size_t n) {
     for (;;) {
         int best = t->num_merges;
@@ -369,7 +370,7 @@ static size_t slow_merge(const Tokenizer* t, uint32_t* ids, size_t n) {
     }
 }
 
-// A vocabulary of 60 random merges over a, b, c, so that many texts merge in many ways.
+// A vocabulary of 60 random merges of a, b, c, so that texts of these merge in many ways.
 static Tokenizer random_tokenizer(void) {
     static char names[64][64];
     char text[8192] = "";
@@ -421,7 +422,7 @@ static void test_merge_order(void) {
 }
 
 static void test_cache_owner(void) {
-    // one buffer for two vocabularies: nothing of the first may come out for the second
+    // one buffer for two vocabularies: ids of the first must not be returned for the second
     Tokenizer a = small_tokenizer(), b;
     TokenBuffer buffer = {0};
     tokenizer_init_bytes(&b);
@@ -498,7 +499,7 @@ static void check_all_roundtrips(const Tokenizer* t) {
     }
     for (int k = 0; k < 100000; k++) {
         size_t n = random_u32() % sizeof(text);
-        bool ascii = k % 2; // long pieces are rare among random bytes
+        bool ascii = k % 2; // because random bytes rarely have long pieces
         for (size_t i = 0; i < n; i++) {
             uint32_t r = random_u32();
             text[i] = ascii ? (uint8_t) " etaonrishd'"[r % 12] : (uint8_t)r;
@@ -525,8 +526,8 @@ static double cpu_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-// 1 MiB of what hurts. A quadratic merge would take minutes; where a second is too short even so (valgrind), four times
-// the text may take up to eight times the time.
+// 1 MiB of the worst texts. A quadratic merge would take minutes. If 1 MiB takes more than a second (under valgrind),
+// it may take at most eight times as long as a quarter of it.
 static void check_hostile(const Tokenizer* t) {
     static const char* const units[] = {"a",  " ",        "\n",           "0",   ".",         "\xFF",
                                         "ab", "\xC3\xA9", "\xE4\xBD\xA0", " \t", "abcabcaab", NULL};
@@ -559,7 +560,7 @@ static void test_hostile_gpt2(void) {
 }
 
 static void test_threads(void) {
-    // one vocabulary, a buffer for each thread
+    // one vocabulary for all threads, a buffer per thread
     Tokenizer t = small_tokenizer();
     size_t n = 100000;
     char* text = (char*)malloc_check(n);
@@ -582,7 +583,7 @@ static void test_threads(void) {
 
 // ---- files ------------------------------------------------------------------------------
 
-// tokenizer.json of t, by hand.
+// Writes tokenizer.json of t without the code under test.
 static const char* write_tokenizer_json(const Tokenizer* t, bool pairs, const char* name) {
     Vocab map;
     FileWriter w;
@@ -624,11 +625,11 @@ static void check_forms(const Tokenizer* t, const char* dir) {
     snprintf(to, sizeof(to), "%s/encoder.json", path);
     check(rename(from, to) == 0);
     snprintf(from, sizeof(from), "%s/merges.txt", path);
-    check_loads_same(t, from); // alone
+    check_loads_same(t, from); // tokenizer.json alone
     check_loads_same(t, path);
     snprintf(to, sizeof(to), "%s/vocab.bpe", path);
     check(rename(from, to) == 0);
-    check_loads_same(t, path); // encoder.json + vocab.bpe
+    check_loads_same(t, path); // encoder.json and vocab.bpe
     check_loads_same(t, to);
 }
 
@@ -648,7 +649,7 @@ static void test_forms_gpt2(void) {
     check_forms(t, "gpt2");
     check_loads_same(t, data_path("gpt2_tokenizer/tokenizer.json"));
     check_loads_same(t, data_path("gpt2_tokenizer/merges.txt"));
-    // what is saved is the file that it was read from
+    // the saved files equal those that were read
     const char* names[] = {"vocab.json", "merges.txt"};
     const char* saved[] = {"gpt2/encoder.json", "gpt2/vocab.bpe"};
     for (int i = 0; i < 2; i++) {
@@ -664,7 +665,7 @@ static void test_forms_gpt2(void) {
 }
 
 static void test_bin(void) {
-    // llm.c's file: decode only, read, saved and read again
+    // llm.c's file, which can only decode: read, saved and read again
     Tokenizer t = small_tokenizer(), read, again;
     Error err;
     t.can_encode = false;
@@ -677,7 +678,7 @@ static void test_bin(void) {
     tokenizer_free(&t);
     tokenizer_free(&read);
     tokenizer_free(&again);
-    // every way in which it can be wrong
+    // every possible error in the file
     struct {
         int32_t h[256];
         char body[8];
@@ -700,7 +701,8 @@ static void test_bin(void) {
         file.h[1] = 2;
         file.h[2] = 2;
         memcpy(file.body, "\2ab\1c", 5);
-        bool good = i == sizeof(cases) / sizeof(cases[0]); // the last one, to see that the others fail for their reason
+        // the last file has no error, so the others fail for the intended reason
+        bool good = i == sizeof(cases) / sizeof(cases[0]);
         if (!good) { file.h[cases[i].index] = cases[i].value; }
         bool ok = tokenizer_load(&read, write_file("wrong.bin", &file, good ? 1029 : cases[i].size), &err);
         check_msg(ok == good && (good || strstr(err.text, cases[i].want)), "case %zu: %s", i, ok ? "read" : err.text);
@@ -708,7 +710,7 @@ static void test_bin(void) {
     }
 }
 
-// The 256 bytes as members of a JSON object, ids from first_id on; skips one byte token if skip >= 0.
+// Writes the 256 bytes as members of a JSON object, with ids from first_id on; leaves out byte `skip` if it is >= 0.
 static void put_bytes_json(char* out, int first_id, int skip) {
     Vocab map;
     vocab_init(&map);
@@ -725,7 +727,7 @@ static void check_refused(bool ok, Tokenizer* t, const Error* err, const char* w
 }
 
 static void test_other_ids(void) {
-    // trained elsewhere: <|endoftext|> = 0, bytes from 1, tokens that no merge makes, two merges of one token
+    // a vocabulary in another order: <|endoftext|> is 0, bytes start at 1, tokens with no merge or two
     static char vocab[16384];
     Tokenizer t;
     Error err;
@@ -751,13 +753,13 @@ static void test_other_ids(void) {
     check(n == 7 && memcmp(s, "<|pad|>", 7) == 0);
     const char* dir = temp_path("other");
     check(make_directories(dir, &err) && tokenizer_save(&t, dir, &err));
-    // an added " " has the bytes of a token of vocab.json, but not its spelling
+    // an added token " " has the same byte as a token of vocab.json, which spells it differently
     check_loads_same(&t, temp_path("other"));
     tokenizer_free(&t);
     added = text_of("{\"ab\": 262}", "added_tokens.json");
     ok = tokenizer_parse_vocab(&t, text_of(vocab, "vocab"), text_of("", "merges"), added, &err);
     check_refused(ok, &t, &err, "token 'ab' has two ids, 258 and 262", "ab");
-    // no <|endoftext|>
+    // a vocabulary without <|endoftext|>
     vocab[0] = '{';
     put_bytes_json(vocab + 1, 0, -1);
     strcat(vocab, "\"ab\": 256}");
@@ -790,7 +792,7 @@ static void test_bad_merges(void) {
         bool ok = tokenizer_parse_merges(&t, text_of(cases[i].text, "m.txt"), &err);
         check_refused(ok, &t, &err, cases[i].want, cases[i].text);
     }
-    // without its first line, with Windows line ends, without the last newline
+    // without the version line; with Windows line ends; without the last newline
     check(tokenizer_parse_merges(&t, text_of("a b\r\nab c\r\n", "m.txt"), &err) && t.num_merges == 2);
     tokenizer_free(&t);
     check(tokenizer_parse_merges(&t, text_of("#version: 0.2\na b\nab c", "m.txt"), &err) && t.num_merges == 2);
@@ -804,7 +806,7 @@ static void test_bad_vocab(void) {
     static const struct {
         const char *tail, *merges, *want;
     } cases[] = {
-        {"\"ab\": 256}", "a c", "v.json"}, // replaced below
+        {"\"ab\": 256}", "a c", "v.json"}, // not used: the loop starts at 1
         {"\"ab\": 257}", "", "ids are not 0 to 256: one is 257 among 257"},
         {"\"ab\": 255}", "", "two tokens have id 255"},
         {"\"ab\": -1}", "", "(id -1) has an id outside"},
@@ -841,11 +843,12 @@ static void test_bad_vocab(void) {
     check_refused(ok, &t, &err, "want an object", "[1]");
     snprintf(vocab, sizeof(vocab), "{%s\"ab\": 256}", bytes);
     ok = tokenizer_parse_vocab(&t, text_of(vocab, "v.json"), text_of("a b", "m.txt"), none, &err);
-    check_msg(ok, "%s", err.text); // the others fail for their reason alone
+    // without an error the vocabulary is read, so the others fail for the intended reason
+    check_msg(ok, "%s", err.text);
     if (ok) { tokenizer_free(&t); }
 }
 
-// A tokenizer.json with `old` replaced by `other`.
+// Parses a tokenizer.json in which `old` is replaced by `other`.
 static bool parse_json_with(Tokenizer* t, const char* old, const char* other, Error* err) {
     static char bytes[8192], good[10000], text[12000];
     put_bytes_json(bytes, 0, -1);
@@ -943,7 +946,7 @@ static void test_mistaken_files(void) {
     check_refused(tokenizer_load(&t, temp_path("absent"), &err), &t, &err, "No such file", "no file");
 }
 
-// what a program that writes 16-bit ids takes, and what it refuses
+// the vocabularies that a program which writes 16-bit ids accepts and rejects
 static void test_encoder(void) {
     Tokenizer small = small_tokenizer(), t; // 262 tokens
     Error err;
@@ -972,20 +975,21 @@ static void test_utf8_stream(void) {
         {"abc", "abc"},
         {"\xC3\xA9\xE4\xBD\xA0\xF0\x9F\x98\x80", "\xC3\xA9\xE4\xBD\xA0\xF0\x9F\x98\x80"},
         {"\xFF", "\xEF\xBF\xBD"},
-        {"\xE4\xBD", "\xEF\xBF\xBD"}, // the end came first
+        {"\xE4\xBD", "\xEF\xBF\xBD"}, // the text ends within a character
         {"\xE4\xBD"
          "a",
          "\xEF\xBF\xBD"
-         "a"}, // one for the part that began well
+         "a"}, // one replacement character for the valid beginning
         {"\xE4\xBD\xE4\xBD\xA0", "\xEF\xBF\xBD\xE4\xBD\xA0"},
-        {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},                         // overlong
-        {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},         // surrogate
-        {"\xF0\x80\x80\x41", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\x41"}, // Unicode 16.0, table 3-8 and its kin
+        {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},                 // overlong
+        {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, // surrogate
+        // Unicode 16.0, tables 3-8 and those around it
+        {"\xF0\x80\x80\x41", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\x41"},
         {"\xF1\x80\x80\xE1\x80\xC2\x62\x80\x63", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\x62\xEF\xBF\xBD\x63"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         size_t n = strlen(cases[i].in);
-        for (size_t step = 1; step <= n; step++) { // however it is cut
+        for (size_t step = 1; step <= n; step++) { // cut into pieces of any size
             Utf8Stream s = {{0}, 0};
             char out[128];
             size_t k = 0;
@@ -1000,7 +1004,8 @@ static void test_utf8_stream(void) {
     }
     Utf8Stream s = {{0}, 0};
     char out[16];
-    check(utf8_stream_push(&s, "\xF0\x9F", 2, out) == 0 && utf8_stream_push(&s, "\x98", 1, out) == 0); // held back
+    // incomplete characters are held back
+    check(utf8_stream_push(&s, "\xF0\x9F", 2, out) == 0 && utf8_stream_push(&s, "\x98", 1, out) == 0);
     check(utf8_stream_push(&s, "\x80", 1, out) == 4 && utf8_stream_flush(&s, out) == 0);
 }
 

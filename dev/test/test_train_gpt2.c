@@ -1,4 +1,4 @@
-// The model of train_gpt2.c against PyTorch's values, finite differences, its own naive loops, and itself.
+// The model of train_gpt2.c compared with PyTorch's values, finite differences, its own naive loops, and itself.
 #define TESTING
 #include "../../train_gpt2.c"
 #include "golden.h"
@@ -13,7 +13,7 @@ static void load_weights(GPT2* model, const char* path) {
     model_close(&file);
 }
 
-// the fixture, ready to train on its 4 x 64 tokens
+// loads the fixture, ready to train on its 4 x 64 tokens
 static void load_fixture(GPT2* model, const char* path) {
     load_weights(model, path);
     gpt2_allocate_training(model);
@@ -75,7 +75,7 @@ static void compare_gradients(const GPT2* model) {
     printf("     largest relative error of a gradient: %.2g\n", worst);
 }
 
-// everything that one forward and backward pass gives
+// compares all results of one forward and backward pass
 static void compare_pass(GPT2* model) {
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     float *loss = golden_floats("loss"), *norm = golden_floats("grad_norm");
@@ -118,7 +118,7 @@ static void test_golden_llmc_bin(void) {
 
 // ---- training ------------------------------------------------------------------------------------
 
-// n steps of the run that the reference values come from
+// does n steps of the run from which the reference values come
 static void fixture_steps(GPT2* model, int n, double* losses, double* norms) {
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
     for (int step = 0; step < n; step++) {
@@ -175,7 +175,7 @@ static void test_same_bits_for_any_threads(void) {
 #endif
 }
 
-// 4 sequences at once, and one by one with accumulated gradients
+// 4 sequences at once, and one at a time with accumulated gradients
 static void test_gradient_accumulation(void) {
     GPT2 a, b;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
@@ -211,7 +211,8 @@ static void random_odd_model(GPT2* model, int* inputs, int* targets, int n) {
     gpt2_allocate_training(model);
     gpt2_allocate_batch(model, 3, 17);
     gpt2_init_params(model->params_memory, &config, 42);
-    mt19937_seed(&mt, 5); // away from the initialisation: biases and layernorm weights count, and nothing is tiny
+    // other values than at initialisation: biases and layernorm weights matter, and nothing is tiny
+    mt19937_seed(&mt, 5);
     float* noise = (float*)malloc_check(num_parameters(&config) * sizeof(float));
     normal_fill(noise, num_parameters(&config), 0.0f, 0.15f, &mt);
     for (size_t i = 0; i < num_parameters(&config); i++) { model->params_memory[i] += noise[i]; }
@@ -222,8 +223,9 @@ static void random_odd_model(GPT2* model, int* inputs, int* targets, int n) {
     }
 }
 
-// Of each tensor several entries: (loss(x + h) - loss(x - h)) / 2h. The loss is fp32 inside, good to about 3e-7 of its
-// terms, so h = 1e-2 leaves an error of about 3e-5 from rounding and h^2 from curvature: Richardson takes the latter away.
+// Checks several entries of each tensor with (loss(x + h) - loss(x - h)) / 2h. The loss is computed in fp32, with an
+// error of about 3e-7 of its terms, so at h = 1e-2 rounding adds an error of about 3e-5 and curvature one of order h^2;
+// Richardson extrapolation removes the latter.
 static void test_finite_differences(void) {
     enum { N = 3 * 17 };
     GPT2 model;
@@ -236,7 +238,8 @@ static void test_finite_differences(void) {
     double worst = 0.0;
     for (int p = 0; p < NUM_PARAMS; p++) {
         size_t at = param_offset(&model.config, p), n = param_size(&model.config, p);
-        if (p == 0) { n = (size_t)model.config.vocab_size * model.config.channels; } // the padding has no gradient
+        // without the padding, which has no gradient
+        if (p == 0) { n = (size_t)model.config.vocab_size * model.config.channels; }
         double scale = 0.0;
         for (size_t i = 0; i < n; i++) { scale = fmax(scale, fabs(model.grads_memory[at + i])); }
         for (int k = 0; k < 24; k++) {
@@ -268,7 +271,7 @@ static void test_finite_differences(void) {
     gpt2_free(&model);
 }
 
-// fast path against the plain loops on the odd shape and on one that crosses tiles of queries
+// compares the fast path with the plain loops; called for the odd shape and for one that crosses tiles of queries
 static void compare_with_naive(GPT2* model, const int* inputs, const int* targets, int B, int T) {
     size_t n = num_parameters(&model->config);
     float* fast = (float*)malloc_check(n * sizeof(float));
@@ -309,7 +312,7 @@ static void test_naive_and_fast(void) {
     gpt2_allocate_training(&model);
     gpt2_allocate_batch(&model, 2, 200);
     gpt2_init_params(model.params_memory, &config, 1);
-    for (size_t i = 0; i < num_parameters(&config); i++) { model.params_memory[i] *= 5.0f; } // sharper attention
+    for (size_t i = 0; i < num_parameters(&config); i++) { model.params_memory[i] *= 5.0f; } // makes attention sharper
     compare_with_naive(&model, long_inputs, long_targets, 2, 200);
     gpt2_free(&model);
 }
@@ -329,7 +332,7 @@ static void test_greedy(void) {
     gpt2_free(&model);
 }
 
-// logits of every position: token by token through the cache, after a prefill, and in one pass
+// the logits of every position are the same token by token through the cache, after a prefill, and in one pass
 static void test_cache(void) {
     GPT2 model;
     load_fixture(&model, FIXTURES "tiny_gpt2");
@@ -358,11 +361,12 @@ static void test_generate_limits(void) {
     int* prompt = golden_ints("input_ids");
     int got[100];
     Sampler greedy = {0.0f, 0, 1.0f, 1};
-    check(generate(&model, &greedy, prompt, 63, 100, -1, got, NULL) == 2); // what positions 63 and 64 predict
+    // the tokens that positions 63 and 64 predict
+    check(generate(&model, &greedy, prompt, 63, 100, -1, got, NULL) == 2);
     check(generate(&model, &greedy, prompt, 64, 100, -1, got, NULL) == 1);
     check(generate(&model, &greedy, prompt, 8, 1, -1, got, NULL) == 1);
     int first = got[0];
-    check(generate(&model, &greedy, prompt, 8, 10, first, got, NULL) == 0); // stops before it prints the stop token
+    check(generate(&model, &greedy, prompt, 8, 10, first, got, NULL) == 0); // stops before the stop token is returned
     model.params.lnfb[0] = NAN;
     check(generate(&model, &greedy, prompt, 8, 10, -1, got, NULL) == -1);
     free(prompt);
@@ -384,7 +388,7 @@ static void test_fast_exp(void) {
     check(isfinite(fast_exp(1e30f)) && fast_exp(1e30f) > 1e38f);
 }
 
-// a NaN in a weight shows in the loss and in the gradient norm, so that the step can be skipped
+// a NaN in a weight makes loss and gradient norm NaN, so that the step can be skipped
 static void test_nan_is_seen(void) {
     GPT2 model;
     int *inputs = golden_ints("input_ids"), *targets = golden_ints("targets");
@@ -405,7 +409,7 @@ static void test_nan_is_seen(void) {
     gpt2_free(&model);
 }
 
-// the first two steps of a 124M run on real text: minutes, so only with LLMC_TEST_FULL
+// the first two steps of a 124M run on real text; takes minutes, so it runs only with LLMC_TEST_FULL
 static void test_d12_two_losses(void) {
     const char* data = getenv("LLMC_DATA") ? getenv("LLMC_DATA") : "../shared/data";
     char path[512];
@@ -484,7 +488,7 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
-    (void)train; // the two programs themselves are tested from outside, by test_program.sh
+    (void)train; // train() and sample() are tested through the program, by test_program.sh
     (void)sample;
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

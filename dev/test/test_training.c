@@ -1,8 +1,9 @@
-// llmc/training.h: the shape of a step, what is due when, what a run says of its steps. Wanted values are written out by hand.
+// llmc/training.h: the shape of a step, what is due after which step, and the lines printed about steps. The expected
+// values are written by hand.
 #include "test.h"
 #include "../../llmc/training.h"
 
-static char printed[1 << 14]; // what stdout got between capture_begin() and capture_end()
+static char printed[1 << 14]; // the output on stdout between capture_begin() and capture_end()
 static int real_stdout;
 
 static const char* capture_path(void) {
@@ -29,7 +30,7 @@ static void capture_end(void) {
     if (f) { fclose(f); }
 }
 
-static Settings defaults; // as they were before any test
+static Settings defaults; // the settings before any test
 
 // ---- the shape of a step ------------------------------------------------------------
 
@@ -45,10 +46,10 @@ static void test_batch(void) {
     settings = defaults;
     check_batch(settle_batch(&small), 4, 64, 256, 1);
     check_batch(settle_batch(&large), 4, 1024, 4096, 1);
-    check(memcmp(&settings, &defaults, sizeof(settings)) == 0); // the flags stay as they were typed
+    check(memcmp(&settings, &defaults, sizeof(settings)) == 0); // the flags remain as typed
     settings.B = 2, settings.T = 16, settings.total_batch = 96;
     check_batch(settle_batch(&small), 2, 16, 96, 3);
-    settings.B = 65536, settings.T = 2048; // more tokens than an int counts
+    settings.B = 65536, settings.T = 2048; // more tokens than fit an int
     settings.total_batch = (int64_t)65536 * 2048 * 48;
     check_batch(settle_batch(&large), 65536, 2048, (int64_t)65536 * 2048 * 48, 48);
 }
@@ -64,7 +65,7 @@ static void write_shard(const char* path, int num_tokens) {
     if (!shard_writer_close(&w, &err)) { die("%s", err.text); }
 }
 
-// -x and -m against what there is: 1001 tokens for training, 201 for validation
+// -x and -m limited by the data: 1001 tokens for training, 201 for validation
 static void test_data(void) {
     static const struct {
         int64_t typed_steps, total, want_steps;
@@ -102,7 +103,7 @@ static void test_data(void) {
         check(t.schedule.num_steps == t.num_steps && t.has_val == cases[i].has_val);
         check(memcmp(&settings, &typed, sizeof(settings)) == 0);
 
-        RunState run; // what the checkpoint says is what was settled
+        RunState run; // the checkpoint has the values that were computed
         memset(&run, 0, sizeof(run));
         fill_run_settings(&run, &t);
         check(run.B == 2 && run.T == 16 && run.total_batch_tokens == t.batch.total && run.num_steps == t.num_steps);
@@ -113,7 +114,7 @@ static void test_data(void) {
 
 // ---- what is due --------------------------------------------------------------------
 
-// What is due after each step from first_step on: "v" validate, "s" sample, "c" checkpoint, "." stop, "|" a step.
+// Returns what is due, from first_step on: "v" validate, "s" sample, "c" checkpoint, "." stop; "|" is a step.
 static const char* due_of_run(Training* t, int64_t first_step, int64_t signal_after) {
     static char text[256];
     size_t n = 0;
@@ -143,15 +144,15 @@ static void test_due(void) {
     t.has_val = true;
     t.num_steps = 7;
     check_str(due_of_run(&t, 0, never),
-              "v||s|v|sc||vs|vsc.");                  // before the first step only a validation; at the end all
-    check_str(due_of_run(&t, 4, never), "||vs|vsc."); // the checkpoint of step 4 came after its sample
+              "v||s|v|sc||vs|vsc.");                  // before the first step only validation; at the end everything
+    check_str(due_of_run(&t, 4, never), "||vs|vsc."); // the sample of step 4 preceded its checkpoint
     check_str(due_of_run(&t, 6, never), "|vsc.");
-    check_str(due_of_run(&t, 7, never), ".");        // the run was at its end
-    check_str(due_of_run(&t, 9, never), ".");        // -x is less than before
-    check_str(due_of_run(&t, 0, 5), "v||s|v|sc|c."); // a signal: saved at once, and no validation for it
+    check_str(due_of_run(&t, 7, never), ".");        // the run had already ended
+    check_str(due_of_run(&t, 9, never), ".");        // -x is now smaller than the step
+    check_str(due_of_run(&t, 0, 5), "v||s|v|sc|c."); // a signal: saves at once, without validation
     check_str(due_of_run(&t, 0, 3), "v||s|vc.");
-    check_str(due_of_run(&t, 0, 0), "v."); // nothing was learnt yet
-    check_str(due_of_run(&t, 4, 4), ".");  // saved already
+    check_str(due_of_run(&t, 0, 0), "v."); // no step was done, so nothing is saved
+    check_str(due_of_run(&t, 4, 4), ".");  // step 4 is already saved
 
     settings.output = NULL;
     check_str(due_of_run(&t, 0, never), "v||s|v|s||vs|vs.");
@@ -159,9 +160,10 @@ static void test_due(void) {
     settings.output = "somewhere";
     t.has_val = false;
     check_str(due_of_run(&t, 0, never), "||s||sc||s|sc.");
-    settings.hellaswag = "questions"; // which is a validation too
+    settings.hellaswag = "questions"; // HellaSwag counts as validation too
     check_str(due_of_run(&t, 0, never), "v||s|v|sc||vs|vsc.");
-    settings.val_every = settings.sample_every = settings.save_every = 0; // never, but saved at the end
+    // 0: never, except for a checkpoint at the end
+    settings.val_every = settings.sample_every = settings.save_every = 0;
     t.has_val = true;
     check_str(due_of_run(&t, 0, never), "|||||||c.");
     t.num_steps = 0;
@@ -169,9 +171,9 @@ static void test_due(void) {
     check_str(due_of_run(&t, 0, never), "v.");
 }
 
-// ---- what is said of a step -----------------------------------------------------------
+// ---- what is printed about a step ------------------------------------------------------
 
-// as a program without a verdict of its own does it
+// like a program that does not judge steps itself
 static bool judge_and_count(Training* t, StepReport* r) {
     bool sound = training_judge(t, r);
     training_count(t, r, sound);
@@ -186,7 +188,7 @@ static void test_judge(void) {
     uint64_t rng = 5;
     for (; r.step <= OUTLIER_WINDOW; r.step++) {
         r.loss = 4.0 + 0.001 * random_below(&rng, 100), r.norm = 1.0 + 0.001 * random_below(&rng, 100);
-        check(judge_and_count(&t, &r) && isnan(r.loss_z) && isnan(r.norm_z)); // no outlier is known yet
+        check(judge_and_count(&t, &r) && isnan(r.loss_z) && isnan(r.norm_z)); // no z-scores until the windows are full
     }
     capture_begin();
     r.loss = 40;
@@ -230,7 +232,7 @@ static void test_report(void) {
     t.run.config = config, t.batch = batch, t.num_steps = 10;
     check(logger_open(&t.logger, dir, -1, &err));
     StepReport r = {3, 3e-4f, 4.25, 0.875, (double)NAN, 1.5, 500.0};
-    // 6 FLOPs for each weight but wpe's and 6 L C T for attention, for 64 tokens in half a second
+    // per token 6 FLOPs for each weight except wpe's, and 6 L C T for attention; 64 tokens in half a second
     double flops = (6.0 * (double)(num_parameters(&config) - 64 * 48) + 6.0 * 2 * 48 * 16) * 64 / 0.5;
     check_near(training_flops(&t, 500.0), flops, 1.0);
     capture_begin();
@@ -239,7 +241,7 @@ static void test_report(void) {
     check_str(printed,
               "step    3/10 | loss 4.250000 | norm 0.8750 (+1.50z)| lr 3.00e-04 | 500.00 ms | 50.0% fp32 MFU | "
               "128 tok/s | ETA 4s\n");
-    r.step = 4, r.ms = 1500.0; // the time left goes by 0.9 * 500 + 0.1 * 1500 = 600 ms a step
+    r.step = 4, r.ms = 1500.0; // the remaining time is estimated with 0.9 * 500 + 0.1 * 1500 = 600 ms per step
     capture_begin();
     training_report(&t, &r, flops / 3, "bf16", " | 1.5 TFLOP/s | 2.0 GB");
     capture_end();
@@ -263,7 +265,7 @@ static void test_sample(void) {
     t.run.sampler_rng = 77;
     capture_begin();
     training_sample_begin(&t, &s);
-    check(s.prompt == 60 && s.sampler.rng == 77); // without a vocabulary the last token begins a text
+    check(s.prompt == 60 && s.sampler.rng == 77); // without a vocabulary the last token of the model begins a text
     check(s.sampler.temperature == 1.0f && s.sampler.top_k == 0 && s.sampler.top_p == 1.0f);
     text_token(&s.out, 5);
     text_token(&s.out, 12);
@@ -272,7 +274,7 @@ static void test_sample(void) {
     t.has_tokenizer = true;
     t.tokenizer.eot_id = -1;
     training_sample_begin(&t, &s);
-    check(s.prompt == 0 && s.sampler.rng == 78); // one that has no end of text
+    check(s.prompt == 0 && s.sampler.rng == 78); // a vocabulary without an end of text
     training_sample_end(&t, &s, false);
     capture_end();
     check_str(printed,

@@ -1,8 +1,9 @@
 /* Fuzz target: everything that model_open() decides from text and headers: config.json, the index of a sharded model,
    llm.c's header, and which tensor is which.
 
-   The first byte chooses the reader, and whether the rest is its text, or a list of edits (place, place, byte) of a
-   good one. For the names, the text is the header of a safetensors file whose data are added here.
+   The first byte chooses the reader, and whether the rest is its text or a list of edits (two bytes of offset, one new
+   byte) of a valid text. For tensor names, the text is the header of a safetensors file, to which this target adds the
+   data.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_config.c -lm -o fuzz_config && ./fuzz_config */
 #include "../../../llmc/checkpoint.h"
@@ -40,7 +41,7 @@ static void fuzz_index(const char* text, size_t n) {
     hf_index_free(&index);
 }
 
-// Reads a small model whole; a huge one only claims to be: its tensors are not there.
+// Reads all of a small model. The data of a huge one do not exist: only its header claims so.
 static void read_all(ModelFile* model) {
     if (num_parameters(&model->config) > 1 << 20) { return; }
     float* params = (float*)malloc_check(num_parameters(&model->config) * sizeof(float));
@@ -49,7 +50,7 @@ static void read_all(ModelFile* model) {
 }
 
 static void fuzz_llmc(const uint8_t* data, size_t n) {
-    // 8 words, then as much data as a tiny model wants
+    // 8 words, then as much data as a tiny model needs
     enum { SIZE = LLMC_HEADER_BYTES + (1 << 16) };
     ModelFile model;
     Error err;
@@ -59,7 +60,7 @@ static void fuzz_llmc(const uint8_t* data, size_t n) {
     if (size > SIZE) { size = SIZE; }
     int32_t h[8];
     memcpy(h, file, sizeof(h));
-    bool tiny = true; // then let the size be right
+    bool tiny = true; // true: a size that this program can provide, so the file gets exactly the right size
     for (int i = 2; i < 7; i++) { tiny = tiny && h[i] > 0 && h[i] <= 8; }
     if (tiny && h[7] == 128 && (h[1] == 3 || h[1] == 5) && n < 35) {
         GPT2Config c = {h[2], h[3], h[7], h[4], h[5], h[6]};
@@ -77,7 +78,7 @@ static void fuzz_llmc(const uint8_t* data, size_t n) {
     free(file);
 }
 
-// The largest end of a tensor in a header, 0 if it has none that is below the limit.
+// The largest end offset of a tensor in a header; 0 if none is below the limit.
 static size_t data_bytes(const uint8_t* header, size_t n, int64_t limit) {
     JsonDoc doc;
     int64_t end = 0;
@@ -93,7 +94,7 @@ static size_t data_bytes(const uint8_t* header, size_t n, int64_t limit) {
     return (size_t)end;
 }
 
-// A model in one file without a config: header of n bytes, data of zeros.
+// Opens a model of one file without a config: a header of n bytes, then zeros as data.
 static void fuzz_names(const char* header, size_t n) {
     ModelFile model;
     Error err;
@@ -106,7 +107,7 @@ static void fuzz_names(const char* header, size_t n) {
     if (safetensors_parse(&model.shards[0], file, size, "file", &err)) {
         model.paths[model.num_files++] = strdup_check("file");
         if (hf_infer_config(&model.config, &model.shards[0], "file", &err) && model_map_hf(&model, "file", &err)) {
-            model.num_files = 0; // there is no file whose size could be asked for
+            model.num_files = 0; // there is no file whose size could be read
             read_all(&model);
             model.num_files = 1;
         } else {
@@ -117,8 +118,8 @@ static void fuzz_names(const char* header, size_t n) {
     free(file);
 }
 
-// The header of a good model of V = 2, maxT = 3, C = 64, L = 1 in BF16, with a buffer and a tied head. Returns its
-// bytes.
+// Writes the header of a valid model with V = 2, maxT = 3, C = 64, L = 1 in BF16, with a buffer and a tied head.
+// Returns its size in bytes.
 static size_t good_header(char* out, size_t size) {
     GPT2Config c = {3, 2, 128, 1, 1, 64};
     size_t used = (size_t)snprintf(out, size, "{"), at = 0;
@@ -174,7 +175,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         }
         text = good;
     }
-    char* exact = (char*)malloc_check(n); // a byte too far is seen
+    char* exact = (char*)malloc_check(n); // exact size, so that a read past the end is detected
     memcpy(exact, text, n);
     if (reader == 0) { fuzz_config(exact, n); }
     if (reader == 1) { fuzz_index(exact, n); }

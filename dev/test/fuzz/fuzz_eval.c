@@ -1,15 +1,15 @@
 // Evaluation files from hostile bytes: clang -g -O1 -fsanitize=fuzzer,address,undefined fuzz_eval.c -o fuzz_eval -lm
 //
-// Every input is tried as it stands, and once more as the questions behind a header that is right but for what its first
-// bytes say: how many questions, how many bytes the longest has, T, the vocabulary. Questions get their true lengths, and
-// often the other fixed words too, for hardly any random bytes have them.
+// Every input is tried as a file, and once more as the questions after a header. The first four bytes choose B, T and
+// the vocabulary, and may change a word of the header or cut off the end of the file. Where the flags before a question
+// say so, it gets its true length and the other fixed words, because random bytes hardly ever contain them.
 #include "../../../llmc/eval_loader.h"
 
-// Looks at a file, then reads and scores all of it.
+// Parses a file, then reads and scores all of it.
 static bool try_file(const uint8_t* data, size_t size, int B, int T, int vocab_size) {
     EvalLoader e;
     Error err;
-    uint8_t* exact = (uint8_t*)malloc_check(size); // a byte too far is seen
+    uint8_t* exact = (uint8_t*)malloc_check(size); // exact size, so that a read past the end is detected
     if (size > 0) { memcpy(exact, data, size); }
     memset(&e, 0, sizeof(e));
     strcpy(e.path, "input");
@@ -41,7 +41,7 @@ static bool try_file(const uint8_t* data, size_t size, int B, int T, int vocab_s
     } else {
         require(strncmp(err.text, "input: ", 7) == 0 && !strchr(err.text, '\n'));
     }
-    e.file.size = 0; // not mapped
+    e.file.size = 0; // the file is not mapped
     eval_close(&e);
     free(exact);
     return ok;
@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try_file(data, size, 4, 64, 50257);
     if (size < 6) { return 0; }
     int B = 4 + data[0] % 9, T = 1 + data[1] % 100, vocab_size = data[2] & 1 ? 50257 : 65536;
-    // each question: a byte that says what to mend, a byte of length, then its words
+    // per question: a byte that chooses what to repair, a byte of length, then the words
     enum { MOST = 1 << 17 };
     uint8_t* file = (uint8_t*)calloc_check(EVAL_HEADER_BYTES + MOST, 1);
     size_t at = EVAL_HEADER_BYTES, longest = 0;

@@ -1,4 +1,4 @@
-/* Fuzz target: the JSON reader. What it accepts must be whole: every value is touched, every key is found again.
+/* Fuzz target: the JSON reader. What it accepts must be consistent: every value is read, every key is found again.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_json.c -lm -o fuzz_json && ./fuzz_json */
 #include "../../../llmc/json.h"

@@ -1,7 +1,7 @@
-/* Fuzz target: the safetensors reader. Every byte of every tensor that it hands out is read.
+/* Fuzz target: the safetensors reader. Every byte of every tensor that it returns is read.
 
-   An input is taken three times: as a file; as a header, with its size before it and behind it as many bytes of data as
-   the largest end that it mentions; and as a list of edits (place, place, byte) of a good header.
+   An input is used three times: as a file; as a header, with its size before it and, after it, data up to the largest
+   end offset in it; and as a list of edits (two bytes of offset, one new byte) of a valid header.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_safetensors.c -lm -o fuzz_safetensors */
 #include "../../../llmc/safetensors.h"
@@ -28,7 +28,7 @@ static void parse(const uint8_t* data, size_t size) {
         }
         total += t->bytes;
     }
-    require(total == size - 8 - (size_t)safe_header_bytes(data, size)); // no byte without an owner
+    require(total == size - 8 - (size_t)safe_header_bytes(data, size)); // every byte belongs to a tensor
     safetensors_close(&st);
 }
 

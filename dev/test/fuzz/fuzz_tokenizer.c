@@ -1,8 +1,8 @@
 /* Fuzz target: every vocabulary file that the tokenizer reads, and encode and decode of any text.
 
-   The first byte chooses the reader or the text functions; the rest is the file, a part of it behind the 256 bytes
-   that every vocabulary needs, or a list of edits (place, place, byte) of a good one. What is read must be sound and
-   encode without loss.
+   The first byte chooses the reader or the text functions. The rest is the file, or the part of it after the 256 bytes
+   that every vocabulary needs, or a list of edits (two bytes of offset, one new byte) of a valid file. A vocabulary
+   that is accepted must be consistent and encode without loss.
 
    clang -g -O1 -fsanitize=fuzzer,address,undefined dev/test/fuzz/fuzz_tokenizer.c -lm -o fuzz_tokenizer &&
    ./fuzz_tokenizer */
@@ -26,7 +26,7 @@ static void check_roundtrip(const Tokenizer* t, const char* text, size_t n) {
     require(at == n);
 }
 
-// Takes what a reader returned; text is encoded with it.
+// Checks the result of a reader; if it succeeded, encodes text with it.
 static void check_tokenizer(bool ok, Tokenizer* t, const Error* err, const char* text, size_t n) {
     if (!ok) {
         check_error(err);
@@ -39,7 +39,7 @@ static void check_tokenizer(bool ok, Tokenizer* t, const Error* err, const char*
     tokenizer_free(t);
 }
 
-// "\u0021": 0, ... , the members of the 256 bytes, with a comma behind each.
+// Writes "\u0021": 0, ... : the members of the 256 bytes, with a comma after each.
 static size_t put_bytes(char* out) {
     Vocab map;
     vocab_init(&map);
@@ -50,7 +50,7 @@ static size_t put_bytes(char* out) {
     return n;
 }
 
-// {256 bytes, data up to a NUL; what follows is merges.txt, and after another NUL added_tokens.json.
+// vocab.json is { 256 bytes, then data up to a NUL. After it come merges.txt and, after another NUL, added_tokens.json.
 static void fuzz_vocab(const char* data, size_t n) {
     static char text[70000];
     text[0] = '{';
@@ -71,7 +71,7 @@ static void fuzz_vocab(const char* data, size_t n) {
     check_tokenizer(ok, &t, &err, data, n);
 }
 
-// A good tokenizer.json with edits, or with data as its list of merges and what stands behind it.
+// A valid tokenizer.json with edits, or with data as its list of merges and everything after it.
 static void fuzz_json(const uint8_t* data, size_t n, bool edits) {
     static char text[80000];
     size_t used =
@@ -114,7 +114,7 @@ static void fuzz_bin(const uint8_t* data, size_t n) {
     check_tokenizer(ok, &t, &err, "", 0);
 }
 
-// The text whole and in two parts, and its bytes through the stream for a terminal.
+// Encodes the text whole and in two parts, and passes its bytes through the stream for a terminal.
 static void fuzz_text(const uint8_t* data, size_t n) {
     static Tokenizer t;
     static TokenBuffer whole, parts;
