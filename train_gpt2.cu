@@ -142,24 +142,25 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
 size_t global_norm_scratch();
 
 // ==== promoted: adamw_state ====
-// What the host decides of an update.
+// Hyperparameters of one update, set by the host.
 struct AdamW {
     float learning_rate, beta1, beta2, eps, weight_decay;
-    float clip; // greatest norm of the gradient; 0: no clipping
+    float clip; // maximum norm of the gradient; 0: no clipping
 };
 
-// What the kernels of a step leave for later ones: one struct in device memory, which the host copies when the step is done.
+// Results that a step's kernels pass on to later kernels: one struct in device memory. The host copies it when the step
+// is done.
 struct StepState {
     float loss;        // mean over the tokens of the step
-    float scaled_norm; // of the gradients as they are, loss scale included
-    float norm;        // of the true gradients; written with the verdict
-    int applied;       // the verdict: 1, the weights change; 0, loss or norm is not finite, or the host skips the step
+    float scaled_norm; // norm of the gradients with the loss scale still in them
+    float norm;        // norm of the true gradients; set by adamw_prepare
+    int applied;       // the verdict of adamw_prepare: 1: update; 0: no update (loss or norm not finite, or host skips)
     int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // fp16: the loss is multiplied by it, else 1; adamw_prepare replaces it by the next step's
+    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it by the next step's
     float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
-    int good_steps;    // finite ones since the loss scale last changed
-    float grad_scale;  // what AdamW multiplies gradients by: clipping, and the loss scale divided out
-    float inverse_bias1, inverse_bias2; // 1 / (1 - beta^t)
+    int good_steps;    // finite steps since the loss scale last changed
+    float grad_scale;  // factor on the gradients in adamw: clipping / loss_scale
+    float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
 };
 // ==== end promoted: adamw_state ====
 
@@ -1676,7 +1677,7 @@ constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
     constexpr int sequences = ENCODER_FORWARD_SEQUENCES;
-    unsigned vectors = C / x128::size; // of a row
+    unsigned vectors = C / x128::size; // per row
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= T * vectors) { return; }
     unsigned t = i / vectors, c = i % vectors * x128::size;
@@ -1684,7 +1685,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
     int ids[sequences];
     x128 token[sequences];
 #pragma unroll
-    for (int j = 0; j < sequences; j++) { // past B: row 0 is loaded and not used
+    for (int j = 0; j < sequences; j++) { // sequences past B: row 0 of wte is loaded and not used
         ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0;
     }
     x128 position = load128(wpe + (size_t)t * C + c);
@@ -1702,7 +1703,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
-    // without the rows of wte that are read: how many depends on the tokens
+    // does not count the rows of wte that are read: their number depends on the tokens
     Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
@@ -1719,27 +1720,31 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 // ==== promoted: encoder_backward ====
-// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and a warp
-// sums the runs of equal tokens in a tile of 32 sorted positions. A run within a tile is added to its row of dwte.
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and one
+// warp per tile of 32 sorted positions sums the runs of equal tokens. A run within one tile is added to its dwte row.
 
-// A run that crosses tiles leaves a partial sum in each of them, and the next kernel adds these up in order. So a sum has
-// one order, and a frequent token is shared by many warps.
+// A run that crosses tiles leaves one partial sum per tile, which the join kernel adds up in order. So the order of
+// every sum is fixed, and many warps share the work of a frequent token. With tiles of 8 positions instead of 32:
+//     sorted tokens   5 5 5 7 7 7 7 7 | 7 7 7 7 7 7 7 7 | 7 7 7 9 9 9 9 9
+//     runs summed to  dwte  partial     partial           partial dwte
+//     [tile][slot]          [0][1]      [1][0]            [2][0]
+// Then tile 0's block of the join kernel adds partial [0][1], [1][0] and [2][0] to row 7 of dwte.
 
 constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
 constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
-constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all
-constexpr int ENCODER_MAX_BLOCK = 512;      // threads; rows in flight take registers
-constexpr int ENCODER_TILE = 32;            // sorted indices, one per lane
-constexpr int ENCODER_COLUMNS = 768;        // per launch: the room for partial sums
-constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp: four per lane
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all blocks
+constexpr int ENCODER_MAX_BLOCK = 512;      // threads; the rows in flight take many registers
+constexpr int ENCODER_TILE = 32;            // sorted indices per warp, one per lane
+constexpr int ENCODER_COLUMNS = 768;        // per launch; bounds the scratch for partial sums
+constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp, 4 per lane
 static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
 
 // The layout of the launcher's scratch.
 struct EncoderScratch {
-    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): sums of a run from an earlier tile, of a run into a later one
-    int* positions[2]; // (N) each; the passes alternate, and [0] is sorted at the end
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): slot 0: run from an earlier tile; 1: run into the next tile
+    int* positions[2]; // (N) each; the sort passes alternate between them, the last one writes [0]
     int* tokens;       // (N) inp[positions[0][i]], ascending
-    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs in each block's part of the list
+    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs among each block's indices
     size_t num_ints;
 };
 static EncoderScratch encoder_backward_layout(int* scratch, int N) {
@@ -1754,7 +1759,7 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     return s;
 }
 
-// Each block counts the digits of its `num` indices. positions is NULL in the first pass: index i is position i.
+// Counts the digits of `num` indices per block. positions is NULL in the first pass, where index i is position i.
 __global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
@@ -1763,30 +1768,30 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
         int token = inp[positions ? positions[i] : i];
-        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integers: the result does not depend on the order
+        atomicAdd(&count[(token >> shift) % ENCODER_DIGITS], 1); // integer sums do not depend on the order
     }
     __syncthreads();
     if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
 }
 
-// One stable pass: index i goes after all smaller digits, and after the same digit at smaller indices.
+// One stable pass of the sort: index i is placed after all smaller digits and after equal digits of smaller indices.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
     constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
-    __shared__ int offset[num_warps][ENCODER_DIGITS]; // where a warp's next index of a digit goes
+    __shared__ int offset[num_warps][ENCODER_DIGITS]; // output index of each warp's first element with this digit
     __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
 
-    int before = 0, total = 0; // of this digit: how many in earlier blocks, in all blocks
+    int before = 0, total = 0; // occurrences of this digit in earlier blocks, in all blocks
 #pragma unroll 8
     for (int b = part; b < gridDim.x; b += num_parts) {
         int n = counts[b * ENCODER_DIGITS + digit];
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[num_parts + part][digit] = total; // borrowed for the partial sums
+    offset[part][digit] = before, offset[num_parts + part][digit] = total; // offset is borrowed for partial sums
     __syncthreads();
     if (part == 0) {
         for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
@@ -1811,10 +1816,10 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         int token = valid ? inp[position] : 0;
         int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
         unsigned same = __match_any_sync(0xFFFFFFFFu, d);
-        int rank = __popc(same & ((1u << lane) - 1)); // among equal digits of the warp
+        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's elements with the same digit
         if (valid && rank == 0) { offset[warp][d] = __popc(same); }
         __syncthreads();
-        if (part == 0) { // turns counts into offsets, over the warps in order
+        if (part == 0) { // exclusive scan over the warps: turns counts into offsets
             int at = next[digit];
 #pragma unroll 8
             for (int w = 0; w < num_warps; w++) {
@@ -1829,14 +1834,15 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
             sorted[offset[warp][d] + rank] = position;
             tokens[offset[warp][d] + rank] = token;
         }
-        __syncthreads(); // offset is cleared for the next round
+        __syncthreads(); // the next round clears offset
     }
 }
 
-// Sorts the positions by token: fills positions[0] and tokens of the layout that it returns.
+// Sorts the positions by token. Returns the layout of scratch, in which positions[0] and tokens are now filled.
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream) {
     EncoderScratch s = encoder_backward_layout(scratch, N);
-    int num = ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // per block
+    int num =
+        ceil_div(ceil_div(N, ENCODER_SORT_MAX_BLOCKS), ENCODER_SORT_BLOCK) * ENCODER_SORT_BLOCK; // indices per block
     int num_blocks = ceil_div(N, num), num_passes = 1;
     while (num_passes < 4 && (V - 1) >> (8 * num_passes)) { num_passes++; }
     const int* positions = NULL;
@@ -1853,7 +1859,7 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     return s;
 }
 
-// A warp sums the runs of one tile over ENCODER_WARP_COLUMNS columns: slice `warp % num_slices` of those from c0 on.
+// Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns, of the num_slices from c0 on.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
@@ -1866,8 +1872,8 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
     int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
     int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
-    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of the runs
-    // whether the first run began in an earlier tile, whether the last one continues in the next tile
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
+    // whether the tile's first run began in an earlier tile, whether its last run continues in the next tile
     bool from_before = first > 0 && tokens[first - 1] == tokens[first];
     bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
 
@@ -1876,10 +1882,10 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     for (int i = 0; i < num; i += unroll) {
         x4 d[unroll];
         f128 old[unroll];
-        float* row[unroll]; // if a run ends here, where its sum is added, else NULL
+        float* row[unroll]; // destination of the run's sum if a run ends at this index, else NULL
         int p[unroll], id[unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; u++) { // shuffles come before the lanes diverge
+        for (int u = 0; u < unroll; u++) { // shuffles first, while all lanes are active
             p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
         }
 #pragma unroll
@@ -1910,8 +1916,8 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     }
 }
 
-// One block per tile. If a run of equal tokens starts in this tile and continues past it, this block adds up the run's
-// partial sums.
+// Joins the runs that cross tiles. One block per tile and slice of columns: if a run of equal tokens starts in this
+// tile and continues past it, the block adds up the run's partial sums.
 __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial, const int* tokens, int N, int C,
                                               int c0) {
     constexpr int unroll = 8, max_warps = 8; // unroll: partial sums in flight
@@ -1929,7 +1935,7 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     f128 sum = {};
     if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
     for (int t = tile + 1 + warp * unroll;; t += num_warps * unroll) {
-        // how many of the next tiles begin with the token; the list is sorted, so they come first
+        // num: how many of the next `unroll` tiles begin with this token; they come first, because the list is sorted
         bool goes_on = lane < unroll && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
         int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
         f128 x[unroll];
@@ -1990,9 +1996,9 @@ static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, i
     cudaCheck(cudaGetLastError());
 }
 
-// Ints of scratch.
+// Number of ints in scratch.
 size_t encoder_backward_scratch(int B, int T, int V) {
-    (void)V; // sets only the number of passes
+    (void)V; // affects only the number of sort passes
     return encoder_backward_layout(NULL, B * T).num_ints;
 }
 
@@ -2000,7 +2006,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream, int block_size) {
-    // without the rows of dwte that are read and written: how many depends on the tokens
+    // does not count the rows of dwte that are read and written: their number depends on the tokens
     Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
@@ -2028,11 +2034,14 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 // ==== end promoted: encoder_backward ====
 
 // ==== promoted: layernorm_forward ====
-// A row belongs to one warp, or, when it is long, to a block of 2, 4, 8 or 16. A thread holds up to 3 vectors of it.
+// One warp processes a row; for long rows, a block of 2, 4, 8 or 16 warps does. Each thread holds up to 3 vectors:
+//     vector of the row   0 .. width-1 | width .. 2*width-1 | 2*width ..      width = 32 * row_warps threads
+//     held by thread      0 .. width-1 | 0 .. width-1       | 0 ..
+//     as its vector       x[0]         | x[1]               | x[2]
 constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sum over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers, so one
-// barrier per call is enough.
+// Sums x over the warps of the row; all threads get the same bits. A kernel alternates between two `partial` (16)
+// buffers, so one barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
     if (row_warps == 1) { return x; }
@@ -2049,12 +2058,12 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // whole warps only, and no other warp waits for them
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
+    if (row >= N) { return; }                              // only whole warps return, and no barrier waits for them
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
 
     const floatX* inp_row = inp + (size_t)row * C + first;
-    x128 x[num_vecs] = {}; // zeros beyond the row
+    x128 x[num_vecs] = {}; // zeros past the row's end
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp_row + j * stride); }
@@ -2078,7 +2087,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // the same for all rows: from L1
+            // weight and bias are the same for all rows, so these loads hit L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -2089,14 +2098,14 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     if (first == 0) { mean[row] = m, rstd[row] = r; }
 }
 
-// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N), of each row | inp (N,C), weight, bias (C)
+// out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) per row | inp (N,C), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * N * C * sizeof(floatX), 0, "layernorm_forward");
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block: the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -2116,7 +2125,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote itself
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -2146,14 +2155,14 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
     if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
 }
 
-// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N), of each row
+// residual (N,C) = inp1 + inp2; normed (N,C) = (residual - mean) * rstd * weight + bias; mean, rstd (N) per row
 // | inp1, inp2 (N,C), weight, bias (C)
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // dynamic shared memory without an attribute
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // no function attribute needed
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
@@ -2167,18 +2176,21 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 // ==== end promoted: fused_residual_layernorm ====
 
 // ==== promoted: layernorm_backward ====
-// A team of 1, 2, 4, 8 or 16 warps owns a row, and a thread holds up to 3 vectors of it. Its columns stay the same from
-// row to row, so that dweight and dbias are summed in registers. At the end each block adds up its teams, one partial sum
-// per column, and column_sums() adds up those of all blocks, always in the same order.
+// A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
+//     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..
+//     held by thread      0 .. team_size-1 | 0 .. team_size-1           | 0 ..             of the team
+//     as its vector       j = 0            | j = 1                      | j = 2
+// A thread has the same columns in every row, so it sums dweight and dbias in registers. At the end each block adds up
+// its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
-constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers each
-constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of partial sums
-constexpr int LAYERNORM_BACKWARD_PADDING = 4;          // floats: threads that read one vector's columns hit all banks
+constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so of partial sums
+constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`: no bank conflicts in 16 bits
 
-// Sums a and b over the team; all its threads get the same bits. Callers alternate between two `shared` (2, 16) buffers,
-// so one barrier per call is enough.
+// Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
+// buffers, so one barrier per call is enough.
 __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
-    // the lower half warp sums a and the upper half b: 6 shuffles instead of 10
+    // the lower half-warp sums a, the upper half-warp sums b: 6 shuffles instead of 10
     bool upper = threadIdx.x & 16;
     float mine = upper ? b : a, other = upper ? a : b;
     mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
@@ -2189,13 +2201,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    __syncthreads(); // of the whole block: all its teams make the same number of calls
+    __syncthreads(); // for the whole block: all its teams make the same number of calls
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes this block's row of partials (gridDim.x, 2, C): dweight and dbias summed over its teams, one vector per thread
-// at a time. columns (2 * x128::size, blockDim.x + padding) is shared memory.
+// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. One vector per
+// thread at a time goes through `columns` (2 * x128::size, blockDim.x + padding) in shared memory.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
@@ -2222,7 +2234,7 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
     }
 }
 
-// one_warp: a team is one warp. It meets no barrier, so it may have fewer rows than other teams.
+// one_warp: each team is one warp. It then needs no barrier, so the teams may process different numbers of rows.
 template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel7(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
@@ -2231,7 +2243,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     extern __shared__ float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
     int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can lie beyond the row
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
     int parity = 0;
 
@@ -2241,7 +2253,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         if (one_warp && row >= N) { break; }
         bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
-        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // beyond the row dy is zero and adds nothing
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the row's end dy is 0 and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
@@ -2259,7 +2271,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
               dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 w = {}; // read from L1 for every row: no register is left to keep it in
+            x128 w = {}; // reread for every row, from L1: no registers are left to keep it
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
@@ -2274,7 +2286,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // same value, hidden from the compiler, so that it recomputes norm from x: keeping norm would spill
+        // m keeps its value, but the compiler cannot know that: it recomputes norm from x. Keeping norm would spill.
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -2289,13 +2301,13 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
 }
 
-// Floats of scratch: partial sums of dweight and dbias for each block.
+// Number of floats in scratch: the partial sums of dweight and dbias of every block.
 size_t layernorm_backward_scratch(int C) {
     int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
-// Warps per row. Teams of several warps take at most 2 vectors per thread in 16 bits: 3 would spill.
+// Warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors: 3 would spill.
 inline int layernorm_backward_team_warps(int num_vectors) {
     const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
     int team_warps = 1;
@@ -2320,14 +2332,14 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
 typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
                                         const float*, const float*, int, int, int);
 
-// How to launch the kernel that writes dinp and the partial sums: grid_size rows of them.
+// How to launch the kernel that writes dinp and partials (grid_size, 2, C).
 struct LayernormBackwardLaunch {
     LayernormBackwardKernel kernel;
     int grid_size, block_size, num_vecs, team_warps;
     size_t shared_bytes;
 };
 
-// Kernel 7 for rows of C elements; the block is enlarged to a whole team.
+// Chooses the instance and the grid of kernel 7 for rows of C elements. A block is at least one team.
 inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int block_size) {
     int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
     require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
@@ -2345,15 +2357,18 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
             shared_bytes};
 }
 
-// As kernel 7 with one warp per team; the next rows are copied into a ring in shared memory while this one is summed.
-// A thread reads only what it copied itself, so waiting for its own copies is enough and no barrier is needed.
+// Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
+// current row is summed. A thread reads only what it copied itself: it waits for its own copies, without a barrier.
+//                before the loop   1st row         2nd row         3rd row
+//     stage 0    copy row 0        read, copy 2    (2 in flight)   read, copy 4
+//     stage 1    copy row 1        (1 in flight)   read, copy 3    (3 in flight)
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int /*team_warps*/) {
-    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x) of dout, inp, dresidual
+    extern __shared__ int4 layernorm_backward_ring[]; // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
     const int team_size = 32, stride = team_size * x128::size;
     int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
     int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
@@ -2361,7 +2376,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
     float inv_C = 1.0f / C;
     int stage = 0;
 
-    // one group of copies per row, empty ones after the last row, so that the number of groups in flight stays the same
+    // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int to_stage) {
         if (row < N) {
 #pragma unroll
@@ -2369,7 +2384,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
                 size_t i = (size_t)row * C + first + j * stride;
                 bool valid = j < num_vecs - 1 || last_valid;
                 int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
-                // copies that are not valid fill in zeros, but still need a valid address
+                // an invalid copy writes zeros and reads nothing, but still needs a valid address
                 cp_async_16(slot, dout + (valid ? i : 0), valid);
                 cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
                 bool add = valid && dresidual;
@@ -2402,7 +2417,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         layernorm_backward_team_sums(sum, dot, nullptr, 1);
         sum *= inv_C;
         dot *= inv_C;
-        __syncwarp(); // makes the compiler read shared memory again: keeping the row in registers would spill
+        __syncwarp(); // makes the compiler reread the row from shared memory: keeping it in registers would spill
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
@@ -2414,16 +2429,16 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
             }
             if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
         }
-        fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // its slot has been read
+        fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // the row in this stage has been read
         stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
     }
     cp_async_wait<0>();
-    __syncthreads(); // the column sums reuse the ring's memory
+    __syncthreads(); // all threads have read the ring: the column sums reuse its memory
 
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
 }
 
-// Kernel 9 where a team is one warp and the ring fits, else kernel 7.
+// Kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; else kernel 7.
 inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
     LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
     auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
@@ -2439,8 +2454,9 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
     return l;
 }
 
-// dinp (N,C) = dresidual + the gradient of inp; dweight, dbias (C) += theirs | scratch (layernorm_backward_scratch(C))
-// | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C), mean, rstd (N)
+// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
+// | scratch (layernorm_backward_scratch(C)) | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C),
+// mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
@@ -2470,7 +2486,7 @@ __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp, size_t n) {
     if (i < n) { store128(out + i, gelu_forward_vector(load128(inp + i))); }
 }
 
-// out, inp (n). In place is allowed.
+// out (n) = gelu(inp (n)); out may be inp
 void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 2.0 * n * sizeof(floatX), 0, "gelu_forward");
     require(n % x128::size == 0);
@@ -2490,13 +2506,13 @@ __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     return dinp;
 }
 
-// no __restrict__: dinp may be dout; a thread writes only what it has read itself
+// no __restrict__, because dinp may be dout; a thread writes only elements that it has read itself
 __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i < n) { store128(dinp + i, gelu_backward_vector(load128(dout + i), load128(inp + i))); }
 }
 
-// dinp, dout, inp (n). dinp may be the same memory as dout.
+// dinp (n) = dout (n) * gelu'(inp (n)); dinp may be dout
 void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 3.0 * n * sizeof(floatX), 0, "gelu_backward");
     require(n % x128::size == 0);
@@ -2512,27 +2528,29 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 // ==== promoted: gemm ====
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups: the producer fills a ring
-// of stages (64 columns of both operands) by TMA, two consumers multiply them by wgmma in ping-pong:
+// out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups. Warpgroup 0 is the
+// producer: it fills a ring of stages by TMA, each with 64 columns of both operands. Warpgroups 1 and 2 are the
+// consumers: they multiply by wgmma, in ping-pong, each a tile of its own:
 //
 //     consumer 0   | products, tile 0 | epilogue, tile 0 | products, tile 2 | epilogue, tile 2 |
 //     consumer 1                      | products, tile 1 | epilogue, tile 1 | products, tile 3 | epilogue, tile 3 |
 //
-// The epilogue of a tile is hidden behind the products of the next, which pays where K is short. It works on the
-// accumulators in registers. Results go through shared memory to TMA stores, which skip what lies outside of the matrix:
-// M and N need not be multiples of a tile.
+// The epilogue of a tile is hidden behind the products of the next tile, which pays where K is short. It works on the
+// accumulators in registers. Its results go through shared memory to TMA stores, which skip elements outside the
+// matrix, so M and N need not be multiples of the tile.
 
 // ---- epilogues ----
 
-// What a GemmBias does besides, its `extras`:
+// Extras of an epilogue, combined by |: what it does besides computing its value y.
 enum {
-    GEMM_GELU = 1,     // out = gelu(y), where y is the epilogue's value
-    GEMM_SECOND = 2,   // y itself goes to a second matrix
-    GEMM_RESIDUAL = 4, // a matrix of out's shape is added
+    GEMM_GELU = 1,     // out = gelu(y), otherwise out = y
+    GEMM_SECOND = 2,   // y is also stored to the matrix `second`
+    GEMM_RESIDUAL = 4, // the matrix `residual` is added to out
 };
 
-// y = accumulator + bias. Row, Pair and Column are what a thread keeps of a row, of two neighbouring columns as they lie in
-// memory (the first one even), and of one column.
+// The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
+// Pair the data of two neighbouring columns as loaded from memory (the first column is even), Column the unpacked data
+// of one column.
 template <int extras> struct GemmBias {
     static constexpr int EXTRAS = extras;
     const floatX* bias; // (N), or NULL: 0
@@ -2551,51 +2569,64 @@ template <int extras> struct GemmBias {
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
 };
 
-// The pair that lane `lane` of the warp holds.
+// Returns the pair that lane `lane` of this warp holds.
 __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl_sync(0xFFFFFFFFu, pair, lane); }
 
 // ---- the form: cluster, tile, shared memory ----
 
-// Two blocks in a cluster have tiles of out below each other, so they share a tile of the weight: each loads half of it
-// into the shared memory of both. A stage is empty when the consumers of both blocks have read it.
+// A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
+// weight. Each block loads half of that tile and multicasts it to both. A stage is empty when the consumers of both
+// blocks have read it.
 struct GemmPair {
     static constexpr int CLUSTER = 2;
     static __device__ int rank() { return cluster_rank(); }
     static __device__ void sync() { cluster_sync(); }
-    static __device__ void end() { cluster_sync(); } // until then the other block may write to this one's shared memory
-    // This block's half of a tile of weight, `columns` rows of 64, from (x, y) on.
+    static __device__ void end() { cluster_sync(); } // the other block may write to our shared memory until then
+    // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
+    // column x and row y of the weight on.
     template <int columns>
     static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int x, int y, int rank, uint64_t* full) {
         const int half = columns / 2;
         tma_load_2d_multicast(weight + rank * half * 64, &map, x, y + rank * half, full, 3);
     }
-    // This warp has read a stage.
+    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
     static __device__ void release(uint64_t* empty) {
         int lane = threadIdx.x % 32;
         if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
     }
 };
 
-// 192 columns divide 768 and 3072, and the accumulators of 128x192 fit a warpgroup's registers.
+// The trainer's form. 192 columns divide 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's
+// registers.
 struct GemmPingPong192Pairs : GemmPair {
     static constexpr int ROWS = 128, COLUMNS = 192; // of a tile of out
-    static constexpr int PARTS = ROWS / 64;         // wgmma has 64 rows: so many accumulators of 64 rows per consumer
-    static constexpr int READERS = 4;               // warps of a block that read a stage: one consumer
-    static constexpr int RING = 4;                  // stages
-    static constexpr int BOXES = 4;                 // of 16x64 results that a consumer's warp has room for
+    static constexpr int PARTS = ROWS / 64;         // a wgmma has 64 rows, so a consumer needs this many accumulators
+    static constexpr int READERS = 4;               // warps per block that read a stage: those of one consumer
+    static constexpr int RING = 4;                  // stages in the ring
+    static constexpr int BOXES = 4;                 // of 16x64 results, that each consumer warp has in shared memory
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
         wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
     }
 };
 
+// The ring over time, here with 4 stages and 3 steps of 64 columns per tile. Step i uses stage i % 4. L4 is the TMA
+// load of step 4: it starts when P0 is done and empty[0] completes. P4 are the products of step 4: they start when L4
+// has arrived and full[0] completes. Dots are loads in flight or full stages that wait for a consumer.
+//
+//     time      0       1       2       3       4       5       6       7
+//     stage 0 | L0    | P0    | L4 ...................| P4    | L8 ..........
+//     stage 1 | L1 ...........| P1    | L5 ...................| P5    | L9 ..
+//     stage 2 | L2 ...................| P2    | L6 ...................| P6
+//     stage 3 | L3 ...........................| P3    | L7 ..................
+//     products        | tile 0, consumer 0    | tile 1, consumer 1    | tile 2
 template <class G> struct GemmSMem {
     static constexpr int RING = G::RING;
-    struct Stage { // 64 columns of both operands, as TMA writes them
+    struct Stage { // 64 columns of both operands, swizzled as TMA writes them
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
-    floatX boxes[8][G::BOXES][16 * 64]; // of each consumer warp
+    floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or a residual
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
-    uint64_t turn[2]; // of each consumer: the other one has issued its products
+    uint64_t turn[2]; // turn[c] completes when the consumer other than c has issued its products
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -2604,19 +2635,21 @@ template <class G> struct GemmSMem {
     }
 };
 
-// Dynamic shared memory is aligned to less than the 1024 bytes of the swizzle: bytes() asks for one KB more.
+// Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so bytes()
+// includes 1 KB for the shift.
 template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
 
-// A tile of out, by its first row and column.
+// The first row and column of a tile of out.
 struct GemmTile {
     int row, column;
 };
 
-// Tile `index` of the scheduler's list: groups of 16 rows of tiles, column after column within a group. Blocks that run
-// together then share rows of inp and columns of the weight in L2, however long the weight is.
+// The tile scheduler, a fixed list: `index` counts tiles, or with clusters pairs of tiles. The list goes through groups
+// of 16 rows of tiles, in each group column after column. Blocks that run at the same time then share tiles of inp and
+// of the weight in L2, however many columns out has.
 template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
     const int group = 16 / G::CLUSTER;
     int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
@@ -2625,7 +2658,8 @@ template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N,
     return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
 }
 
-// All threads, before anything else. What earlier kernels wrote can be read after it.
+// All threads call this first. It initialises the barriers and waits for earlier kernels: their results may be read
+// after it.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
         for (int s = 0; s < G::RING; s++) {
@@ -2637,17 +2671,17 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
         mbarrier_init_fence();
     }
     G::sync();
-    grid_launch_dependents(); // the next kernel's blocks start where this grid's end
+    grid_launch_dependents(); // the next kernel's blocks may start as this grid's blocks end
     grid_wait_dependency();
 }
 
 // ---- the producer: one thread per block ----
 
-struct GemmMaps { // inp and weight in tiles; out, and what has its shape, in boxes of 16x64
+struct GemmMaps { // inp and weight in boxes as large as tiles; out, second, residual in boxes of 16x64
     CUtensorMap inp, weight, out, second, residual;
 };
 
-// Loads the operands of a tile; i counts the stages that were loaded, through all tiles.
+// Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
 template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
                                                     const CUtensorMap& weight_map, const GemmTile& tile, int num_steps,
                                                     int rank, int& i) {
@@ -2662,7 +2696,7 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
     }
 }
 
-// Warpgroup 0: loads the tiles first, first + stride ...
+// Run by warpgroup 0: loads the operands of the tiles first, first + stride, ...
 template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N,
                                                        int num_steps, int first, int stride, int num_tiles, int rank) {
     warpgroup_fewer_registers<24>();
@@ -2676,13 +2710,14 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 
 // ---- the consumers: warpgroups 1 and 2 ----
 
-// The products of a tile whose steps lie in the ring from i on; number: how many tiles this consumer had before.
-// sum[part][4j..4j+3] is the 16x8 tile of mma_16x8x16 at columns 8j of the part's 64 rows.
+// The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number is how many
+// tiles this consumer had before. sum[m] are 64 rows of the tile, from row 64m on, and sum[m][4j .. 4j + 3] their 16x8
+// fragment at columns 8j (see wgmma_64x128x16).
 template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
                                                         int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
-    // The other consumer issues its products first: a barrier tells a phase only from the one before it, so a consumer
-    // more than a round of the ring ahead would take an earlier tile's stage for its own.
+    // Ping-pong: wait until the other consumer has issued the products of the tile before. A barrier's parity is one
+    // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
@@ -2691,7 +2726,7 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor; 64 rows are 8192, 512
+        for (int k = 0; k < 4; k++) { // descriptors count 16 bytes: 16 columns (32 bytes) are 2, 64 rows (8192) 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
                 G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
@@ -2708,8 +2743,8 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
     G::release(&smem.empty[(i - 1) % G::RING]);
 }
 
-// What the epilogue needs of a tile's columns, loaded while the products run: one pair per lane and 64 columns. Threads
-// shuffle pairs from there; a load for each use would take longer than the rest of the epilogue.
+// The epilogue's column data for a tile, loaded while the products run. Each lane holds one pair per 64 columns, and
+// threads get the pairs that they need by shuffles: one load per use would take longer than the rest of the epilogue.
 template <class G, class Epilogue> struct GemmColumns { typename Epilogue::Pair pairs[G::COLUMNS / 64]; };
 template <class G, class Epilogue> __device__ inline void
 gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, int column, int N) {
@@ -2719,10 +2754,11 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
     }
 }
 
-// A warp's part of a tile is stored in boxes of 16x64, row by row; they are numbered through all tiles and take the warp's
-// slots in shared memory in turn. `box` is the number of boxes before this tile. SMem has boxes and box_full.
+// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
+// numbered through all tiles, and use its G::BOXES slots in shared memory round robin. `box` is the number of the
+// tile's first box. SMem is any struct with the members `boxes` and `box_full`.
 
-// Loads the residual of box n of this tile. One lane.
+// Starts to load the residual of box n of this tile. Called by one lane.
 template <class G, class SMem>
 __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
     const int columns = G::COLUMNS / 64;
@@ -2732,7 +2768,7 @@ __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map
                      &smem.box_full[warp][slot]);
 }
 
-// Before the products of a tile: starts the loads that its epilogue needs. Arguments as those of gemm_store.
+// The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
                                     const CUtensorMap& residual_map, int row, int column, int N, int box) {
@@ -2743,8 +2779,8 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
 }
 
-// The epilogue of a warp's part of a tile and its stores by TMA; row: the part's first one in out. The last stores may
-// still be in flight after it; they are the first lane's.
+// The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
+// element in out. The last stores may still be in flight on return; lane 0 issued them and has to wait for them.
 template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                   const GemmColumns<G, Epilogue>& columns, SMem& smem, const CUtensorMap& out_map,
@@ -2754,7 +2790,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     static_assert(!has_second || !has_residual, "they share the boxes");
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    // where stmatrix puts this lane's 16 bytes of 16 columns in a box: the swizzle XORs the row into the chunk
+    // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
+    // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
 #pragma unroll
@@ -2766,7 +2803,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
         if (has_residual) {
-            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // into the slot of box n + ahead - boxes
+            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // reuses the slot of n + ahead - BOXES
                 tma_store_wait<G::BOXES - ahead - 1>();
                 gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
@@ -2778,11 +2815,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
-        for (int p = 0; p < 4; p++) { // 16 columns
+        for (int p = 0; p < 4; p++) { // 16 columns each
             uint32_t out[4], second[4], residual[4];
             if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 of them
+            for (int j = 0; j < 2; j++) { // 8 columns each
                 typename Epilogue::Column two[2];
                 epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
@@ -2813,7 +2850,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     }
 }
 
-// The consumers, last of all: shared memory must stay until the stores have read it and the cluster is done with it.
+// The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
+// the cluster no longer writes to it.
 template <class G> __device__ inline void gemm_end() {
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
     G::end();
@@ -2821,7 +2859,7 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// Kernel 9 of matmul_forward's ladder.
+// Kernel 9 of matmul_forward.cu.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -2838,7 +2876,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     }
     warpgroup_more_registers<240>();
     int box = 0, number = 0;
-    // tiles go to consumers 0, 1, 0 ..., and their steps go through the ring in that order
+    // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
     first += (warpgroup - 1) * stride;
     stride *= 2;
     i = (warpgroup - 1) * num_steps;
@@ -2850,7 +2888,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
         GemmColumns<G, Epilogue> columns;
         gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // the other consumer's
+        i += num_steps; // skips the other consumer's tile
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.residual, row, tile.column, M, box);
     }
     gemm_end<G>();
@@ -2863,14 +2901,14 @@ struct GemmArgs {
     floatX *out, *second;   // (M,N); second with GEMM_SECOND, else NULL
     const floatX* inp;      // (M,K)
     const floatX* weight;   // (N,K)
-    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be out
+    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be the same memory as out
     int M, N, K;
 };
 
-// A matrix (M,N) in boxes of 16x64, as results are stored.
+// The map of a matrix (M,N) in boxes of 16x64, as results are stored.
 inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return tensor_map(matrix, {N, M}, {64, 16}); }
 
-// A matrix that is not there gets a map that is not used.
+// A matrix that is NULL gets inp's map, which is then not used.
 template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     GemmMaps maps;
     maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
@@ -2881,7 +2919,7 @@ template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     return maps;
 }
 
-// How many tiles, or pairs of tiles, out has.
+// The number of tiles of out, or of pairs of tiles if a cluster has two blocks.
 template <class G> int gemm_num_tiles(int M, int N, int K) {
     require(M > 0 && N > 0 && K > 0 && N % 8 == 0 && K % 8 == 0);
     size_t num_tiles = ceil_div((size_t)M, (size_t)G::ROWS * G::CLUSTER) * ceil_div((size_t)N, (size_t)G::COLUMNS);
@@ -2889,7 +2927,7 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
-// out = finish(inp weight^T). Needs has_sm90a(); K % 8 == 0, N % 8 == 0; all pointers aligned to 16 bytes.
+// out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
 template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     typedef GemmPingPong192Pairs G;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -2915,7 +2953,7 @@ template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue,
 // ==== end promoted: gemm ====
 
 // ==== promoted: matmul_forward ====
-// With the arguments of matmul_forward.
+// Arguments as for matmul_forward.
 void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     MatmulCall call;
@@ -2924,7 +2962,7 @@ void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
     call.M = N, call.N = OC, call.K = C;
     call.bias = bias;
     call.add = residual;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu would set the error
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
         call.epilogue = MATMUL_GELU;
         call.aux = pre_gelu;
         if (cublaslt_matmul(call, stream)) { return; }
@@ -2947,8 +2985,9 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel for this device, binary and shape. Kernel 9 hides a tile's epilogue behind the products of the
-// next: this pays where sums are not long, and where each block has two tiles or more.
+// The number of the kernel to use for this device, binary and shape. Kernel 9 hides the epilogue of a tile behind the
+// products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
+// tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
@@ -2959,8 +2998,8 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 #endif
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). Any of pre_gelu (N,OC), bias, residual may
-// be NULL: no gelu, no bias, no residual. residual may be out.
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). pre_gelu (N,OC) receives GELU's input; if
+// it is NULL there is no GELU. bias and residual may be NULL. residual may be the same memory as out.
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
@@ -2978,7 +3017,8 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
 // ==== end promoted: matmul_forward ====
 
 // ==== promoted: matmul_backward ====
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless that is NULL. dinp is no input's memory.
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not be the
+// memory of an input.
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream) {
     double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
@@ -2989,9 +3029,9 @@ void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weigh
     call.out = dinp;
     call.a = dout, call.b = weight;
     call.M = N, call.N = C, call.K = OC;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would set the error
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's gelu' would dominate the error
         call.epilogue = MATMUL_DGELU;
-        call.aux = (void*)pre_gelu; // read only
+        call.aux = (void*)pre_gelu; // the library only reads it
         if (cublaslt_matmul(call, stream)) { return; }
     }
     call.epilogue = MATMUL_PLAIN;
@@ -3019,20 +3059,20 @@ void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in
 // ==== end promoted: matmul_backward ====
 
 // ==== promoted: matmul_backward_bias ====
-constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // of a block: a warp reads 512 contiguous bytes of a row
+constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row
 
-// Rows per block for at most 2048 blocks: they fill any chip, and their partial sums take 2 MB.
+// Rows per block, so that there are at most 2048 blocks. They fill any GPU, and their partial sums take 2 MB.
 static int matmul_backward_bias_rows(int N, int OC) {
     int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
     return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: 16 warps with four rows in flight
 }
 
-// Floats of scratch: a row of partial sums per block.
+// The number of floats of scratch: one row of partial sums per block.
 size_t matmul_backward_bias_scratch(int N, int OC) {
     return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
 }
 
-// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for the block's columns c
+// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for each column c of the block
 __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
     constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
     extern __shared__ float matmul_backward_bias_shared[];
@@ -3058,7 +3098,7 @@ __device__ inline void matmul_backward_bias_sums(float* partial, const floatX* d
             for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
         }
     }
-    // element k of all lanes lies side by side: no bank conflicts
+    // element k of the 32 lanes is contiguous, so there are no bank conflicts
     for (int k = 0; k < x128::size; k++) { shared[warp * columns + k * 32 + lane] = sum[k]; }
     __syncthreads();
     for (int i = threadIdx.x; i < columns; i += blockDim.x) {
@@ -3073,8 +3113,9 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
     matmul_backward_bias_sums(partial, dout, N, OC, rows);
 }
 
-// dbias (OC) += the sum of dout over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
-// One wave: as many blocks as run at once share the rows equally, so that there are few partial sums to join.
+// dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+// One wave: there are as many blocks as can run at once, and they share the rows equally. So there are few partial
+// sums.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                           int block_size) {
     Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
@@ -3082,7 +3123,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
     int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
-    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // for partial sums in scratch
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
     int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
@@ -3096,16 +3137,17 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
-// and values stream past. The softmax is online: each row keeps its running maximum m and sum l, and when m grows, l
-// and the output o are rescaled. Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
+// and values stream past. The softmax is online: each row keeps its running maximum m and its sum l of P = exp(score -
+// m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
+// Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
 struct AttentionForwardWork {
-    int head; // of B*NH
-    int tile; // of the head's tiles of queries
+    int head; // 0 to B*NH - 1
+    int tile; // tile of queries within the head
 };
 
-// The work of this block. Blocks start in the order of their index: the heads are taken in groups whose keys and values
-// fit L2 together, and within a group the tiles with the most keys come first, so that the last blocks are short.
+// The work of this block. Blocks start in the order of their index. Heads are processed in groups whose keys and values
+// fit L2 together. Within a group the tiles with the most keys come first, so that the last blocks to start are short.
 __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int num_tiles, int group) {
     int first = blockIdx.x / (group * num_tiles) * group;
     int rest = blockIdx.x % (group * num_tiles);
@@ -3113,24 +3155,24 @@ __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int
     return {first + rest % heads, num_tiles - 1 - rest / heads};
 }
 
-// Heads in a group: as many as have their keys and values in a quarter of L2.
+// Heads per group: as many as fit their keys and values into a quarter of L2.
 inline int attention_forward_group(int T, int HS, int num_heads) {
-    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of a head
+    size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
 }
 
 // ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
 
-// + 4: consecutive rows start 4 banks apart, so 8 lanes that read 16 bytes each have no bank conflict.
+// + 4 floats: consecutive rows start 4 banks apart, so 8 lanes that read 16 bytes from 8 rows have no bank conflict.
 template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
     float q[rows][max_HS + 4];
-    float kv[keys][max_HS + 4]; // the keys of a tile, then its values
+    float kv[keys][max_HS + 4]; // first the keys of a tile, then its values
     float p[rows][keys + 4];
 };
 
-// Loads rows first..first+rows-1 of src, `stride` elements apart, as floats; rows past T are zeros. Columns past HS are
-// not written: they only affect output columns that are not stored.
+// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and converts them to float. Rows past T
+// become zeros. Columns past HS stay uninitialised: they only affect output columns that are not stored.
 template <int max_HS, int rows> __device__ inline void
 attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
     constexpr int VECTORS = max_HS / x128::size; // per row
@@ -3146,8 +3188,8 @@ attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int f
     }
 }
 
-// Four warps. Each owns rows / 4 queries, a half-warp every other one of them; a thread holds keys / 16 columns of the
-// scores and max_HS / 16 columns of the output for each of its queries.
+// Four warps of rows / 4 queries each. The two half-warps of a warp own alternate queries. For each of its queries a
+// thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
 template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
                               int group, float scale_log2) {
@@ -3158,15 +3200,16 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * rows;
     size_t C = (size_t)NH * HS, stride = 3 * C;
     const floatX* src = qkv + b * T * stride + (size_t)h * HS;
-    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2; // rows row0, row0+2, ...
+    // this thread's rows are row0, row0 + 2, ...; its columns of the scores are tx, tx + 16, ...
+    int tx = threadIdx.x % 16, row0 = threadIdx.x / 32 * (rows / 4) + threadIdx.x / 16 % 2;
 
-    float o[ROWS][4 * VECTORS] = {}, m[ROWS],
-                      l[ROWS] = {}; // m: running maximum, times scale_log2; l: this thread's part of the sum
+    // m: running row maximum, times scale_log2; l: this thread's partial row sum of P
+    float o[ROWS][4 * VECTORS] = {}, m[ROWS], l[ROWS] = {};
     for (int i = 0; i < ROWS; i++) { m[i] = -INFINITY; }
     attention_forward_plain_load<max_HS, rows>(smem.q, src, q0, T, HS, stride);
     int num_keys = min(q0 + rows, T);
     for (int k0 = 0; k0 < num_keys; k0 += keys) {
-        __syncthreads(); // all warps have read the values of the tile before
+        __syncthreads(); // all warps have read the values of the previous tile
         attention_forward_plain_load<max_HS, keys>(smem.kv, src + C, k0, T, HS, stride);
         __syncthreads();
         float s[ROWS][KEYS] = {};
@@ -3260,36 +3303,38 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 }
 
 #if !defined(ENABLE_FP32)
-// ---- kernel 8: mma.sync, steps of 32 keys, so that the registers allow 3 blocks of 4 warps per SM ----
-// A warp has 16 * row_tiles queries and takes `step` keys at a time. o and l are rescaled only when the running maximum
-// of some row has grown by more than 2^slack.
+// ---- kernel 8: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
+// Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
+// only when P of some row of the warp would exceed 2^slack.
 
-// 64 * row_tiles queries, and two stages of 64 keys: one is read while the other is filled.
+// 64 * row_tiles queries, and two stages of 64 keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
-    floatX q[64 * row_tiles * HS]; // at the end each warp stages its rows of the output here
+    floatX q[64 * row_tiles * HS]; // at the end each warp stages its output rows here
     floatX kv[2][2][64 * HS];      // per stage: keys, then values
 };
 
-// Where 16-byte chunk `chunk` of row `row` of a tile (rows, HS) lies, in elements. The chunks of a row are permuted by
-// its number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once, falls on all 32 banks:
+// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
+// row are permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once,
+// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle (HS = 32 and 96: chunk
+// p ^ (r / 2 % 4)):
 //
-//     HS = 64    row 0    0 1 2 3 4 5 6 7      position p of row r holds chunk p ^ (r % 8), as in TMA's swizzle of
-//                row 1    1 0 3 2 5 4 7 6      128 bytes; with HS = 32 and 96, p ^ (r / 2 % 4)
+//     HS = 64    row 0    0 1 2 3 4 5 6 7
+//                row 1    1 0 3 2 5 4 7 6
 //                row 2    2 3 0 1 6 7 4 5
 template <int HS> __device__ inline int attention_forward_at(int row, int chunk) {
     int permuted = HS % 64 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
     return row * HS + permuted * 8;
 }
 
-// From the address of chunk 0 or 1 of a row to the address 16 * d columns further in the same row. The swizzle is an
-// xor of address bits, because tiles are aligned to 256 bytes.
+// Given the shared-memory address of chunk 0 or 1 of a row, returns the address 16 * d columns further in the same row.
+// Tiles are aligned to 256 bytes, so the swizzle is an xor of address bits.
 template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t address, int d) {
     return HS % 64 == 0 ? address ^ (d * 32) : (address ^ (d % 2 * 32)) + d / 2 * 64;
 }
 
-// Starts the copy of rows first..first+rows-1 of src, 3 * C elements apart, to a tile; rows past T become zeros. With
-// parts = 2 also the rows C elements further (the values behind the keys), to the next tile. The loop is not unrolled,
-// because the compiler would then keep all addresses in registers.
+// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T become
+// zeros. parts = 2 also copies the rows C elements further (the values of these keys) into the tile that follows.
+// The loop stays rolled: if it is unrolled, the compiler keeps all addresses in registers.
 template <int HS, int rows, int parts>
 __device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
     constexpr int CHUNKS = HS / 8; // per row
@@ -3306,16 +3351,22 @@ __device__ inline void attention_forward_load(floatX* tile, const floatX* src, i
     }
 }
 
-// A thread's fragments of its warp's queries: rows g and g + 8 of each 16, where g = lane / 4.
+// One lane's fragments for its warp's queries. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+//
+//     columns          0   1     2   3     4   5     6   7
+//     row g            lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
+//
+// So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
 template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[row_tiles][HS / 16][4];
-    float o[row_tiles][HS / 8][4]; // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];         // the maximum that o and l are scaled by, times scale_log2
-    float l[row_tiles][2];         // this thread's part of the sum of P
+    uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
+    float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
+    float m[row_tiles][2];             // per row: the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2];             // per row: this lane's partial sum of P
 };
 
-// One step over `step` keys. k and v are the shared-memory addresses that this lane gives to ldmatrix for the first 16
-// keys and values. key: the first key, counted from the warp's first query; only read if masked.
+// One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
+// the first 16 keys and values. key: index of the first key relative to the warp's first query; only read if masked.
 template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
 attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
     int lane = threadIdx.x % 32;
@@ -3325,7 +3376,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     for (int d = 0; d < HS / 16; d++) {
 #pragma unroll
         for (int n = 0; n < step / 16; n++) {
-            uint32_t b[4]; // keys 0-7 by 16 columns, then keys 8-15
+            uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
             ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
 #pragma unroll
             for (int i = 0; i < row_tiles; i++) {
@@ -3357,7 +3408,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
             grew |= new_m[i][half_row] > state.m[i][half_row] + slack;
         }
     }
-    // between two rescalings P may reach 2^slack; o and l carry the same factor, which cancels in o / l
+    // between two rescales P can grow to 2^slack; o and l carry the same factor, which cancels in o / l
     if (__any_sync(0xFFFFFFFFu, grew)) {
 #pragma unroll
         for (int i = 0; i < row_tiles; i++) {
@@ -3376,7 +3427,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     }
 #pragma unroll
     for (int n = 0; n < step / 16; n++) {
-        uint32_t p[row_tiles][4]; // P of 16 keys: two neighbouring accumulator tiles are one operand
+        uint32_t p[row_tiles][4]; // P of 16 keys: two adjacent 16x8 accumulator tiles make one 16x16 operand fragment
 #pragma unroll
         for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
@@ -3390,7 +3441,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
         }
 #pragma unroll
         for (int d = 0; d < HS / 16; d++) {
-            uint32_t b[4]; // 16 keys by columns 0-7, then columns 8-15
+            uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
             ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
 #pragma unroll
             for (int i = 0; i < row_tiles; i++) {
@@ -3401,8 +3452,8 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
     }
 }
 
-// Divides a warp's rows by l and stores them, 16 bytes at a time. `tile`, the warp's part of smem.q, is the staging
-// area.
+// Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
+// smem.q, is the staging area.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
                                                AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C) {
@@ -3430,7 +3481,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
     for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
         if (row0 + row < T) {
-            // load128 and store128 are not used here: the compiler splits them into copies of 4 bytes
+            // int4 and not load128 and store128, which the compiler splits into 4-byte copies here
             *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
                 *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
         }
@@ -3470,8 +3521,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
         }
         for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
     }
-    // the four 8x8 matrices that ldmatrix reads of 16 keys and 16 columns, as (keys, columns), in the order of the
-    // operand:
+    // ldmatrix.x4 reads 16 keys by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma
+    // takes them as operand b:
     //     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
     //     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
     constexpr int ROW_BYTES = HS * sizeof(floatX), STAGE_BYTES = sizeof(smem.kv[0]);
@@ -3481,7 +3532,7 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
     for (int tile = 0; tile < num_tiles; tile++) {
         if (tile > 0) {
             cp_async_wait<0>();
-            __syncthreads(); // this tile has landed; all warps have read the one that the next load overwrites
+            __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
         if (tile + 1 < num_tiles) {
             attention_forward_load<HS, 64, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * 64, T, C);
@@ -3494,7 +3545,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
                 attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
             }
         } else {
-            int key = tile * 64 - q0 - warp_row; // no query of the warp sees keys from 16 * row_tiles on
+            // relative to the warp's first query: none of its queries sees keys from 16 * row_tiles on
+            int key = tile * 64 - q0 - warp_row;
 #pragma unroll 1
             for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
                 attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
@@ -3532,53 +3584,56 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
     }
 }
 
-// ---- sm_90a: what kernels 9 to 16 share: products by wgmma, online softmax in registers, output by TMA ----
-// HS = 64. A warpgroup has 64 queries, each of its warps 16. Loops over arrays in registers are unrolled explicitly: an
-// array with a run-time index would lie in local memory.
+// ---- sm_90a: shared by kernels 9 to 16: wgmma products, online softmax in registers, output by TMA ----
+// HS = 64. A warpgroup owns 64 queries, 16 per warp. Loops over register arrays are unrolled explicitly, because the
+// compiler puts an array with a run-time index into local memory.
 // Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 
-constexpr int ATTENTION_FORWARD_ROW = 64; // elements of a query, key or value: 128 bytes, the width of TMA's swizzle
-constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // 64 queries, keys or values
+constexpr int ATTENTION_FORWARD_ROW = 64; // elements per query, key or value: 128 bytes, the width of TMA's swizzle
+constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of 64 queries, keys or values
 
-// Starts s = q k^T for 64 queries and 64 keys, given by their wgmma_descriptors, and does not wait. What s held before
-// is dead.
+// Issues s = q k^T for 64 queries and 64 keys, and does not wait. q, k: wgmma descriptors. The previous contents of s
+// are overwritten, and the compiler knows that they are dead.
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
-    for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX()); } // 16 columns: 2 * 16 bytes
+    for (int d = 1; d < 4; d++) { // the next 16 columns: 32 bytes, 2 in units of the descriptor
+        wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
+    }
 }
 
-// Starts o += P v for 4 * n keys and does not wait. p: P as operand fragments; v: the values' wgmma_descriptor.
+// Issues o += P v for 4 * n keys, and does not wait. p: P as operand fragments in registers; v: wgmma descriptor.
 template <int n>
 __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
-    for (int k = 0; k < n / 4; k++) { // 16 rows: 128 * 16 bytes
+    for (int k = 0; k < n / 4; k++) { // the next 16 keys: 2048 bytes, 128 in units of the descriptor
         wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
     }
 }
 
-// The softmax state of a thread's two rows, g = lane / 4 and g + 8 of its warp's 16. The accumulators s and o hold, of
-// each tile of 16 rows and 8 columns (t = lane % 4):
+// The softmax state of a thread's two rows, g and g + 8 of its warp's 16, where lane = 4g + t. The wgmma accumulators s
+// and o are 16x8 tiles side by side; of tile j (columns 8j..8j+7) each lane holds elements 4j..4j+3 of its array:
 //
-//     row g        element 4j + 0: column 8j + 2t    element 4j + 1: column 8j + 2t + 1
-//     row g + 8    element 4j + 2: column 8j + 2t    element 4j + 3: column 8j + 2t + 1
+//     columns 8j +     0   1     2   3     4   5     6   7
+//     row g            lane 4g   4g + 1    4g + 2    4g + 3      elements 4j, 4j + 1 (columns 8j + 2t, 8j + 2t + 1)
+//     row g + 8        lane 4g   4g + 1    4g + 2    4g + 3      elements 4j + 2, 4j + 3 (the same columns)
 //
-// so element i belongs to row i / 2 % 2 of the two.
+// So element i belongs to row number i / 2 % 2 of the two, and the four lanes of a quad share a row.
 struct AttentionForwardRows {
-    float m[2];       // the maximum that o and l are scaled by, times scale_log2
-    float l[2];       // this thread's part of the sum of P
-    float rescale[2]; // the factor for o, if the last softmax asked for one
-    // Correction to l before the final division. P V uses P rounded to 16 bits, l sums it unrounded; this is the
-    // difference where it is known: over the diagonal block, and for the row maximum, which rounds to 1 but entered l
-    // as 1 + error.
+    float m[2];       // the maximum that P, o and l are relative to, times scale_log2
+    float l[2];       // this thread's partial row sum of P
+    float rescale[2]; // the factor for o, valid if the last softmax returned true
+    // Correction that is added to l before the final division. P V uses P rounded to 16 bits, but l sums P unrounded.
+    // This is the known part of the difference: over the diagonal block, and for each new row maximum, whose P is 1
+    // when rounded but entered l as 1 + error.
     float rounding[2];
 };
 
-// Folds the scores s of a later key block into the running row maximum and rescales l. Returns true if o must be
-// rescaled.
+// Folds the scores s of a key block after the diagonal into the running row maximum, and rescales l. Returns true if o
+// must be rescaled.
 template <int num_s> __device__ inline bool attention_forward_sm90_max(const float (&s)[num_s],
                                                                        AttentionForwardRows& rows, float scale_log2) {
-    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains per row
+    float row_max[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}; // two independent chains of fmaxf per row
 #pragma unroll
     for (int i = 0; i < num_s; i++) { row_max[i / 2 % 2][i % 2] = fmaxf(row_max[i / 2 % 2][i % 2], s[i]); }
     float raw_m[2], new_m[2];
@@ -3598,7 +3653,8 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
             float m = fmaxf(rows.m[half_row], new_m[half_row]);
             rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
             rows.l[half_row] *= rows.rescale[half_row];
-            // the exponent of the row maximum is not 0 but the rounding error of m
+            // the exponent of the row maximum is not exactly 0: it is the rounding error of m. P of the maximum is
+            // then 1 + LN2 * error; each of the quad's four lanes adds a quarter of the correction
             float error = rows.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0;
             rows.rounding[half_row] = fmaf(rows.rounding[half_row], rows.rescale[half_row], error * (-LN2 / 4));
             rows.m[half_row] = m;
@@ -3607,7 +3663,7 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
     return grew;
 }
 
-// Turns those scores into P and adds it to l.
+// Turns the scores s into P = exp2(s * scale_log2 - m) in place, and adds P to l.
 template <int num_s> __device__ inline void
 attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
 #pragma unroll
@@ -3617,7 +3673,7 @@ attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, 
     }
 }
 
-// The same at the diagonal, where `group` is the warp's own 16 keys: P of the groups after it is 0.
+// The same for the diagonal block. group: the number of the warp's own group of 16 keys; P of later groups is 0.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
 #pragma unroll
@@ -3626,7 +3682,7 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
-            asm volatile(""); // keeps this a branch
+            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int i = n; i < n + 8; i++) {
                 s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
@@ -3636,17 +3692,21 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
     }
 }
 
-// Softmax of a tile's first key block, the one on the diagonal; sets m, l and rescale. Every row of the warp sees the
-// groups of 16 keys before its own group, and none after it. Only the own group needs a triangular mask:
+// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. Every row of the warp sees the
+// groups of 16 keys before the warp's own group, and none after it. Only the own group needs a triangular mask:
 //
-//                 columns 0-7       columns 8-15           The mask is added (0 or -1e38), because compares run at half
-//     row g       column <= g       hidden                 the rate of fmaf, and a branch makes the compiler copy s.
-//     row g + 8   visible           column - 8 <= g        So an infinite or NaN score of the own group is not hidden.
+//                      columns 0-7       columns 8-15
+//     row g            column <= g       hidden
+//     row g + 8        visible           column - 8 <= g
+//
+// The mask is added (0 or -1e38), because compares run at half the rate of fmaf and a branch makes the compiler copy s.
+// Side effect: an infinite or NaN score in the own group is not hidden.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
     constexpr float HIDDEN = -1e38f;
     int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane), "+r"(group)); // what depends on them is recomputed per tile, not kept in registers
+    // opaque to the compiler, so that it recomputes the masks in every tile instead of keeping them in registers
+    asm volatile("" : "+r"(lane), "+r"(group));
     float mask[2] = {lane % 4 * 2 <= lane / 4 ? 0 : HIDDEN, lane % 4 * 2 + 1 <= lane / 4 ? 0 : HIDDEN};
     float row_max[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -3659,9 +3719,9 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
             s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
         }
     }
-    wgmma_hold(s); // masked in place
+    wgmma_hold(s); // masked in place, in the registers of s
 #pragma unroll
-    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // the first two of a row's four elements in a group
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // s[i], s[i + 1], s[i + 4], s[i + 5]: a row's part of a group
         float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
         row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
     }
@@ -3675,14 +3735,14 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
 
-// Sets rounding after the diagonal, whose P is p: the sum of the rounded P less that of the unrounded.
+// Sets rounding after the diagonal block: the sum of its rounded P, which is p, minus the sum of its unrounded P, l.
 template <int num_p> __device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& rows,
                                                                             const uint32_t (&p)[num_p], int group) {
     rows.rounding[0] = -rows.l[0], rows.rounding[1] = -rows.l[1];
 #pragma unroll
     for (int n = 0; n < num_p; n += 4) { // 16 keys
         if (n / 4 <= group) {
-            asm volatile(""); // keeps this a branch
+            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int j = n; j < n + 4; j++) {
                 float2 pair = unpack_16x2(p[j], floatX());
@@ -3693,19 +3753,22 @@ template <int num_p> __device__ inline void attention_forward_sm90_rounding(Atte
     }
 }
 
+// Multiplies the rows of o by rows.rescale.
 __device__ inline void attention_forward_sm90_rescale(float (&o)[32], const AttentionForwardRows& rows) {
 #pragma unroll
     for (int i = 0; i < 32; i++) { o[i] *= rows.rescale[i / 2 % 2]; }
 }
 
-// Rounds P to operand fragments: the accumulators of 16 keys, two 16x8 tiles, are the four registers of one operand.
+// Rounds P to 16 bits, as operand fragments: the two 16x8 accumulator tiles of 16 keys become the four registers of one
+// 16x16 operand.
 template <int num_p>
 __device__ inline void attention_forward_sm90_pack(uint32_t (&p)[num_p], const float (&s)[2 * num_p]) {
 #pragma unroll
     for (int i = 0; i < num_p; i++) { p[i] = pack_16x2(s[2 * i], s[2 * i + 1], floatX()); }
 }
 
-// Stores the log-sum-exp of a thread's two rows. lse: of this sequence and head, or NULL; t: the warp's first token.
+// Stores the log-sum-exp of a thread's two rows. lse: the T values of this sequence and head, or NULL; t: the warp's
+// first token.
 __device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2], const float (&m)[2], int t, int T) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -3714,7 +3777,7 @@ __device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2
         if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
     }
 }
-// Sums the parts of l over the four threads that share a row.
+// Adds up l over the four lanes that share a row.
 __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
@@ -3723,13 +3786,13 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
     }
 }
 
-// Writes a warp's 16 rows, each times `inverse`, to a tile (16,64) in shared memory, in TMA's swizzle.
+// Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
 __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
-    // stmatrix takes four 8x8 matrices: upper and lower 8 rows of two chunks
+    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
-    for (int d = 0; d < 4; d++) { // 16 columns
+    for (int d = 0; d < 4; d++) { // 16 columns at a time
         uint32_t r[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -3740,28 +3803,33 @@ __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const floa
 }
 
 // Divides a warp's 16 rows, tokens t..t+15, by their sums l and stores them by TMA. t < 0 is padding and is not stored.
-// `tile` is this warp's staging area, which must not be written again before tma_store_wait.
+// `tile` is this warp's staging area in shared memory; it must not be written again before tma_store_wait.
 __device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, floatX* tile, const float (&o)[32],
                                                     const float (&l)[2], int t, int h, int b) {
     attention_forward_sm90_to_shared(tile, o, {1.0f / l[0], 1.0f / l[1]});
     tma_store_fence();
     __syncwarp();
-    if (threadIdx.x % 32 == 0 && t >= 0) { // TMA does not accept a box that lies wholly before the tensor
+    if (threadIdx.x % 32 == 0 && t >= 0) { // TMA rejects a box that is entirely before the tensor
         tma_store_4d(&out_map, tile, 0, h, t, b);
         tma_store_commit();
     }
 }
 
-// The static tile scheduler: the tiles of a persistent block, one after the other. First come rounds of pairs, each a
-// long tile and the short one that makes up for it, so that all pairs are equal work; then single tiles, the longest
-// first and every other round backwards. Pairs alone would leave blocks idle at the end: at B = 64, T = 1024 they are
-// 11.6 rounds of 132 blocks.
+// The static tile scheduler of a persistent block. In each round every block takes one pair: a long tile, and a short
+// tile that makes all pairs equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to i, two heads A
+// and B make four pairs that see 5 tiles of keys each:
+//
+//     block      0         1         2         3
+//                A3 B0     B3 A0     A2 B1     B2 A1
+//
+// The last rounds are single tiles, the longest first, with the order of the blocks reversed in every other round.
+// Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of 132 blocks.
 struct AttentionForwardList {
-    int num_heads, num_tiles, num_paired; // num_tiles per head; the first num_paired heads are taken in pairs
+    int num_heads, num_tiles, num_paired; // num_tiles: per head; the first num_paired heads are taken in pairs
     int position;                         // 2 * round, + 1 if the second tile of a pair comes next; 0 at the start
     int head, tile;                       // the current tile
 };
-// Moves on to the next tile; false at the end.
+// Advances to the next tile. Returns false at the end.
 __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
     list.position++;
     if (list.position % 2 == 0) {
@@ -3769,55 +3837,66 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
         return true;
     }
     int blocks = gridDim.x, block = blockIdx.x, round = list.position / 2, first = round * blocks;
-    int paired = list.num_paired / 2 * list.num_tiles; // a pair spans two heads, because num_tiles may be odd
+    int paired = list.num_paired / 2 * list.num_tiles; // pairs; a pair spans two heads, because num_tiles may be odd
     if (first + block < paired) {
         int two_heads = (first + block) / list.num_tiles;
-        int pair = (first + block + two_heads) % list.num_tiles; // shifted, so a block meets different pairs
+        int pair = (first + block + two_heads) % list.num_tiles; // + two_heads: a block gets different pairs over time
         list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
         return true;
     }
     list.position++;
-    int whole = ceil_div(paired, blocks); // from this round on all tiles are single ones
+    int whole = ceil_div(paired, blocks); // from this round on, all blocks take single tiles
     bool backwards = round > whole && (round - whole) % 2 == 1;
     int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = list.num_heads - list.num_paired;
-    if (single >= heads * list.num_tiles) { return false; } // later rounds have none either
+    if (single >= heads * list.num_tiles) { return false; } // this block gets no tile in later rounds either
     list.head = list.num_paired + single % heads, list.tile = list.num_tiles - 1 - single / heads;
     return true;
 }
 
-// The list before its first tile, for a grid of num_blocks.
+// The scheduler state before the first tile, for a grid of num_blocks.
 inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; two or three rounds are single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; leaves two or three for single tiles
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
 #endif
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 16: one producer, four consumer warpgroups that do not wait for each other, steps of 64 keys ----
-// A persistent block per SM takes tiles of 256 queries, or of 128 where there are few tiles. The producer, one thread,
-// fills a ring of keys and values by TMA. Each consumer warpgroup has 64 queries and walks over their keys, the
-// diagonal first. As far as the ring reaches, each goes at its own pace: the softmax of one is hidden behind the
-// products of others.
+// One persistent block per SM takes tiles of 256 queries, or of 128 if there are few tiles. One producer thread fills a
+// ring of keys and values by TMA. Each consumer warpgroup owns 64 queries of the tile and walks over their keys, the
+// diagonal first. Example: the tile of queries 256..511, by blocks of 64 keys (d: diagonal, s: later step, -: skipped):
+//
+//     key block             7  6  5  4  3  2  1  0
+//     queries 448..511      d  s  s  s  s  s  s  s       warpgroup 3, in the next tile warpgroup 0
+//     queries 384..447      -  d  s  s  s  s  s  s       warpgroup 2, in the next tile warpgroup 1
+//     queries 320..383      -  -  d  s  s  s  s  s       warpgroup 1, in the next tile warpgroup 2
+//     queries 256..319      -  -  -  d  s  s  s  s       warpgroup 0, in the next tile warpgroup 3
+//
+// No barrier couples the consumers. Within the length of the ring each runs at its own pace, so that the softmax of one
+// warpgroup is hidden behind the products of the others. Step i of one warpgroup over time:
+//
+//     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
+//     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 
 constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring, each 64 keys and their values
 
-// What the producer says of a tile. Tiles are counted from the end of a sequence, so the first group of 64 queries of
-// one that is not full may be negative.
+// A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
+// first_group, the tile's first group of 64 queries, is negative if the tile is partial.
 struct AttentionForwardTile {
     int b; // sequence; negative: there are no more tiles
     int h, first_group;
 };
 
-// groups: 64 queries each, per tile. 225 KB for four of them.
+// groups: groups of 64 queries per tile, one for each consumer warpgroup. 225 KB with four groups.
 template <int groups> struct AttentionForwardSMem {
-    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // of this tile and the next
-    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // keys, then values
-    floatX out[groups * ATTENTION_FORWARD_BOX];
+    floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
+    floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
+    floatX out[groups * ATTENTION_FORWARD_BOX];                    // 16 rows per warp: staging area of its output
     AttentionForwardTile tiles[2];
     uint64_t q_full[2], q_empty[2], full[ATTENTION_FORWARD_STAGES], empty[ATTENTION_FORWARD_STAGES];
 };
 
-// Called by the whole block.
+// Initialises the barriers. Called by the whole block.
 template <int groups> __device__ inline void attention_forward_sm90_init(AttentionForwardSMem<groups>& smem) {
     constexpr int CONSUMER_WARPS = 4 * groups;
     if (threadIdx.x == 0) {
@@ -3842,7 +3921,7 @@ __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, 
     return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
 }
 
-// The producer thread. Producer and consumers count alike: n tiles, and i steps of 64 keys over all tiles.
+// The producer thread. Producer and consumers keep the same counters: n tiles, and i steps of 64 keys over all tiles.
 template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
                                                                              const CUtensorMap& qkv_map, int T, int NH,
                                                                              AttentionForwardList list) {
@@ -3874,12 +3953,13 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
 
 // A consumer warpgroup's 64 queries of a tile.
 struct AttentionForwardQueries {
-    int b, h, group; // group: their number in the sequence, in units of 64; negative: padding, which is not stored
+    int b, h, group; // group: position in the sequence, in units of 64; negative: padding, which is not stored
     int num_steps;   // over blocks of 64 keys
-    uint64_t q;      // wgmma descriptor
+    uint64_t q;      // wgmma descriptor of the queries
 };
 
-// Waits for tile n and passes over the ring's steps whose keys only other warpgroups see. False: there is no tile n.
+// Waits for tile n, and skips the steps of the ring whose keys only other warpgroups see. Returns false if there is no
+// tile n.
 template <int groups> __device__ inline bool attention_forward_sm90_next_queries(AttentionForwardQueries& queries,
                                                                                  AttentionForwardSMem<groups>& smem,
                                                                                  int warpgroup, unsigned n,
@@ -3889,7 +3969,7 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     queries.b = warp_uniform(tile.b), queries.h = warp_uniform(tile.h);
     int first_group = warp_uniform(tile.first_group);
     if (queries.b < 0) { return false; }
-    // later queries have more keys, so the order of the warpgroups is reversed from tile to tile
+    // later queries see more keys, so the order of the warpgroups is reversed from tile to tile
     int place = n % 2 ? groups - 1 - warpgroup : warpgroup;
     queries.group = first_group + place;
     queries.num_steps = max(queries.group + 1, 1); // padding before the start of a sequence costs one step
@@ -3902,7 +3982,7 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     return true;
 }
 
-// The first step of a tile, number i of the ring, on the diagonal: P of 64 keys. warp: of the warpgroup.
+// The first step of a tile, number i of the ring: p = P of the 64 keys on the diagonal. warp: 0 to 3 in the warpgroup.
 template <int groups>
 __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                                          AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
@@ -3918,9 +3998,9 @@ __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_
     attention_forward_sm90_rounding(rows, p, warp);
 }
 
-// Step i: the scores of 64 more keys, then the product of P with the values of step i - 1. The search for the new
-// maximum overlaps with that product. Then it waits for the product, so that nothing delays the work between exponents,
-// which take longest: sums, packing, rescaling.
+// Step i: the scores of 64 more keys, then P V of step i - 1, which overlaps with the search for the new row maximum.
+// The exponentials take longest. P V is waited for before they begin, so that the compiler can interleave rescaling,
+// sums and packing with them.
 template <int groups> __device__ inline void attention_forward_sm90_step(float (&s)[32], uint32_t (&p)[16],
                                                                          float (&o)[32], AttentionForwardRows& rows,
                                                                          AttentionForwardSMem<groups>& smem, uint64_t q,
@@ -3944,8 +4024,8 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     attention_forward_sm90_pack(p, s);
 }
 
-// The end of tile n, after step i - 1: the product with that step's values, lse, and in rows.l the divisors of o. t:
-// the warp's first token. Afterwards the warp's staging area of the output is free.
+// The end of tile n: P V of its last step, i - 1, and lse. Adds the correction to rows.l, which then is the divisor of
+// o. t: the warp's first token. On return the warp's staging area for the output is free.
 template <int groups> __device__ inline void
 attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                     AttentionForwardSMem<groups>& smem, const AttentionForwardQueries& queries,
@@ -3962,7 +4042,7 @@ attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], Attention
     rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
     if (lane == 0) {
         mbarrier_arrive(&smem.q_empty[n % 2]);
-        tma_store_wait<0>(); // the output of the tile before has been read
+        tma_store_wait<0>(); // TMA has read the previous tile's output from the staging area
     }
     __syncwarp();
     wgmma_wait<0>();
@@ -3970,13 +4050,13 @@ attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], Attention
     if (lane == 0) { mbarrier_arrive(&smem.empty[(i - 1) % ATTENTION_FORWARD_STAGES]); }
 }
 
-// This warp's consumer warpgroup, from warp votes, so the compiler knows it is warp-uniform and keeps what depends on
-// it in uniform registers.
+// The number of this warp's consumer warpgroup, computed by warp votes, so that the compiler knows it is warp-uniform
+// and keeps what depends on it in uniform registers.
 __device__ inline int attention_forward_sm90_warpgroup() {
     return (__any_sync(0xFFFFFFFFu, threadIdx.x & 128) ? 1 : 0) + (__any_sync(0xFFFFFFFFu, threadIdx.x & 256) ? 2 : 0);
 }
 
-// The consumer warps.
+// A consumer warp, over all tiles of the block.
 template <int groups> __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<groups>& smem,
                                                                              const CUtensorMap& out_map, float* lse,
                                                                              int T, int NH, float scale_log2) {
@@ -4014,10 +4094,11 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     if (threadIdx.x == 0) { tma_prefetch_map(&qkv_map), tma_prefetch_map(&out_map); }
     auto& smem = shared_aligned_1024<AttentionForwardSMem<groups>>(attention_forward_shared);
     attention_forward_sm90_init(smem);
-    grid_launch_dependents(); // blocks of the next kernel start as blocks of this one end
-    grid_wait_dependency();
+    grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
+    grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
     if (threadIdx.x < 128 * groups) {
-        warpgroup_more_registers<groups == 4 ? 112 : 208>(); // 4 * 112 + 32 registers are the 5 * 96 of the launch
+        // four groups: 4 * 112 + 32 registers are the 5 * 96 that the launch allocated
+        warpgroup_more_registers<groups == 4 ? 112 : 208>();
         attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
     } else {
         warpgroup_fewer_registers<32>();
@@ -4043,7 +4124,7 @@ inline int attention_forward_sm90_groups(int B, int T, int NH) {
     return B * NH * ceil_div(T, 256) < num_multiprocessors() ? 2 : 4;
 }
 
-// HS = 64, sm_90a.
+// Requires HS = 64 and sm_90a.
 void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     if (attention_forward_sm90_groups(B, T, NH) == 2) {
         attention_forward_sm90_launch<2>(out, lse, qkv, B, T, NH, stream);
@@ -4053,7 +4134,7 @@ void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, i
 }
 #endif
 
-// The number of the kernel that runs; see the table below.
+// The number of the kernel that attention_forward() runs; see the table below.
 inline int attention_forward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 16; }
@@ -4065,7 +4146,8 @@ inline int attention_forward_choice(int HS) {
 }
 
 // out (B,T,NH,HS) | lse (B,NH,T) or NULL | qkv (B,T,3,NH,HS). C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision and the code that the binary holds for the device:
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
 //     64                                     kernel 16       kernel 8            kernel 3       kernel 3
@@ -4091,12 +4173,12 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== promoted: attention_backward ====
 // ---- kernel 5: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
-// dsum = rowsum(dout * out), which both gradient kernels need per query row besides lse, because with
+// dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
 //
 //     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
 //     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
 //
-// 8 threads per row of HS.
+// 8 threads per row of HS elements.
 __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
@@ -4151,7 +4233,7 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 
 // A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
 // over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
-// computed as [walked][owned], which is how the second product reads them. 64 * D >= HS.
+// computed as [walked][owned], the layout in which the second product reads them. 64 * D >= HS.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -4162,14 +4244,14 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     static_assert(sizeof(SMem) == 48 * 1024, "the limit without an opt-in");
     __shared__ SMem smem;
     int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
-    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks first
+    int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
     int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
     const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
     const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
     lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
     size_t stride = 3 * (size_t)C, stride_d = C;
 
-    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // of dk and dv, or of dq
+    float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
     int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
     for (int walk = first; walk <= last; walk++) {
         int walked = 64 * walk;
@@ -4211,7 +4293,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             store128(&smem.ds[4 * row + i][4 * col], ds);
         }
 
-        // 16 walked rows at a time, 64 of their columns
+        // the products with dS and P: 16 walked rows at a time, 64 of their columns
 #pragma unroll
         for (int part = 0; part < D; part++) {
             for (int w = 0; w < 64; w += 16) {
@@ -4221,7 +4303,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                     y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
                     if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
                 }
-                __syncthreads(); // the tiles are no longer read; at first, p and ds are complete after the next barrier
+                __syncthreads(); // the tiles are no longer read, and p and ds are complete
                 store128(&smem.walked1[row][4 * col], y1);
                 if (keys) { store128(&smem.walked2[row][4 * col], y2); }
                 __syncthreads();
@@ -4275,37 +4357,43 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// One kernel owns keys and computes dk and dv, the other owns queries and computes dq:
+// Two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and computes dq:
 //
 //              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
 //     kv       k (registers), v (shared)      q, dout
 //     q        q (registers), dout (shared)   k, v
 //
 // Scores are computed as [owned][walked], so the accumulators of P and dS become operands of the second product without
-// leaving the registers.
+// leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+//
+//     walked           0   1     2   3     4   5     6   7
+//     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
+//     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 template <int HS, int M> struct AttentionBackwardMmaSMem {
     floatX tile1[2][64 * HS], tile2[2][64 * HS]; // walked: q and dout, or k and v; two stages
-    floatX owned[64 * M * HS];                   // v, or dout
-    float lse[2][64], dsum[2][64];               // of a tile's queries
+    floatX owned[64 * M * HS];                   // the owned operand that is not in registers: v, or dout
+    float lse[2][64], dsum[2][64];               // kernel kv: of the walked queries, two stages
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// Where 16-byte chunk `chunk` of row `row` lies in the tile (rows, HS) that begins at element `tile`. The chunks of a
-// row are permuted as in attention_forward_at(), so that one chunk of 8 consecutive rows falls on all 32 banks.
+// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
+// element `tile`. The chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8
+// consecutive rows covers all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
     return tile + row * HS + (chunk ^ (HS % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
-// From the offset of chunk 0 or 1 of a row to the chunk an even number of chunks further in the same row.
+// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
 template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
     constexpr int GROUP = HS % 64 == 0 ? 8 : 4;
     return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
 }
 
-// Copies tiles of 64 rows of two tensors to shared memory, one tile per call of load(): this thread's part of it.
+// One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
+// tile of 64 rows of both tensors.
 template <int HS> struct AttentionBackwardLoader {
-    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
+    static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass of the block
     const floatX *next1, *next2;
-    int num_valid; // rows from this thread's first row to the end; rows past the end become 0
+    int num_valid; // rows from this thread's first row to the end of the sequence; rows past the end become 0
 
     __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
                                        int T) {
@@ -4329,7 +4417,7 @@ template <int HS> struct AttentionBackwardLoader {
     }
 };
 
-// Loads rows row..row+16*M-1 of T as fragments of operand a of mma.
+// Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T become 0.
 template <int HS, int M> __device__ inline void
 attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows, size_t stride, int row, int T) {
     int lane = threadIdx.x % 32;
@@ -4348,7 +4436,7 @@ attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4], const floatX* rows
     }
 }
 
-// Starts the copy of 16 * M rows, of which num_valid exist, to this warp's shared memory; the caller waits.
+// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
 template <int HS, int M>
 __device__ inline void attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid) {
 #pragma unroll 1
@@ -4359,7 +4447,7 @@ __device__ inline void attention_backward_load_owned(floatX* owned, const floatX
     }
 }
 
-// sum (16*M, 8*N) += a (16*M, HS) rows^T, with 8 * N rows of a tile
+// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32;
@@ -4379,7 +4467,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
     }
 }
 
-// The same with a in this warp's shared memory.
+// The same with operand a in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -4404,7 +4492,8 @@ attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* 
     }
 }
 
-// sum (16*M, HS) += x (16*M, 8*N) rows, with 8 * N rows of a tile
+// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
+// rows: 8 * N rows of a tile
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
@@ -4432,7 +4521,8 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
     }
 }
 
-// rows[r] = factor * sum for r < num_valid, in 16-byte stores; `owned`, which is no longer needed, is the staging area
+// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. `owned`, which is no longer needed, is the staging
+// area.
 template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
                                                                          const float (&sum)[M][HS / 8][4], float factor,
                                                                          floatX* owned) {
@@ -4461,22 +4551,23 @@ template <int HS, int M> __device__ inline void attention_backward_store(floatX*
     }
 }
 
-// The head of this block, and the rank of its tile: 0 has the longest walk. Blocks start in the order of their index:
-// within a group of heads, which fit L2 together, the longest walks come first.
+// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
+// their index. Heads are processed in groups that fit L2 together; within a group the longest walks start first.
 __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
     int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
     int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
     return make_int2(first + i % heads, i / heads);
 }
 
-// Adds to dk and dv what 8 * N queries contribute: rows q.., at offset `tile` of the tiles. kv: the warp's first key.
+// Adds the terms of 8 * N queries to dk and dv. These queries begin at element offset `tile` of q_tiles and d_tiles;
+// lse, dsum: of these queries. kv, q: the warp's first key and the first of these queries, only read if masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
                                                   const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
                                                   floatX* d_tiles, int tile, const float* lse, const float* dsum,
                                                   int kv, int q, float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4];
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
     lse += lane % 4 * 2, dsum += lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -4512,7 +4603,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     AttentionBackwardMmaSMem<HS, M>& smem =
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // all queries see tile 0
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0: seen by all queries
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
@@ -4523,7 +4614,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     AttentionBackwardLoader<HS> loader(q, d, stride, stride_d, 64 * first, T);
     auto load = [&](int stage, int t) {
         loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d);
-        // past the end q, dout, lse and dsum are 0, so these queries add 0
+        // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
         cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                    t + i < T);
@@ -4538,7 +4629,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
         if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
         floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
         if (walk < first + M) { // on the diagonal
@@ -4565,15 +4656,15 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
 }
 
-// Adds to dq what 8 * N keys contribute: rows kv.., at offset `tile` of the tiles. q: the warp's first query; lse2, in
-// base 2, and dsum: of this lane's rows.
+// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2),
+// dsum: of this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
                                                  floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
                                                  const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
                                                  float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4];
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -4607,7 +4698,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
     int num_tiles = ceil_div(T, 64 * M);
     int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last tile sees all keys
+    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
     int stride = 3 * C;
     const floatX* k = qkv + (size_t)b * T * stride + h * HS + C;
@@ -4635,7 +4726,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     int num_walks = min(M * (tile + 1), ceil_div(T, 64));
     for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the one before is no longer read
+        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
         if (walk + 1 < num_walks) {
             loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
             cp_async_commit();
@@ -4662,7 +4753,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
 }
 
-// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the one for dq
+// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
@@ -4672,7 +4763,7 @@ void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* d
     cudaCheck(cudaFuncSetAttribute(kv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kv_bytes));
     cudaCheck(cudaFuncSetAttribute(q_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, q_bytes));
     float scale = 1.0f / sqrtf((float)HS);
-    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v, dout
+    size_t head_bytes = (size_t)4 * T * HS * sizeof(floatX);          // q, k, v and dout of one head
     int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
     int kv_grid = ceil_div(T, 64 * kv_M) * B * NH, q_grid = ceil_div(T, 64 * q_M) * B * NH;
     kv_kernel<<<kv_grid, 128, kv_bytes, stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale, heads_at_a_time);
@@ -4699,36 +4790,40 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 #endif
 
 #if !defined(ENABLE_FP32)
-// ---- sm_90a: what kernels 9 to 11 share: five products by wgmma, tiles by TMA, dq summed in L2 by turns ----
-// HS = 64. A work item is 128 keys of one head, 64 for each of two warpgroups, which walk over tiles of 128 queries,
-// their own tile number first. Scores are computed as [keys][queries], so the accumulators of P and dS become operands
-// in registers; dS also goes to shared memory, for dq, which sums over all keys.
+// ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
+// HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
+// of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
+// the accumulators of P and dS become operands in registers. dS is also written to shared memory, for the product for
+// dq, which sums over the keys of both warpgroups.
 //
-// dq is summed in one fixed order, so that it is deterministic. Tile j of keys adds to tile i of queries in step i - j
-// of its walk, when tile j + 1 has added its term, one step of its own walk earlier:
+// The sum of dq over the key tiles has one fixed order, so that it is deterministic. Key tile j adds its term of query
+// tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
 //
-//     keys \ queries     0        1        2        3
-//     tile 3                                       step 0       down a column: the order of the sum, which waits for
-//     tile 2                              step 0   step 1       the row above; items start in the order of the rows,
-//     tile 1                     step 0   step 1   step 2       so they hardly wait. Tile i of keys stores the first
-//     tile 0            step 0   step 1   step 2   step 3       term, tile 0 adds the last one and writes dq.
+//     query tile         0        1        2        3
+//     key tile 3                                    step 0
+//     key tile 2                           step 0   step 1
+//     key tile 1                  step 0   step 1   step 2
+//     key tile 0         step 0   step 1   step 2   step 3
+//
+// Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
+// writes dq. Work items start in the order of the rows, so they hardly wait for each other.
 //
 // No deadlock in kernel 11: an item waits only for items with smaller tickets, which have started; the oldest
-// unfinished one never waits, however few blocks are resident. Source: the swapped operands: Shah et al. 2024,
+// unfinished item never waits, however few blocks are resident. Source of the swapped operands: Shah et al. 2024,
 // FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
     floatX* dqkv;    // (B,T,3,NH,64)
-    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 per thread of two warpgroups
-    int* turns;      // (B*NH, num_tiles, 2): terms in the sums so far
+    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 float4 per thread of the two warpgroups
+    int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
-    float4* stats;   // (B*NH, num_tiles, 64): lse of two queries in base 2, then dsum of both
+    float4* stats;   // (B*NH, num_tiles, 64): per pair of queries, both lse in base 2, then both dsum
     int T, NH, num_heads, num_tiles;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
 constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 
-// Scratch, in floats.
+// The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     return tiles * (2 * 4096 + 256 + 2) + 1;
@@ -4738,7 +4833,7 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // for bulk copies
+    require((size_t)scratch % 16 == 0); // bulk copies need it
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
@@ -4753,9 +4848,8 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
                                                        const floatX* out, const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
-    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) {
-        args.turns[thread] = 0;
-    } // ticket follows the last turn
+    // <= and not <: ticket is stored behind the last element of turns
+    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) { args.turns[thread] = 0; }
     int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
     bool valid = t < args.T;
     float sum = 0.0f;
@@ -4780,13 +4874,13 @@ static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, con
     cudaCheck(cudaGetLastError());
 }
 
-// Loads vector number `vector` of 128 tokens from t on.
+// Issues the TMA load of tokens t..t+127. vector: the head for dout; for qkv, which of a token's 3 * NH vectors.
 __device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
                                               uint64_t* full) {
     tma_load_4d(tile, &map, 0, vector, t, b, full);
 }
 
-// The three shapes of product. Each starts its wgmmas and does not wait.
+// The three shapes of product. Each function issues its wgmmas and does not wait.
 // s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
 __device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
     uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
@@ -4808,8 +4902,8 @@ __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const fl
     for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
 }
 
-// The causal mask on the diagonal, where keys and queries are numbered alike: a key is not seen by queries before it.
-// key: this thread's first one.
+// The causal mask of the diagonal tile, where key r and query r are the same token: earlier queries do not see a key.
+// key: row of this thread's first key in the tile.
 __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     int ahead = key - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -4818,7 +4912,7 @@ __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     }
 }
 
-// Turns the scores s into P.
+// Turns the scores s into P = exp2(s * scale2 - lse), in place.
 __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll
@@ -4829,7 +4923,7 @@ __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* s
     }
 }
 
-// Operand fragments of P, which is s, and of dS = P * (dp - dsum).
+// Packs P, which is in s, and dS = P * (dp - dsum) into the operand fragments p and ds.
 __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
                                                   const float (&dp)[64], const float4* stats) {
     stats += threadIdx.x % 4;
@@ -4845,8 +4939,7 @@ __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&
     }
 }
 
-// Writes dS to shared memory, as two matrices of 128 keys and 64 queries, swizzled for wgmma. row: the warp's first
-// key.
+// Writes dS to shared memory, as two matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
 __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[32], int row) {
     int lane = threadIdx.x % 32;
     row += lane % 16;
@@ -4858,12 +4951,12 @@ __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const 
     }
 }
 
-// rows[r] = factor * sum for a warp's 16 rows, of which num_valid exist.
+// rows[r] = factor * sum[r] for a warp's 16 rows, of which num_valid exist.
 __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
                                                      float factor) {
     int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 4; i++) { // 8 rows, 32 columns
+    for (int i = 0; i < 4; i++) { // 8 rows and 32 columns at a time
         int row = i % 2 * 8 + lane / 4;
         float v[4][2];
 #pragma unroll
@@ -4871,7 +4964,7 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
             v[j][0] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2];
             v[j][1] = factor * sum[16 * (i / 2) + 4 * j + i % 2 * 2 + 1];
         }
-        mma_quad_transpose(v);
+        mma_quad_transpose(v); // now each lane has 8 adjacent columns of one row
         x128 x;
 #pragma unroll
         for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
@@ -4889,47 +4982,59 @@ __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwar
 #endif
 
 #if !defined(ENABLE_FP32)
-// ---- shared by kernels 10 and 11: a work item by three roles: a producer, two adders of dq, two consumer warpgroups ----
+// ---- shared by kernels 10 and 11: warp-specialised: one producer, two adders of dq, two consumer warpgroups ----
+// One step of the consumers, from top to bottom, and the roles that run beside them:
+//
+//     tensor cores                      other units of a consumer warpgroup
+//     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
+//                                       dS = P * (dp - dsum)
+//     dv += P dout                      dS to shared memory
+//     dk += dS q                        barrier of both warpgroups: dS of all 128 keys is complete
+//     dq = dS^T k                       wait
+//                                       dq to shared memory, for the adder
+//
+//     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
+//     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
 struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
-    float4 dq[2][8 * 128];      // per warpgroup: on its way to the sums, or from them
+    float4 dq[2][8 * 128];      // per warpgroup: dq on its way to dq_sums; in key tile 0 the sums on their way back
     float4 stats[2][64];
-    uint64_t q_full[2], q_empty[2]; // q and stats
+    uint64_t q_full[2], q_empty[2]; // of q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // dq may be written, or holds the sums so far
-    uint64_t dq_full[2];  // dq has been written, or the sums so far have been read
+    uint64_t dq_ready[2]; // adder to consumers: dq may be written, or (key tile 0) holds the sums so far
+    uint64_t dq_full[2];  // consumers to adder: dq has been written, or (key tile 0) the sums so far have been read
     uint64_t work_full[2], work_empty[2];
     int work[2];
 };
 static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
 
-// Called by the whole block.
+// Initialises the barriers. Called by the whole block.
 __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem) {
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8); // consumer warps
+        mbarrier_init(&smem.k_empty, 8); // one arrival per consumer warp
         mbarrier_init(&smem.v_empty, 8);
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&smem.q_full[i], 1);
-            mbarrier_init(&smem.q_empty[i], 8 + 256); // consumer warps, and all their threads once they have read stats
+            mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
             mbarrier_init(&smem.dout_full[i], 1);
             mbarrier_init(&smem.dout_empty[i], 8);
             mbarrier_init(&smem.dq_ready[i], 1);
             mbarrier_init(&smem.dq_full[i], 128);
             mbarrier_init(&smem.work_full[i], 1);
-            mbarrier_init(&smem.work_empty[i], 256 + 2); // consumer threads, and the two that add
+            mbarrier_init(&smem.work_empty[i], 256 + 2); // all consumer threads and the two adders
         }
         mbarrier_init_fence();
     }
     __syncthreads();
 }
 
-// The producer's part of work item number n of the block; i counts steps over all of the block's items.
+// The producer: issues the loads of work item number n of the block. i counts steps over all items of the block.
 __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                          const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
                                                          int work, unsigned n, unsigned& i) {
@@ -4947,7 +5052,7 @@ __device__ inline void attention_backward_sm90_load_item(const AttentionBackward
         i++, tile++;
     };
     load_queries();
-    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // v is released before k
+    mbarrier_wait(&smem.v_empty, (n + 1) % 2); // the consumers release v before k
     mbarrier_arrive_expect(&smem.v_full, ATTENTION_BACKWARD_TILE_BYTES);
     attention_backward_tma(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
     mbarrier_wait(&smem.k_empty, (n + 1) % 2);
@@ -4957,8 +5062,8 @@ __device__ inline void attention_backward_sm90_load_item(const AttentionBackward
     while (tile < args.num_tiles) { load_queries(); }
 }
 
-// The part of the thread that adds dq of one consumer warpgroup to the sums, 16 KB at a time. i counts steps over all
-// items; announced: dq_ready of the next step has been signalled.
+// An adder: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all items of the block;
+// announced: dq_ready of the next step has already been signalled.
 __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                         int warpgroup, int work, int& i, bool& announced) {
     constexpr int BYTES = sizeof(smem.dq[0]);
@@ -4976,7 +5081,7 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
             while (load_acquire(turn) < step) {}
             async_proxy_fence();
         }
-        if (j == 0 && step > 0) { // the consumers add the last term in registers
+        if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
             mbarrier_arrive_expect(ready, BYTES);
             bulk_load(dq, sums, BYTES, ready);
         }
@@ -4988,16 +5093,17 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
             bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
         }
         tma_store_commit();
-        tma_store_wait<0>();
+        tma_store_wait<0>(); // dq has been read from shared memory: the consumers may write it again
         mbarrier_arrive(ready);
         announced = true;
-        tma_store_wait_written();
+        tma_store_wait_written(); // the sums have reached global memory: the next key tile may add
         async_proxy_fence();
         store_release(turn, step + 1);
     }
 }
 
-// The consumer warps' part of item number n; i counts steps over all items. row: the warp's first key and query.
+// The consumer warps: work item number n of the block. i counts steps over all items of the block. row: the warp's
+// first key and query in a tile.
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
@@ -5029,7 +5135,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_hold(dp);
         if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
         attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
-        mbarrier_arrive(&smem.q_empty[i % 2]);
+        mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
 
         wgmma_fence();
         attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
@@ -5039,7 +5145,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_fence();
         attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
         wgmma_commit();
-        named_barrier_sync(1, 256); // ds is complete
+        named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
         wgmma_commit();
@@ -5077,9 +5183,10 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 #endif
 
 #if !defined(ENABLE_FP32)
-// ---- kernel 11: persistent blocks, work items by ticket ----
+// ---- kernel 11: persistent blocks that draw their work items by ticket ----
 
-// Calls f(work, n) for the block's work items, n = 0, 1, ...; for all threads but the producer.
+// Calls f(work, n) for the block's work items, n = 0, 1, ... For all roles but the producer, which announces the items
+// in smem.work.
 template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
@@ -5110,7 +5217,7 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
 __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
-    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // TMA's swizzle counts from there
+    extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
@@ -5135,7 +5242,7 @@ __global__ void __launch_bounds__(384, 1)
     });
 }
 
-// HS = 64, sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                              const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
@@ -5153,7 +5260,7 @@ void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, c
 }
 #endif
 
-// Floats of scratch on any device: what kernel 11 needs, where it may be chosen, otherwise dsum (B,NH,T).
+// The size of scratch in floats, the same on all devices: what kernel 11 needs if HS = 64, otherwise dsum (B,NH,T).
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
 #if !defined(ENABLE_FP32)
     if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
@@ -5162,7 +5269,7 @@ size_t attention_backward_scratch(int B, int T, int C, int NH) {
     return (size_t)B * NH * T;
 }
 
-// The number of the kernel that runs; see the table below.
+// The number of the kernel that attention_backward() runs; see the table below.
 inline int attention_backward_choice(int HS) {
 #if !defined(ENABLE_FP32)
     if (HS == 64 && has_sm90a()) { return 11; }
@@ -5175,7 +5282,8 @@ inline int attention_backward_choice(int HS) {
 
 // dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
 // (B,T,NH,HS), lse (B,NH,T), natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision and the code that the binary holds for the device:
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
 //     64                                     kernel 11       kernel 7            kernel 5       kernel 5
@@ -5203,12 +5311,12 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 // ==== end promoted: attention_backward ====
 
 // ==== promoted: fused_classifier ====
-// Online softmax: over the logits that a thread has seen, the maximum, the sum of exp(x - max), and the minimum.
+// Online softmax state of a thread: running maximum, sum of exp(x - max), and minimum of the logits it has seen.
 struct FusedClassifierSums {
     float max, sum, min;
 };
 
-// Adds a vector to s. An infinity in x leaves a NaN in the sum, or -infinity in min: see fused_classifier_reduce.
+// Adds a vector to s. +infinity in x makes the sum NaN; -infinity shows in min alone: see fused_classifier_reduce.
 __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
     float max = s.max;
     for (int k = 0; k < x128::size; k++) {
@@ -5220,34 +5328,36 @@ __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& 
     s.max = max;
 }
 
-// Maximum and sum over the block; `shared` (32) is scratch. NaN if a logit is NaN or infinite.
+// Combines the states of the block's threads into the row's maximum and sum of exp(x - max). The sum is NaN if any
+// logit is NaN or infinite. shared (32) is scratch.
 __device__ inline void fused_classifier_reduce(float* max, float* sum, const FusedClassifierSums& s, float* shared) {
     *max = block_max(s.max, shared);
-    // exp(-inf) is 0, so the sum alone would not show that a logit overflowed
+    // exp(-inf) is 0, so the sum alone would hide a logit of -infinity
     *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
 }
 
-// softmax of a vector times dloss; scale = dloss / sum
+// softmax(x) * dloss of one vector, with scale = dloss / sum
 __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
     x128 gradient;
     for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
     return gradient;
 }
 
-// The thread that writes column `target`: vectors go to the threads round-robin, columns from `tail` on one to each.
+// The thread that writes column `target`. Thread t has vectors t, t + blockDim.x, ..., and column tail + t; the tail is
+// the columns after the last whole vector.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
 
-// What a thread keeps of a row besides the vectors: the last V % x128::size columns, from `tail` on, go one to each of
-// the first threads; the owner of the target's column adjusts the gradient there and writes the loss.
+// A thread's state besides its vectors. The tail (columns tail..V-1, after the last whole vector) is split one column
+// per thread. The owner of the target's column corrects the gradient there and writes the loss.
 struct FusedClassifierRow {
     int tail, target;
     bool owner;
-    float x_tail, correct; // this thread's logit of the tail; the target's logit, for the owner
+    float x_tail, correct; // this thread's logit in the tail; the target's logit, set in the owner only
 };
 
-// Reads them; s starts with this thread's logit of the tail, if it has one.
+// Fills this state, and starts s with this thread's logit in the tail, if it has one.
 __device__ inline FusedClassifierRow fused_classifier_begin(FusedClassifierSums& s, const floatX* row, int target,
                                                             int V) {
     FusedClassifierRow r;
@@ -5281,7 +5391,7 @@ __global__ void __launch_bounds__(1024)
     }
     float max, sum;
     fused_classifier_reduce(&max, &sum, s, shared);
-    // sum >= 1, and logf() of --use_fast_math is off by 4e-7 near 1
+    // log1pf because sum >= 1 may be close to 1, where logf() under --use_fast_math has an absolute error of 4e-7
     if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
@@ -5295,14 +5405,14 @@ __global__ void __launch_bounds__(1024)
     fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
 
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats.
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
-    // 4 groups of copies; each thread reads only what it copied itself, so no barrier is needed
+    // 4 commit groups; each thread reads only what it copied itself, so no barrier is needed
     int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
     for (int j = 0; j < 4; j++) {
         int end = min((j + 1) * group, num_vectors);
@@ -5337,21 +5447,21 @@ __global__ void __launch_bounds__(1024)
     fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
 
-// losses (N) = log(sum(exp(logits))) - logits[target], for each row; and in place the gradient: logits (N,Vp) =
-// dloss * (softmax(logits) - onehot(target)), 0 from column V on | targets (N), each in [0,V)
-// dloss (1) or NULL: only the losses, logits stay as they are
+// losses (N) = log(sum(exp(logits))) - logits[target] per row. The gradient overwrites logits (N,Vp) in place:
+// dloss * (softmax(logits) - onehot(target)), and 0 from column V on. | targets (N), each in [0,V)
+// dloss (1), or NULL: only the losses are computed, logits are not changed
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream, int block_size) {
     Op op(stream, (dloss ? 2.0 : 1.0) * N * Vp * sizeof(floatX), 0, "fused_classifier");
     require(Vp % 8 == 0 && 1 <= V && V <= Vp);
     size_t shared = (size_t)(V / x128::size) * sizeof(x128) + 32 * sizeof(float);
-    // Rows too long for shared memory, and devices without cp.async, take kernel 6. Two rows of GPT-2 in 16 bits share an
-    // SM of an H200, so that one is read while the other is written. In fp32 one block has the SM alone.
+    // Rows too long for shared memory, and devices without cp.async, take kernel 6. An SM of an H200 holds two blocks
+    // with GPT-2's rows in 16 bits, so that one row is read while the other is written. In fp32 it holds one block.
     bool fits = shared <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // else one row per SM
+                                       cudaSharedmemCarveoutMaxShared)); // else one block per SM
         fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
@@ -5365,7 +5475,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 // ==== end promoted: fused_classifier ====
 
 // ==== promoted: mean_loss ====
-// One block, so that the order of the sum is fixed. 64 KB of losses take a few microseconds.
+// One block, so that the order of the sum is fixed. It takes a few microseconds for 64 KB of losses.
 __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
     __shared__ float shared[32];
     float sum = 0.0f;
@@ -5383,12 +5493,12 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 // ==== end promoted: mean_loss ====
 
 // ==== promoted: global_norm ====
-// A sum of squares per block, over a grid-stride loop with four loads in flight per thread.
+// block_sums (gridDim.x) = sum of squares per block, from a grid-stride loop with four loads in flight per thread.
 __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
     size_t num_vectors = n / f128::size, stride = (size_t)gridDim.x * blockDim.x;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread;
-    float sums[4][f128::size] = {}; // 16 short sums lose less to rounding than one long one
+    float sums[4][f128::size] = {}; // 16 short sums have less rounding error than one
     for (; i + 3 * stride < num_vectors; i += 4 * stride) {
         f128 x[4];
         for (int j = 0; j < 4; j++) { x[j] = load128(grads + (i + j * stride) * f128::size); }
@@ -5410,7 +5520,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
 }
 
-// norm = sqrt(sum of block_sums). One warp, so that the order of the sum is fixed.
+// norm (1) = sqrt(sum of block_sums). A single warp adds them, so that the order of the sum is fixed.
 __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
@@ -5418,14 +5528,14 @@ __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums,
     if (threadIdx.x == 0) { *norm = (float)sqrt(sum); }
 }
 
-// Floats of scratch: one per block.
+// Number of floats in scratch: one per block, so at most this many blocks are launched.
 size_t global_norm_scratch() { return 4096; }
 
 // norm (1) = sqrt(sum(grads^2)) | scratch (global_norm_scratch()) | grads (n), aligned to 16 bytes
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // one wave
+    int num_blocks; // resident blocks per SM, then blocks of one wave
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
@@ -5438,8 +5548,8 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
 // ==== end promoted: global_norm ====
 
 // ==== promoted: adamw ====
-// fp16: half the loss scale after an overflow, twice the scale after LOSS_SCALE_STEPS finite steps. A loss that is itself
-// not finite, or a scale of 1, has another cause than the scale.
+// fp16: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss itself is
+// not finite, or the scale is already 1, the scale is not the cause, so it is not halved.
 __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     constexpr int LOSS_SCALE_STEPS = 2000;
     constexpr float LARGEST_LOSS_SCALE = 65536.0f;
@@ -5456,7 +5566,7 @@ __device__ inline void adamw_adapt_loss_scale(StepState* s) {
 }
 
 __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
-    float unscale = __frcp_rn(s->loss_scale); // exact: the scale is a power of two
+    float unscale = __frcp_rn(s->loss_scale); // exact, because the scale is a power of two
     s->norm = s->scaled_norm * unscale;
     s->applied = isfinite(s->loss) && isfinite(s->scaled_norm) && !skip;
     int t = s->num_updates += s->applied;
@@ -5466,14 +5576,15 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
     if (IS_FP16) { adamw_adapt_loss_scale(s); }
 }
 
-// state: one, in device memory, after the loss and global_norm; skip: the host's verdict, on top of the device's
+// Fills in state (1), in device memory, once the loss and the global norm are in it: the verdict `applied`, grad_scale,
+// the bias corrections. skip: the host's own verdict; true skips the update even if loss and norm are finite.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
     cudaCheck(cudaGetLastError());
 }
 
-// The new parameter; updates m and v.
+// Returns the new parameter; updates m and v.
 __device__ inline float adamw_update(float p, float& m, float& v, float grad, const StepState& s, const AdamW& o) {
     float g = grad * s.grad_scale;
     m = o.beta1 * m + (1.0f - o.beta1) * g;
@@ -5482,7 +5593,7 @@ __device__ inline float adamw_update(float p, float& m, float& v, float grad, co
     return p - o.learning_rate * (direction + o.weight_decay * p);
 }
 
-// The seed of one update, from that of the piece; 0, which rounds to nearest, stays 0.
+// The rounding seed of this update, from the seed of this range of parameters. 0 means round to nearest and stays 0.
 __device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
     return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
 }
@@ -5498,7 +5609,7 @@ __device__ inline void adamw_scalar(floatX* params, float* master, float* m, flo
     params[i] = adamw_round(p, i, seed);
 }
 
-// ---- kernel 4: two groups of four elements a thread, all of their loads in flight at once ----
+// ---- kernel 4: two groups of four elements per thread, all of their loads in flight at once ----
 
 __global__ void __launch_bounds__(128)
     adamw_kernel4(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state,
@@ -5539,11 +5650,12 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// params (n) floatX, master (n) float or NULL when params are all there is, m, v (n) | grads (n) | state: after
-// adamw_prepare. seed 0: params are rounded to nearest; else stochastically, with new random bits in every update.
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n)
+// state (1) after adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-    // m, v and the weights are read and written, the gradient is read, a rounded copy of master is written
+    // per element: m, v read and written, grads read: 20 bytes; then master read and written and params written, or,
+    // without master, params read and written
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
@@ -5563,7 +5675,7 @@ __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n
     if (i < n) { params[i] = adamw_round(master[i], i, seed); }
 }
 
-// Recomputes params (n) as adamw left them in update number `update` | master (n), the weights that it left
+// Recomputes params (n) as they were after update number `update`, from the master weights (n) after that update.
 void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t seed, int update,
                          cudaStream_t stream) {
     adamw_round_kernel<<<ceil_div(n, (size_t)256), 256, 0, stream>>>(params, master, n, seed, update);
@@ -5572,10 +5684,10 @@ void adamw_round_weights(floatX* params, const float* master, size_t n, uint32_t
 // ==== end promoted: adamw ====
 
 // ==== promoted: decode_embed ====
-// A token of -1, of a sequence whose logits were all NaN, gives NaN again.
+// Token -1 means that decode_sample found no logit to draw (all were NaN or -inf); its embedding is NaN.
 __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* positions, const floatX* wte,
                                      const floatX* wpe, int C) {
-    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    grid_launch_dependents(); // the next kernel may start and load its weights
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
@@ -5585,8 +5697,8 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
 }
 
 // x (B,C) = wte[token] + wpe[position] | tokens (B) | positions (B) | wte (Vp,C) | wpe (T,C)
-// The first kernel of a step. It is launched without overlap, so that all of the step before has ended when it starts,
-// which the other kernels of a step rely on.
+// The first kernel of a step. It is launched without overlap: when it starts, the previous step has ended. The other
+// kernels of the step rely on that.
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, cudaStream_t stream, int block_size) {
     Op op(stream, 3.0 * B * C * sizeof(floatX), 0, "decode_embed");
@@ -5602,18 +5714,18 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 // ==== end promoted: decode_embed ====
 
 // ==== promoted: decode_matvec ====
-constexpr int DECODE_MATVEC_AHEAD = 3; // vectors of a row in flight per lane: all of them if K is 768
+constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row: the whole row if K is 768, in 16 bits
 
-// Rows of the weight per warp: they share the cost of x (loads, conversions).
+// Rows of the weight that a warp multiplies at once: they share the loads and conversions of x.
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
-// Blocks of 256 threads per SM: 64 registers per thread, 128 for the larger batches.
+// Resident blocks of 256 threads per SM. 4 leave 64 registers per thread, 2 leave 128, which larger batches need.
 __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { return batch >= 4 ? 2 : 4; }
 
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
 template <int n> __device__ inline float decode_matvec_sums(float* values) {
     int lane = threadIdx.x % 32, offset = 16;
 #pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of the values
+    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of its values
         bool upper = lane & offset;
 #pragma unroll
         for (int i = 0; i < half; i++) {
@@ -5626,8 +5738,8 @@ template <int n> __device__ inline float decode_matvec_sums(float* values) {
     return values[0];
 }
 
-// Normalises x (batch,K) into shared memory; rows past B repeat the last one. g and s are this thread's first vectors of
-// the layernorm's weight and bias, fetched before the wait.
+// Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
+// vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
 template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
                                                         const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
                                                         int K) {
@@ -5637,7 +5749,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
         const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
         float sum = 0.0f, squares = 0.0f;
         for (int first = lane; first < num_vec; first += 32 * DECODE_MATVEC_AHEAD) {
-            int4 value[DECODE_MATVEC_AHEAD]; // all in flight at once
+            int4 value[DECODE_MATVEC_AHEAD]; // all loads in flight at once
 #pragma unroll
             for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
                 value[i] = reinterpret_cast<const int4*>(from)[min(first + 32 * i, num_vec - 1)];
@@ -5651,7 +5763,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
             }
         }
         float center = warp_sum(sum) / K;
-        for (int v = lane; v < num_vec; v += 32) { // each lane reads only what it wrote itself
+        for (int v = lane; v < num_vec; v += 32) { // a lane reads only what it wrote: no barrier
             x128 value = shared[b * num_vec + v];
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
@@ -5676,7 +5788,7 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
     __syncthreads();
 }
 
-// Loads this lane's next vectors of the warp's rows; zeros beyond the end.
+// Loads this lane's next vectors of the warp's `rows` rows of the weight; vectors outside the matrix are zeros.
 template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECODE_MATVEC_AHEAD], const floatX* weight,
                                                                int row, int first, int step, int num_vec, int OC) {
 #pragma unroll
@@ -5692,33 +5804,37 @@ template <int rows> __device__ inline void decode_matvec_fetch(int4 w[rows][DECO
 }
 
 // A block consists of groups of `split` warps. A group multiplies `rows` rows of the weight at a time, and each of its
-// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows.
+// warps takes a share of the columns. blockIdx.x selects `batch` sequences, blockIdx.y the rows. With split = 2:
+//
+//     vectors of a row    0 .. 31   32 .. 63   64 .. 95   96 .. 127  ...
+//     group 0             warp 0    warp 1     warp 0     warp 1     ...     lane l of a warp loads its vector l
+//     group 1             warp 2    warp 3     warp 2     warp 3     ...     (the next `rows` rows)
 template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                           const floatX* weight, const floatX* bias, const floatX* residual, bool has_gelu, int B, int K,
                           int OC, int split) {
     constexpr int rows = decode_matvec_rows(batch), num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     extern __shared__ int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
-    __shared__ float partial[8][num_sums];         // per warp
+    __shared__ float partial[8][num_sums];         // sums of each warp over its share of the columns
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
     const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
     int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
     int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
-    int row = blockIdx.y * rows_per_block + warp / split * rows; // of the group's first row
-    // the output that this lane writes, if any
+    int row = blockIdx.y * rows_per_block + warp / split * rows; // the group's first row
+    // the row (within the group) and the sequence of the output that this lane writes, if `writes`
     int own_row = lane / lanes_per_sum / batch, own_b = first_b + lane / lanes_per_sum % batch;
     bool writes = segment == 0 && lane % lanes_per_sum == 0 && own_b < B;
 
-    int4 w[rows][DECODE_MATVEC_AHEAD], g = {}, s = {}; // bits of x128: half the registers of their elements
+    int4 w[rows][DECODE_MATVEC_AHEAD], g = {}, s = {}; // raw bits of x128: unpacked they would take twice the registers
     decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
     float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
     if (norm && (int)threadIdx.x < num_vec) {
         g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
         s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
     }
-    grid_launch_dependents(); // the next kernel may start, and will wait in turn
-    grid_wait_dependency();   // up to here nothing was read that earlier kernels of the step write
+    grid_launch_dependents(); // the next kernel may start; it waits for this one in its own grid_wait_dependency()
+    grid_wait_dependency();   // what was read before this line is not written by earlier kernels of the step
     if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K); }
 
     // all groups of a block take the same number of iterations, because the loop has barriers
@@ -5731,7 +5847,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
 #pragma unroll
             for (int i = 0; i < DECODE_MATVEC_AHEAD; i++) {
-                // beyond the end the weights are 0; clamped without a branch, so that the loads of x stay together
+                // past the end of the row the weights are 0; v is clamped so that the loads of x need no branch and are
+                // issued together
                 int v = min(chunk + i * step, num_vec - 1);
                 float weights[rows][x128::size];
 #pragma unroll
@@ -5744,7 +5861,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
                     x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
-                    at_x = min(at_x + num_vec, last_x); // incremental: an address per sequence would take registers
+                    at_x = min(at_x + num_vec, last_x); // one running offset: an address per sequence takes registers
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll
@@ -5754,7 +5871,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             }
         }
         row += gridDim.y * rows_per_block;
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the sums
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the warp sums
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
 
         float sum = decode_matvec_sums<num_sums>(sums);
@@ -5764,7 +5881,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             if (writes) {
                 for (int s = 1; s < split; s++) { sum += partial[warp + s][lane / lanes_per_sum]; }
             }
-            __syncthreads(); // partial may be written again
+            __syncthreads(); // now `partial` may be overwritten
         }
         sum += bias_now;
         if (has_gelu) { sum = gelu(sum); }
@@ -5772,7 +5889,7 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
     }
 }
 
-// How to launch kernel 6; `split` is its last argument.
+// The launch configuration of kernel 6; `split` is the kernel's last argument.
 template <class Out> struct DecodeMatvecLaunch {
     void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool,
                    int, int, int, int);
@@ -5785,7 +5902,8 @@ template <class Out, int batch, bool norm>
 DecodeMatvecLaunch<Out> decode_matvec_batch(int B, int K, int OC, int block_size) {
     constexpr int rows = decode_matvec_rows(batch);
     int num_warps = block_size / 32, num_vec = K / x128::size, num_sms = num_multiprocessors(), split = 1;
-    // a row is split over warps until a lane has all of its share in flight and every SM has two blocks
+    // split rows over more warps while a lane cannot have its whole share in flight, or while there are fewer than two
+    // blocks per SM and a lane has more than one vector
     while (split < num_warps && (num_vec > 32 * DECODE_MATVEC_AHEAD * split ||
                                  (num_vec > 32 * split && ceil_div(OC, num_warps / split * rows) < 2 * num_sms))) {
         split *= 2;
@@ -5800,7 +5918,7 @@ template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, in
     const size_t shared_limit = 40 * 1024; // of the 48 KB that need no attribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
-    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 warps share sums
+    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 rows in `partial`
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
@@ -5811,9 +5929,10 @@ template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, in
     return launch(B, K, OC, block_size);
 }
 
-// out (B,OC) = [gelu](layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out
-// Weights and biases are read before the kernel ahead in the stream has ended: no kernel of the step may write them.
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them.
 void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
                    cudaStream_t stream, int block_size) {
@@ -5850,22 +5969,23 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 // ==== promoted: decode_attention ====
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
-constexpr int DECODE_ATTENTION_STEP = 64;                             // a part has a multiple of this many keys
-constexpr int DECODE_ATTENTION_AHEAD = 2;                             // keys in flight per thread
-constexpr float DECODE_ATTENTION_LOWEST = -1e30f;                     // finite, so that a difference of two is not NaN
+constexpr int DECODE_ATTENTION_STEP = 64;         // a block's share of the keys, a part, is a multiple of this
+constexpr int DECODE_ATTENTION_AHEAD = 2;         // keys in flight per thread
+constexpr float DECODE_ATTENTION_LOWEST = -1e30f; // initial maximum; finite, so that max - max is not NaN
 
 struct DecodeAttentionShared {
-    float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS]; // of weighted values; weights are exp2(score - max)
-    float max[DECODE_ATTENTION_WARPS], total[DECODE_ATTENTION_WARPS]; // max of the scores, sum of the weights
-    bool last;
+    float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS];      // weighted sums of values, per warp
+    float max[DECODE_ATTENTION_WARPS], total[DECODE_ATTENTION_WARPS]; // maximum score, sum of weights, per warp
+    bool last;                                                        // this block is the last of its head to arrive
 };
 
-// One element of a weighted sum of values. The weights are exp2(score - max), and `total` is their sum.
+// One element of the weighted sum of values. The weights are exp2(score - max), and `total` is their sum.
 struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// Joins the warps' results in shared memory for the element of this thread, always in the order of the warps.
+// Combines the warps' results in shared memory for element threadIdx.x. The order of the warps is fixed, so the result
+// is deterministic.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
     DecodeAttentionSum x = {0.0f, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
@@ -5879,7 +5999,7 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// Loads this thread's vectors of the keys or values for the step that starts at `row`; zeros from row `end` on.
+// Loads this thread's vectors of the keys (or values) of the step that starts at `row`; zeros from row `end` on.
 template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
@@ -5896,9 +6016,13 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// Attends over keys begin .. end-1. Key `now` is the new token's: it is read from qkv and written to the cache.
-// `lanes` lanes share a key, `depth` vectors each. keys, values and qkv point to the head's first element. Every thread
-// gets the result for element threadIdx.x; from HS on it is meaningless.
+// One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
+// to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
+// first element. Every thread gets the result for element threadIdx.x; from HS on it is meaningless.
+//
+//     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
+//     key of u = 0            row + 0              + 1     + 2      + 3      + 4                 ...   + 31
+//     key of u = 1            row + 32             + 33    + 34     + 35     + 36                ...   + 63
 template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
                                                     const floatX* qkv, int begin, int end, int now, int C, int HS) {
@@ -5907,10 +6031,10 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
     decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // up to here nothing was read that earlier kernels of the step write
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // for exp2
+    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // LOG2E for exp2
 #pragma unroll
     for (int d = 0; d < depth; d++) {
         x128 vec = {};
@@ -5968,7 +6092,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // over the groups of lanes, each of which has its own keys
+    float warp_max = max; // maximum over the groups of lanes, which had different keys
 #pragma unroll
     for (int offset = 16; offset >= lanes; offset /= 2) {
         warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
@@ -5993,7 +6117,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     return decode_attention_join(shared);
 }
 
-// The sum of num_parts partial sums, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
+// Combines num_parts partial results, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
                                                               int num_parts, int HS) {
     constexpr int num_elements = DECODE_ATTENTION_THREADS / 32; // per lane
@@ -6018,12 +6142,12 @@ __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionSha
     return decode_attention_join(shared);
 }
 
-// A head's partial sums in scratch, which starts with a counter per head.
+// The partial results of a head in scratch, which starts with one counter per head.
 __device__ inline float* decode_attention_partials(float* scratch, int num_heads, int head, int num_parts, int HS) {
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-// Keys per part, for as many parts as give every SM four blocks when the cache is full.
+// Keys per part, chosen so that a full cache gives four blocks per SM.
 inline int decode_attention_part_keys(int B, int NH, int capacity) {
     int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
     return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
@@ -6033,7 +6157,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                              const int* positions, int NH, int HS, int capacity, int part_keys) {
     __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start and fetch its weights
+    grid_launch_dependents(); // the next kernel may start and load its weights
     int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
     int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
     if (begin >= end) { return; }
@@ -6041,7 +6165,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     DecodeAttentionSum x = decode_attention_part<lanes, depth>(
         shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
 
-    int num_parts = now / part_keys + 1; // with keys
+    int num_parts = now / part_keys + 1; // that have keys
     if (num_parts > 1) {
         int head = b * NH + h;
         int* counter = reinterpret_cast<int*>(scratch) + head;
@@ -6053,7 +6177,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
         __syncthreads();
         if (i == 0) {
             shared.last = atomicAdd(counter, 1) == num_parts - 1;
-            if (shared.last) { *counter = 0; } // for the next launch
+            if (shared.last) { *counter = 0; } // reset for the next launch
             __threadfence();
         }
         __syncthreads();
@@ -6063,7 +6187,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
 }
 
-// Floats of scratch. They must be zero before the first launch; decode_attention leaves the counters at zero.
+// Size of scratch in floats. It must be zero before the first launch; decode_attention leaves its counters at zero.
 inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
     int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
     return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
@@ -6083,12 +6207,13 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
-// A new token attends over the positions[b] tokens before it and itself; its key and value become row positions[b].
-// out (B,C) | keys, values (B,capacity,C) inout | scratch, see decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
-// positions and earlier rows are read before the kernel ahead has ended: kernels before decode_embed write them.
+// The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become
+// row positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run:
+// only kernels before this step's decode_embed write them, and those have ended.
+// out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    // without the cache that is read: how much depends on the positions
+    // bytes without the reads of the cache, which depend on the positions
     Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
                             decode_attention_part_keys(B, NH, capacity), stream);
@@ -6107,7 +6232,7 @@ __global__ void decode_cache_fill_kernel1(floatX* keys, floatX* values, const fl
     store128(values + to, load128(from + (size_t)2 * num_vec * x128::size));
 }
 
-// Copies the prompt's keys and values: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
+// Copies the prompt's keys and values to the cache: rows 0 .. T-1 of keys, values (B,capacity,C) | qkv (B,T,3,C)
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * B * T * C * sizeof(floatX), 0, "decode_cache_fill");
@@ -6125,9 +6250,10 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 // ==== end promoted: decode_cache_fill ====
 
 // ==== promoted: decode_sample ====
-// A key per token: larger for a larger logit, and for the lower id among equal logits. 0: never drawn (NaN, -inf).
+// The 64-bit key of a token. A larger logit has a larger key; among equal logits the lower id has the larger key. Key 0
+// means that the token is never drawn (NaN, -inf).
 __device__ inline uint64_t decode_sample_key(float logit, int id) {
-    if (!(logit > -INFINITY)) { return 0; } // NaN, too
+    if (!(logit > -INFINITY)) { return 0; } // also true for NaN
     uint32_t bits = __float_as_uint(logit);
     if (bits == 0x80000000u) { bits = 0; } // -0 equals 0
     bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -6155,7 +6281,7 @@ __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     }
     return x;
 }
-// Over the block; `shared` (32) is scratch, free again after the call. Every thread gets the result.
+// Reduces x over the block; every thread gets the result. `shared` (32) is scratch and may be reused after the call.
 template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sample_reduce(uint64_t x, uint64_t* shared) {
     x = warp_op(x);
     if (threadIdx.x % 32 == 0) { shared[threadIdx.x / 32] = x; }
@@ -6165,7 +6291,8 @@ template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sampl
     return x;
 }
 
-// tokens (B): the largest logit of each row. best (B), arrived (B): zero before and after the launch.
+// tokens (B): the id of the largest logit of each sequence. best (B), arrived (B): scratch, zero before and after the
+// launch.
 __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64_t* best, int* arrived,
                                              const float* logits, int V, int Vp) {
     __shared__ uint64_t shared[32];
@@ -6192,7 +6319,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     positions[b] += 1;
 }
 
-// `blocks` blocks per sequence
+// Launches kernel 3 with `blocks` blocks per sequence.
 inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                                  int blocks, cudaStream_t stream, int block_size) {
     uint64_t* best = reinterpret_cast<uint64_t*>(scratch);
@@ -6201,17 +6328,18 @@ inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, co
 }
 
 constexpr int DECODE_SAMPLE_ROOM = 4096;   // candidates whose keys fit in shared memory: 32 KB
-constexpr int DECODE_SAMPLE_CHUNKS = 1024; // of the vocabulary, one per thread
+constexpr int DECODE_SAMPLE_CHUNKS = 1024; // chunks of the vocabulary, one per thread
 
 struct DecodeSampleShared {
-    uint64_t list[DECODE_SAMPLE_ROOM]; // keys of the candidates, unordered
-    uint64_t chunk[DECODE_SAMPLE_CHUNKS];
+    uint64_t list[DECODE_SAMPLE_ROOM];    // keys of the candidates, unordered
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // sum of the shares of each chunk
     uint64_t reduce[32];
-    uint64_t rest;
+    uint64_t rest; // distance of the drawn point from the start of chunk `found`
     int list_size, found, token;
 };
 
-// The candidates of a sequence: the `count` keys >= `floor` among n logits, or, once listed, among n keys of the list.
+// The candidates of a sequence: the `count` keys >= `floor`, among all n logits or, if `listed`, among the n keys of
+// DecodeSampleShared's list.
 struct DecodeSampleRow {
     const float* logits;
     int n;
@@ -6220,11 +6348,11 @@ struct DecodeSampleRow {
     float scale;                 // log2(e) / temperature
 };
 
-// A token's weight in the draw: its probability relative to the best one, times 2^44. It is an integer, because sums of
-// integers do not depend on the order.
+// The weight of a token in the draw: its probability relative to the most likely token, times 2^44. It is an integer,
+// because the sum of integers does not depend on the order of summation.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
-    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // inf - inf is NaN
+    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // also if both are inf: inf - inf is NaN
     return (uint64_t)(exp2f(distance) * 17592186044416.0f);
 }
 
@@ -6233,7 +6361,8 @@ __device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& sha
     return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
 }
 
-// Counts the candidates with keys >= `floor` and returns their weight: the sum of their shares, or else their number.
+// Counts the candidates with keys >= `floor`. Returns their weight: the sum of their shares, or without `shares` their
+// count.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
@@ -6248,7 +6377,7 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
     return shares ? decode_sample_reduce<decode_sample_warp_sum>(weight, shared.reduce) : *count;
 }
 
-// Copies the candidates, at most DECODE_SAMPLE_ROOM, to the list.
+// Copies the keys of the candidates, at most DECODE_SAMPLE_ROOM, to the list.
 __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSampleRow& row) {
     if (threadIdx.x == 0) { shared.list_size = 0; }
     __syncthreads();
@@ -6260,7 +6389,8 @@ __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSample
     row.listed = true, row.n = (int)row.count;
 }
 
-// Raises row.floor by bisection, to the fewest best candidates whose weight reaches `target`; all together reach it.
+// Raises row.floor by bisection until the fewest top candidates are left whose weight still reaches `target`. The
+// weight of all candidates must reach it.
 __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
     uint64_t end = row.best + 1, end_count = 0; // the keys >= `end` weigh less than the target
     while (row.count - end_count > 1 && end - row.floor > 1) {
@@ -6274,11 +6404,11 @@ __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow
     }
 }
 
-// Inverse transform sampling: the first token, in the order of ids, at which the running sum of the candidates' shares
-// exceeds `random` (0 to 1) of the total.
+// Inverse transform sampling: returns the first token, in the order of ids, at which the running sum of the candidates'
+// shares exceeds `random` (0 to 1) times their total.
 __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSampleRow& row, int V, double random) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // per chunk
+    int size = ceil_div(ceil_div(V, DECODE_SAMPLE_CHUNKS), 32) * 32; // tokens per chunk
     for (int c = warp; c < DECODE_SAMPLE_CHUNKS; c += blockDim.x / 32) {
         uint64_t sum = 0;
         for (int i = c * size + lane; i < min((c + 1) * size, V); i += 32) {
@@ -6297,14 +6427,14 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     uint64_t warps_before = __shfl_sync(0xFFFFFFFFu, warps_upto, max(warp - 1, 0));
     upto += warp > 0 ? warps_before : 0;
     uint64_t point = min((uint64_t)(random * (double)sum), sum - 1);
-    if (upto - own <= point && point < upto) { // true in one thread
+    if (upto - own <= point && point < upto) { // true in exactly one thread
         shared.found = threadIdx.x;
         shared.rest = point - (upto - own);
     }
     __syncthreads();
     if (warp == 0) {
         uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // the token lies in this chunk
+        for (int begin = shared.found * size;; begin += 32) { // the chunk that holds the token
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
             uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
             uint64_t reached = before + decode_sample_warp_scan(share);
@@ -6345,13 +6475,13 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
             double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
             decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
         }
-        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
+        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // random_f64() of llmc/rand.h
         x ^= x >> 12;
         x ^= x << 25;
         x ^= x >> 27;
         double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
         token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it before a barrier of the draw
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
@@ -6359,12 +6489,13 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     }
 }
 
-// Floats of scratch, aligned to 8 bytes. They must be zero before the first launch; decode_sample leaves zeros.
+// Size of scratch in floats; aligned to 8 bytes. It must be zero before the first launch; decode_sample leaves zeros.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), of which V count | rng_state (B) inout
-// temperature 0: the largest logit; rng_state may be NULL. Else drawn from softmax(logits / temperature), among the top_k
-// largest (0: all) and the fewest that hold the share top_p (1: all). NaN and -inf are never drawn; if all are, -1.
+// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), the first V are used | rng_state (B) inout
+// temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
+// limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
+// probability reaches top_p (1: all). NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
                    float temperature, int top_k, float top_p, int B, int V, int Vp, cudaStream_t stream,
                    int block_size) {
