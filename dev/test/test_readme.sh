@@ -73,7 +73,7 @@ test_demo_gpu() {
 }
 
 test_kernel() {
-    local command='cd dev/cuda && make layernorm_forward && ./layernorm_forward 6'
+    local command='(cd dev/cuda && make layernorm_forward && ./layernorm_forward 6)'
     for_gpu "$command"
     if have_gpu; then
         run 0 "$command"
@@ -102,7 +102,9 @@ test_modal() {
 tokenize="dev/data/tokenize -i data/tinyshakespeare.txt -t data/gpt2 -o data/ts --val-tokens 32768"
 finetune="./train_gpt2cu -e data/gpt2 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log -b 4 -t 1024 -l 1e-4 -x 100"
 continue='./train_gpt2cu -e log --prompt "ROMEO:" --temperature 0.8'
-new="./train_gpt2cu -e d12 -i 'data/ts_train_*.bin' -j 'data/ts_val_*.bin' -o log124M -b 64 -t 1024 -d 524288 -x 1000"
+pretrained='./train_gpt2cu -e data/gpt2 --prompt "The answer is" --num-tokens 40'
+tokenize_own="dev/data/tokenize -i my.txt -t data/gpt2 -o data/my --val-tokens 32768"
+new="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log124M -b 64 -t 1024 -d 524288 -x 1000 -y 1"
 
 # The download: a model of 2 layers with 64 positions in place of 124M, and this repository's sources for Shakespeare's.
 prepare_data() {
@@ -128,12 +130,17 @@ prepare_data() {
 test_text_to_text() {
     of_readme 'scripts/download.sh gpt2 tinyshakespeare'
     of_readme "$tokenize"
+    of_readme "$tokenize_own"
     command -v curl >/dev/null || skip "needs curl"
     copy
     prepare_data
     run 0 'scripts/download.sh gpt2 tinyshakespeare'
     run 0 "$tokenize"
+    cp "$tmp/top/data/tinyshakespeare.txt" "$tmp/top/my.txt"
+    run 0 "$tokenize_own"
     run 0 'make train_gpt2'
+    run 0 "${pretrained/train_gpt2cu/train_gpt2}"
+    contains "The answer is" "$tmp/out"
     run 0 "${finetune/train_gpt2cu/train_gpt2} $short"
     contains " 2/2 | loss" "$tmp/out"
     contains "saved log/step_00000002" "$tmp/out"
@@ -144,12 +151,13 @@ test_text_to_text() {
 }
 
 test_text_to_text_gpu() {
-    for_gpu 'make train_gpt2cu dev/data/tokenize' "$finetune" "$continue" "$new" scripts/run_gpt2_124M.sh
+    for_gpu 'make train_gpt2cu dev/data/tokenize' "$pretrained" "$finetune" "$continue" "$new" scripts/run_gpt2_124M.sh
     run 0 'make train_gpt2cu dev/data/tokenize'
     if have_gpu; then
         prepare_data
-        run 0 "scripts/download.sh gpt2 tinyshakespeare && $tokenize"
+        run 0 "scripts/download.sh gpt2 tinyshakespeare && $tokenize && ${tokenize_own/my.txt/data\/tinyshakespeare.txt}"
     fi
+    run_gpu "$pretrained"
     run_gpu "$finetune" "$short"
     run_gpu "$continue"
     run_gpu "$new" "$short"
