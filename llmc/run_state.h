@@ -60,7 +60,8 @@ static inline void run_on_signal(int signal_number) {
 }
 
 // Installs the handler for SIGINT and SIGTERM, even if the shell ignored SIGINT when it started the program in the
-// background. SA_RESTART: interrupted system calls are restarted, so a signal during a save does not make the save fail.
+// background. SA_RESTART: interrupted system calls are restarted, so a signal during a save does not make the save
+// fail.
 static inline void run_install_signal_handlers(void) {
     struct sigaction action;
     memset(&action, 0, sizeof(action));
@@ -186,8 +187,8 @@ static inline bool run_remove_leftover(const char* out_dir, const char* name, Er
     return true;
 }
 
-// Removes the half-written and half-removed checkpoints that dead runs left in out_dir. Must be called at the start of a
-// run, before anything is read or saved. Succeeds if out_dir does not exist.
+// Removes the half-written and half-removed checkpoints that dead runs left in out_dir. Must be called at the start of
+// a run, before anything is read or saved. Succeeds if out_dir does not exist.
 static inline bool run_remove_leftovers(const char* out_dir, Error* err) {
     DIR* dir = opendir(out_dir);
     if (!dir) { return errno == ENOENT || error_set(err, "%s: %s", out_dir, strerror(errno)); }
@@ -671,8 +672,8 @@ static inline uint64_t run_total_bytes(const SavedFile* files, int num_files) {
     return bytes;
 }
 
-// True if the checkpoint at path is intact; reads every byte of it. If state.json can be read, *state holds its contents
-// even when another file is damaged.
+// True if the checkpoint at path is intact; reads every byte of it. If state.json can be read, *state holds its
+// contents even when another file is damaged.
 static inline bool run_verify(const char* path, RunState* state, Error* err) {
     SavedFile files[RUN_MAX_FILES];
     Error errors[RUN_MAX_FILES];
@@ -688,8 +689,8 @@ static inline bool run_verify(const char* path, RunState* state, Error* err) {
     return true;
 }
 
-// Calls run_verify() on out_dir's checkpoint of the given step and writes its path to path (RUN_PATH bytes). Also checks
-// that state.json contains the step of the directory's name.
+// Calls run_verify() on out_dir's checkpoint of the given step and writes its path to path (RUN_PATH bytes). Also
+// checks that state.json contains the step of the directory's name.
 static inline bool run_verify_step(const char* out_dir, int64_t step, char* path, Error* err) {
     char name[RUN_NAME];
     RunState state;
@@ -699,8 +700,8 @@ static inline bool run_verify_step(const char* out_dir, int64_t step, char* path
                                            (long long)state.step);
 }
 
-// Writes the path of the newest intact checkpoint of out_dir to path (size bytes). For each newer, damaged one it prints
-// a line with the reason to stderr. Returns false if there is no intact checkpoint.
+// Writes the path of the newest intact checkpoint of out_dir to path (size bytes). For each newer, damaged one it
+// prints a line with the reason to stderr. Returns false if there is no intact checkpoint.
 static inline bool run_find_newest(const char* out_dir, char* path, size_t size, Error* err) {
     char candidate[RUN_PATH];
     int64_t* steps;
