@@ -465,7 +465,7 @@ static void test_unexpected_tensor(void) {
         char reason[128];
         Change change = no_change();
         change.extra = names[i];
-        snprintf(reason, sizeof(reason), "tensor '%s' is none of a GPT-2", names[i]);
+        snprintf(reason, sizeof(reason), "tensor '%s' is not a tensor of GPT-2", names[i]);
         check_refused(changed_file(&change), reason);
     }
 }
@@ -497,7 +497,7 @@ static void test_buffers_are_skipped(void) { // of any shape and type
 static void test_tensor_under_two_names(void) {
     Change change = no_change();
     change.extra = "transformer.wte.weight";
-    check_refused(changed_file(&change), "is there twice");
+    check_refused(changed_file(&change), "is stored twice");
 }
 
 static void test_lm_head(void) {
@@ -571,7 +571,7 @@ static void test_shards(void) {
 
 static void test_tensor_in_two_shards(void) {
     char* dir = shard_fixture("twice", NULL, "transformer.h.0.ln_1.bias");
-    check_refused(dir, "model-00002-of-00002.safetensors: tensor 'transformer.h.0.ln_1.bias' is there twice, also in");
+    check_refused(dir, "model-00002-of-00002.safetensors: tensor 'transformer.h.0.ln_1.bias' is stored twice, also in");
     check_refused(dir, "model-00001-of-00002.safetensors");
 }
 
@@ -772,9 +772,9 @@ static void test_mistaken_files(void) {
 static void test_directory_with_pickle_only(void) {
     char* dir = fresh_dir("pickle");
     write_text(path_in(dir, "config.json"), CONFIG(""));
-    check_refused(dir, "neither model.safetensors nor model.safetensors.index.json is in it");
+    check_refused(dir, "contains neither model.safetensors nor model.safetensors.index.json");
     write_text(path_in(dir, "pytorch_model.bin"), "PK");
-    check_refused(dir, "only PyTorch's pytorch_model.bin is in it; download model.safetensors");
+    check_refused(dir, "contains only PyTorch's pytorch_model.bin; download model.safetensors");
 }
 
 static void test_llmc_other_files(void) {
@@ -809,7 +809,7 @@ static void test_llmc_header_is_checked(void) {
                  {5, 3, "2 channels do not divide into 3 heads"},
                  {6, 1 << 30, "number of channels is"},
                  {7, 1, "padded vocabulary 1 is smaller than the vocabulary 3"},
-                 {7, 129, "padded vocabulary 129 is no multiple of 128"},
+                 {7, 129, "padded vocabulary 129 is not a multiple of 128"},
                  {7, 2147483520, "bytes are missing"},
                  {7, 256, "of 3400 bytes are missing"},
                  {2, 3, "truncated: 8 of 2384 bytes are missing"},
