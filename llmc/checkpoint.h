@@ -663,8 +663,8 @@ typedef struct {
 // Adds the jobs that convert tensor p of one layer to dst (rows, cols).
 static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2Config* config, int p, float* dst) {
     size_t rows = param_rows(config, p), cols = param_cols(config, p);
-    size_t step = (MODEL_CHUNK / 4 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE *
-                  MODEL_TILE; // rows per job: about 1 MB, whole tiles
+    // rows per job: about 1 MB, whole tiles
+    size_t step = (MODEL_CHUNK / 4 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE;
     for (size_t first = 0; first < rows; first += step) {
         if (list->num_jobs == list->capacity) {
             list->capacity = list->capacity ? 2 * list->capacity : 1024;
@@ -702,9 +702,8 @@ static inline void read_list_run(ReadList* list, const GPT2Config* config, bool 
             read_transposed(job, rows, cols);
             continue;
         }
-        size_t used = end < stored          ? end
-                      : stored < job->first ? job->first
-                                            : stored; // the file contains the job's rows up to this one
+        // the file contains the job's rows below `used`; the rest is padding
+        size_t used = end < stored ? end : stored < job->first ? job->first : stored;
         safetensors_to_float(job->dst + job->first * cols, job->tensor, job->first < used ? job->first * cols : 0,
                              (used - job->first) * cols);
         memset(job->dst + used * cols, 0, (end - used) * cols * sizeof(float));
