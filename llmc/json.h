@@ -333,7 +333,7 @@ static inline bool json_same_key(const JsonValue* member, const char* key, size_
 
 static inline bool json_duplicate(JsonParser* p, const JsonValue* member) {
     char name[128];
-    return json_fail(p, member->offset, "key \"%s\" stands twice in one object",
+    return json_fail(p, member->offset, "key \"%s\" occurs twice in one object",
                      json_printable(name, sizeof(name), member->key, member->key_length));
 }
 

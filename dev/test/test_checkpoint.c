@@ -598,7 +598,7 @@ static void test_index_refused(void) {
         {"{", "not valid JSON at byte 1"},
         {INDEX("model-00001-of-00002.safetensors"), "'transformer.wte.weight' is not in model-00001-of-00002"},
         {INDEX("model-00002-of-00002.safetensors"), "'transformer.h.0.ln_1.weight' is missing"},
-        {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "\"a\" stands twice"},
+        {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "\"a\" occurs twice"},
     };
     char* dir = shard_fixture("index", NULL, NULL);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -698,7 +698,7 @@ static void test_config_sizes(void) {
         "want an integer");
     check_config("[]", "not a JSON object");
     check_config("", "not valid JSON");
-    check_config(CONFIG(",\"n_head\":4"), "\"n_head\" stands twice");
+    check_config(CONFIG(",\"n_head\":4"), "\"n_head\" occurs twice");
 }
 
 static void test_config_eot(void) {

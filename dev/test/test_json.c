@@ -244,8 +244,8 @@ static void test_errors_say_where(void) {
         {"[\"\xFF\"]", "at byte 2: invalid UTF-8"},
         {"[1", "at byte 2: ',' or ']' expected, found the end of the text"},
         {"\x01", "found byte 0x01"},
-        {"{\"a\":1,\"a\":2}", "at byte 7: key \"a\" stands twice"},
-        {"{\"a\\n\":1,\"a\\n\":2}", "key \"a\\x0a\" stands twice"}, // one line, whatever the key
+        {"{\"a\":1,\"a\":2}", "at byte 7: key \"a\" occurs twice"},
+        {"{\"a\\n\":1,\"a\\n\":2}", "key \"a\\x0a\" occurs twice"}, // one line, whatever the key
     };
     CHECK_CASES(cases);
 }
@@ -418,7 +418,7 @@ static void test_large_object(void) {
     json_free(&doc);
     free(text);
     text = numbered_object(n, 0);
-    Case c[] = {{text, "key \"0\" stands twice"}};
+    Case c[] = {{text, "key \"0\" occurs twice"}};
     CHECK_CASES(c);
     free(text);
 }

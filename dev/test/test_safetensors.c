@@ -155,10 +155,10 @@ static void test_trailing_spaces(void) {
 }
 
 static void test_duplicate_names(void) {
-    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 1, 2) "}", 2, "\"a\" stands twice");
-    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 0, 1) "}", 1, "\"a\" stands twice");
-    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("\\u0061", "U8", "[1]", 1, 2) "}", 2, "\"a\" stands twice");
-    check_header("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "stands twice");
+    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 1, 2) "}", 2, "\"a\" occurs twice");
+    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 0, 1) "}", 1, "\"a\" occurs twice");
+    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("\\u0061", "U8", "[1]", 1, 2) "}", 2, "\"a\" occurs twice");
+    check_header("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "occurs twice");
 }
 
 static void test_name_with_nul(void) {

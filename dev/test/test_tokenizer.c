@@ -692,7 +692,7 @@ static void test_bin(void) {
         {3, 2, 1029, "end-of-text"},         {3, -1, 1029, "end-of-text"},
         {0, 7, 1029, "not a tokenizer"},     {4, 0, 1023, "too short"},
         {4, 0, 1024, "ends within token 0"}, {4, 0, 1028, "ends within token 1"},
-        {4, 0, 1027, "ends within token 1"}, {4, 0, 1030, "1 bytes behind"},
+        {4, 0, 1027, "ends within token 1"}, {4, 0, 1030, "1 bytes after"},
     };
     for (size_t i = 0; i <= sizeof(cases) / sizeof(cases[0]); i++) {
         memset(&file, 0, sizeof(file));
@@ -778,7 +778,7 @@ static void test_bad_merges(void) {
         {"a b c\n", "m.txt:1: want two tokens"},
         {"ab c\n", "m.txt:1: 'ab' is no token"},
         {"a b\nc de\n", "m.txt:2: 'de' is no token"},
-        {"a b\na b\n", "m.txt:2: token 'ab' (id 257) stands twice"},
+        {"a b\na b\n", "m.txt:2: token 'ab' (id 257) occurs twice"},
         {"a \xFF\n", "is no token"},
         {"a \xE4\xBD\xA0\n", "is no token"},
         {"a \t\n", "is no token"},
@@ -895,7 +895,7 @@ static void test_bad_tokenizer_json(void) {
         {"\"id\": 258", "\"id\": \"258\"", "added_tokens[1]"},
         {"\"id\": 258", "\"id\": 256", "two tokens have id 256"},
         {"\"content\": \"a b", "\"text\": \"a b", "added_tokens[1]"},
-        {"\"a b\\u00e9\"", "\"<|endoftext|>\"", "stands twice"},
+        {"\"a b\\u00e9\"", "\"<|endoftext|>\"", "occurs twice"},
         {"\"added_tokens\": [", "\"added_tokens\": 1, \"x\": [", "not a list"},
     };
     Tokenizer t;
@@ -956,7 +956,7 @@ static void test_encoder(void) {
                   "262 tokens; shards hold 16-bit ids, 261 at most", "one token too many");
     small.can_encode = false;
     check(make_directories(temp_path("ids"), &err) && tokenizer_save(&small, temp_path("ids"), &err));
-    check_refused(tokenizer_load_encoder(&t, temp_path("ids"), 65536, "shards", &err), &t, &err, "decodes only",
+    check_refused(tokenizer_load_encoder(&t, temp_path("ids"), 65536, "shards", &err), &t, &err, "can only decode",
                   "tokenizer.bin alone");
     check_refused(tokenizer_load_encoder(&t, temp_path("absent"), 65536, "shards", &err), &t, &err, "No such file",
                   "no file");
