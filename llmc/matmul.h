@@ -148,7 +148,7 @@ static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, c
     }
 }
 
-// The register tile: rows x (nv * 16) accumulators, summed over the block's kb steps. a has strides a_row and a_col; b
+// The register tile: mr x (nv * 16) accumulators, summed over the block's kb steps. a has strides a_row and a_col; b
 // is one panel (kb, nv * 16) with stride b_step. mr and nv are compile-time constants at every call, so that the
 // accumulators stay in registers. If rows < mr, the tile's rows beyond `rows` repeat the last row and are not stored.
 MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int nv,
@@ -425,7 +425,7 @@ static inline float* matmul_buffer(int which, size_t floats) {
     if (buffers->size[which] < floats) {
         free(buffers->data[which]);
         buffers->data[which] = (float*)aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
-        if (!buffers->data[which]) { die("out of memory: %zu bytes asked for", floats * sizeof(float)); }
+        if (!buffers->data[which]) { die("out of memory: cannot allocate %zu bytes", floats * sizeof(float)); }
         buffers->size[which] = floats;
     }
     return buffers->data[which];

@@ -379,7 +379,7 @@ static inline void tokenizer_open_cache(const Tokenizer* t, TokenBuffer* b) {
     if (fresh) {
         void* cache;
         if (posix_memalign(&cache, sizeof(CacheEntry), bytes) != 0) {
-            die("out of memory: %zu bytes asked for", bytes);
+            die("out of memory: cannot allocate %zu bytes", bytes);
         }
         b->cache = (CacheEntry*)cache;
     }
