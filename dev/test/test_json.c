@@ -184,9 +184,14 @@ static void test_utf8(void) {
 }
 
 static void test_strings_end(void) {
-    static const Case cases[] = {
-        {"\"abc", "without an end"}, {"\"", "without an end"}, {"{\"a", "without an end"}, {"\"a\nb\"", "control"},
-        {"\"a\tb\"", "control"},     {"\"\x01\"", "0x01"},     {"'a'", "value"},           {"\"\x7F\"", NULL}};
+    static const Case cases[] = {{"\"abc", "an unterminated string"},
+                                 {"\"", "an unterminated string"},
+                                 {"{\"a", "an unterminated string"},
+                                 {"\"a\nb\"", "control"},
+                                 {"\"a\tb\"", "control"},
+                                 {"\"\x01\"", "0x01"},
+                                 {"'a'", "value"},
+                                 {"\"\x7F\"", NULL}};
     CHECK_CASES(cases);
     JsonDoc doc;
     Error err;
@@ -358,7 +363,7 @@ static void test_helpers(void) {
     check(!json_number(root, "d", 2, 3, &d, "f", &err));
     check(json_string(root, "s", &s, "f", &err) && strcmp(s, "x") == 0);
     check(!json_string(root, "i", &s, "f", &err) && !json_string(root, "nul", &s, "f", &err));
-    check_str(err.text, "f: \"nul\" holds a NUL character");
+    check_str(err.text, "f: \"nul\" contains a NUL character");
     check(json_bool(root, "b", &b, "f", &err) && b);
     check(!json_bool(root, "i", &b, "f", &err));
     json_free(&doc);
