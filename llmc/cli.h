@@ -1,6 +1,6 @@
 /*
 Command line flags. One table describes all flags of a program. It drives getopt_long, --help and the printed run
-header, so these three cannot disagree. The table also has columns for llm.c's one-letter and two-letter flags (-b, -lg).
+header, so these three cannot disagree. It also has columns for llm.c's one-letter and two-letter flags (-b, -lg).
 A usage error prints one line to stderr and exits with 2. C11, also compiles as C++17.
 
     static int batch = 4;
