@@ -2,8 +2,8 @@
 Learning rate schedules: cosine, linear, constant, wsd. The formulas are llm.c's, computed in double.
 
 Steps count from 0. The constant schedule is lr at every step, without warmup, as in llm.c. In the other schedules the
-rate is lr * (step + 1) / warmup during the warmup. After it, the rate falls from lr to low = lr * final_fraction: it is low + keep * (lr - low), where keep is, with
-p = progress from the end of the warmup to num_steps, 0 to 1,
+rate is lr * (step + 1) / warmup during the warmup; after it, the rate falls from lr to low = lr * final_fraction. It is
+low + keep * (lr - low), where keep depends on p, the progress from the end of the warmup to num_steps, 0 to 1:
     cosine  (1 + cos(pi p)) / 2                                            Loshchilov & Hutter 2017, arXiv:1608.03983
     linear  1 - p
     wsd     1, then 1 - sqrt(p) with p = progress in the last 20% of steps  Hagele et al. 2024, arXiv:2405.18392
