@@ -776,13 +776,13 @@ static void test_bad_merges(void) {
         {" a b\n", "m.txt:1: want two tokens"},
         {"a b \n", "m.txt:1: want two tokens"},
         {"a b c\n", "m.txt:1: want two tokens"},
-        {"ab c\n", "m.txt:1: 'ab' is no token"},
-        {"a b\nc de\n", "m.txt:2: 'de' is no token"},
+        {"ab c\n", "m.txt:1: 'ab' is not a known token"},
+        {"a b\nc de\n", "m.txt:2: 'de' is not a known token"},
         {"a b\na b\n", "m.txt:2: token 'ab' (id 257) occurs twice"},
-        {"a \xFF\n", "is no token"},
-        {"a \xE4\xBD\xA0\n", "is no token"},
-        {"a \t\n", "is no token"},
-        {"a b\n#version: 0.2\n", "m.txt:2: '#version:' is no token"},
+        {"a \xFF\n", "is not a known token"},
+        {"a \xE4\xBD\xA0\n", "is not a known token"},
+        {"a \t\n", "is not a known token"},
+        {"a b\n#version: 0.2\n", "m.txt:2: '#version:' is not a known token"},
     };
     Tokenizer t;
     Error err;
