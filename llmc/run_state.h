@@ -54,7 +54,7 @@ static inline void run_on_signal(int signal_number) {
     int saved_errno = errno;
     if (run_stop_signal) { _exit(128 + signal_number); }
     run_stop_signal = signal_number;
-    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* stderr is closed: the message is lost, the stop is not */
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
     }
     errno = saved_errno;
 }
@@ -526,7 +526,7 @@ static inline bool run_read_files(SavedFile* files, int* num_files, const JsonVa
         }
         // only plain names, so that a manipulated list cannot make us read outside the directory
         if (strlen(name) >= sizeof(files[i].name) || strchr(name, '/') || name[0] == '.' || name[0] == '\0') {
-            return error_set(err, "%s: \"files\" contains a name that is not a checkpoint file's", where);
+            return error_set(err, "%s: \"files\" contains a name that no checkpoint file has", where);
         }
         memcpy(files[i].name, name, strlen(name));
         files[i].bytes = (uint64_t)bytes;
