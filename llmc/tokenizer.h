@@ -947,7 +947,7 @@ static inline bool tokenizer_parse_json(Tokenizer* t, TokenizerText f, Error* er
 static inline bool tokenizer_parse_bin(Tokenizer* t, TokenizerText f, Error* err) {
     int32_t h[256];
     memset(t, 0, sizeof(*t));
-    if (f.n < sizeof(h)) { return error_set(err, "%s: %zu bytes, shorter than the header of 1024", f.where, f.n); }
+    if (f.n < sizeof(h)) { return error_set(err, "%s: %zu bytes, too short for a header of 1024", f.where, f.n); }
     memcpy(h, f.text, sizeof(h));
     if (h[0] != TOKENIZER_BIN_MAGIC) { return error_set(err, "%s: not a tokenizer.bin of llm.c", f.where); }
     if (h[1] != 1 && h[1] != 2) { return error_set(err, "%s: version %d; only 1 and 2 are supported", f.where, h[1]); }

@@ -245,7 +245,7 @@ static void test_trailing_text(void) {
 static void test_errors_say_where(void) {
     static const Case cases[] = {
         {"[1, 2, x]", "at byte 7: a value expected, found 'x'"},
-        {"{\"a\": \"b\\q\"}", "at byte 8: not an escape"},
+        {"{\"a\": \"b\\q\"}", "at byte 8: not a JSON escape"},
         {"[\"\xFF\"]", "at byte 2: invalid UTF-8"},
         {"[1", "at byte 2: ',' or ']' expected, found the end of the text"},
         {"\x01", "found byte 0x01"},

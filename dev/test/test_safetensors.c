@@ -162,7 +162,7 @@ static void test_duplicate_names(void) {
 }
 
 static void test_name_with_nul(void) {
-    check_header("{" T("a\\u0000b", "U8", "[1]", 0, 1) "}", 1, "'a\\x00b': a NUL");
+    check_header("{" T("a\\u0000b", "U8", "[1]", 0, 1) "}", 1, "'a\\x00b': its name contains a NUL");
     check_header("{" T("", "U8", "[1]", 0, 1) "}", 1, NULL); // an empty name is one
 }
 
