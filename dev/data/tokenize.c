@@ -90,7 +90,7 @@ static void find_inputs(void) {
             add_path(pattern);
             continue;
         }
-        if (glob(pattern, 0, NULL, &g) != 0) { die("%s: no file has this name or matches this pattern", pattern); }
+        if (glob(pattern, 0, NULL, &g) != 0) { die("%s: no such file, and no file matches this pattern", pattern); }
         for (size_t i = 0; i < g.gl_pathc; i++) { add_path(g.gl_pathv[i]); }
         globfree(&g);
     }
