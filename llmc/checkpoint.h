@@ -1,13 +1,13 @@
 /*
-Model files in every form that people hand in, and the two forms that we write.
+Reads and writes model files.
 
-Read: a Hugging Face directory (config.json with model.safetensors, or with shards named by
-model.safetensors.index.json), a single .safetensors file (config.json beside it, else its shapes tell), llm.c's .bin of
-version 3 and 5. What a file is, its content decides. Everything is checked when it is opened: every name and shape, and
-every setting of config.json that would change the result; what cannot be honoured is refused by name, never passed
-over.
-Written: a Hugging Face directory, llm.c's .bin, and any number of arrays of parameters (the optimizer's moments) as
-safetensors.
+Formats read: a Hugging Face directory (config.json with model.safetensors, or with the shards that
+model.safetensors.index.json lists); a single .safetensors file (the configuration comes from a config.json beside it,
+or else from the tensor shapes); llm.c's .bin of version 3 and 5. The format is detected from the content of the file,
+not from its name. Opening a model checks every tensor name and shape and every setting of config.json that would change
+the result. A setting that we do not support is an error that names it; it is never ignored.
+Formats written: a Hugging Face directory; llm.c's .bin; and safetensors files with several arrays of parameters, such
+as the optimizer's moments.
 
     ModelFile model;
     if (!model_open(&model, "gpt2/", &err)) { die("%s", err.text); }
@@ -26,27 +26,27 @@ safetensors.
 enum {
     MODEL_MAX_SHARDS = 1024,
     MODEL_PATH = 4096,
-    MODEL_TILE = 64,       // a transposition goes through squares of this side: 2 x 16 KB stay in the L1 cache
-    MODEL_CHUNK = 1 << 20, // elements that are converted between two writes
+    MODEL_TILE = 64,       // transposes work on tiles of 64 x 64 floats: source and destination, 2 x 16 KB, fit in L1
+    MODEL_CHUNK = 1 << 20, // elements that are converted at a time before they are written
     LLMC_MODEL_MAGIC = 20240326,
     LLMC_HEADER_BYTES = 1024
 };
 
 typedef struct {
     GPT2Config config;
-    int eot_id;                 // the end-of-text token, -1 if the file does not say
-    bool conv1d;                // Hugging Face's files: the matrices of the blocks are stored (in, out)
-    const SafeTensor** tensors; // (param_slot(config, NUM_PARAMS, 0)), each found and of the right shape
-    SafeTensors* shards;        // (num_files), or NULL for llm.c's
-    MappedFile bin;             // llm.c's
-    SafeTensor* bin_tensors;    // llm.c's, the same slots as tensors
+    int eot_id;                 // the end-of-text token, -1 if the file does not name one
+    bool conv1d;                // Hugging Face's files store the matrices of the transformer blocks as (in, out)
+    const SafeTensor** tensors; // (param_slot(config, NUM_PARAMS, 0)); all present, with checked shapes
+    SafeTensors* shards;        // (num_files), the safetensors files; NULL for an llm.c file
+    MappedFile bin;             // the llm.c file
+    SafeTensor* bin_tensors;    // only for an llm.c file: the SafeTensors that `tensors` points to, one per slot
     char** paths;               // (num_files)
     int num_files;
 } ModelFile;
 
-// One file of a checkpoint, as it was written.
+// Describes a file of a checkpoint as it was written.
 typedef struct {
-    char name[64]; // without its directory
+    char name[64]; // file name without directory
     uint64_t bytes;
     uint32_t crc; // crc32c
 } SavedFile;
@@ -55,14 +55,16 @@ static inline size_t model_min(size_t a, size_t b) { return a < b ? a : b; }
 
 // ---- names and shapes --------------------------------------------------------------
 
-// Where tensor p of a layer stands when all tensors are counted; p = NUM_PARAMS, layer 0 gives their number.
+// Index of tensor p of a layer in an array of all tensors (one slot per parameter and layer). p = NUM_PARAMS with layer
+// 0 gives the number of slots.
 static inline size_t param_slot(const GPT2Config* config, int p, int layer) {
     size_t slot = (size_t)layer;
     for (int i = 0; i < p; i++) { slot += (size_t)param_copies(config, i); }
     return slot;
 }
 
-// The shape of tensor p in Hugging Face's files: V rows of wte, block matrices as (in, out). Returns the dimensions.
+// Writes the shape that tensor p has in Hugging Face's files to shape (2): wte has V rows without padding, and the
+// matrices of the blocks are (in, out). Returns the number of dimensions.
 static inline int hf_shape(const GPT2Config* config, int p, uint64_t* shape) {
     const ParamInfo* info = &gpt2_params[p];
     uint64_t rows = p == 0 ? (uint64_t)config->vocab_size : param_rows(config, p), cols = param_cols(config, p);
@@ -77,12 +79,12 @@ static inline int hf_shape(const GPT2Config* config, int p, uint64_t* shape) {
 
 typedef enum { HF_PARAM, HF_BUFFER, HF_LM_HEAD, HF_UNKNOWN } HfKind;
 
-// What a name of a Hugging Face GPT-2 stands for, with or without "transformer."; p and layer of an HF_PARAM.
-// Any layer number that an int holds is taken: the caller compares it with the number of layers.
+// Classifies a tensor name of a Hugging Face GPT-2, with or without "transformer."; for an HF_PARAM sets *p and *layer.
+// The caller must compare *layer with the number of layers; here every number of up to 9 digits is accepted.
 static inline HfKind hf_name(const char* name, int* p, int* layer) {
     if (strcmp(name, "lm_head.weight") == 0) { return HF_LM_HEAD; }
     if (strncmp(name, "transformer.", 12) == 0) { name += 12; }
-    const char* rest = NULL; // what follows "h.N"
+    const char* rest = NULL; // the part of the name after "h.N"
     *layer = 0;
     if (strncmp(name, "h.", 2) == 0) {
         size_t digits = strspn(name + 2, "0123456789");
@@ -94,21 +96,21 @@ static inline HfKind hf_name(const char* name, int* p, int* layer) {
     for (*p = 0; *p < NUM_PARAMS; ++*p) {
         const ParamInfo* info = &gpt2_params[*p];
         if (info->per_layer ? rest && strcmp(rest, info->hf_name + 4) == 0 : strcmp(name, info->hf_name) == 0) {
-            return HF_PARAM; // + 4: behind "h.%d"
+            return HF_PARAM; // hf_name + 4 skips "h.%d"
         }
     }
     return HF_UNKNOWN;
 }
 
-// A set of parameter arrays to be found in files: array a has names that begin with prefixes[a].
+// Maps parameter arrays to the tensors of one or more files. The tensor names of array a begin with prefixes[a].
 typedef struct {
     const GPT2Config* config;
     const char* const* prefixes;
     int num_arrays;
-    size_t num_slots;           // of one array
-    const SafeTensor** tensors; // (num_arrays, num_slots)
-    const char** files;         // (num_arrays, num_slots): where each was found
-    const SafeTensor* lm_head;  // or NULL
+    size_t num_slots;           // tensors per array, see param_slot()
+    const SafeTensor** tensors; // (num_arrays, num_slots), NULL if not found yet
+    const char** files;         // (num_arrays, num_slots): path of the file that contains the tensor
+    const SafeTensor* lm_head;  // lm_head.weight, or NULL
     const char* lm_head_file;
 } HfMap;
 
@@ -127,19 +129,19 @@ static inline void hf_map_free(HfMap* map) {
     free(map->files);
 }
 
-// What one tensor is, by name: the first array whose prefix and names fit.
+// Classifies a tensor by its name; for an HF_PARAM sets *array to the first array whose prefix matches, *p and *layer.
 static inline HfKind hf_map_name(const HfMap* map, const char* name, int* array, int* p, int* layer) {
     for (*array = 0; *array < map->num_arrays; ++*array) {
         size_t n = strlen(map->prefixes[*array]);
         if (strncmp(name, map->prefixes[*array], n) != 0) { continue; }
         HfKind kind = hf_name(name + n, p, layer);
-        // buffers and a head only belong to a model, whose names have no prefix of ours
+        // buffers and lm_head occur only in model files, which have an empty prefix
         if (kind == HF_PARAM || (kind != HF_UNKNOWN && n == 0)) { return kind; }
     }
     return HF_UNKNOWN;
 }
 
-// Refuses a tensor whose shape or type is not that of parameter p.
+// Fails if the tensor does not have the shape of parameter p, or is not of type F32, F16 or BF16.
 static inline bool hf_check_tensor(const HfMap* map, const SafeTensor* t, int p, const char* file, Error* err) {
     char got[256], want[64], name[128];
     uint64_t shape[2];
@@ -157,7 +159,7 @@ static inline bool hf_check_tensor(const HfMap* map, const SafeTensor* t, int p,
     return true;
 }
 
-// Places every tensor of one file. `file` must outlive the map.
+// Enters every tensor of a file into the map. `file` is the path for messages and must outlive the map.
 static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* file, Error* err) {
     for (size_t i = 0; i < st->num_tensors; i++) {
         const SafeTensor* t = &st->tensors[i];
@@ -167,7 +169,7 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
         HfKind kind = hf_map_name(map, t->name, &array, &p, &layer);
         if (kind == HF_BUFFER) { continue; }
         if (kind == HF_UNKNOWN) {
-            return error_set(err, "%s: tensor '%s' is none of a GPT-2; is this another model?", file, name);
+            return error_set(err, "%s: tensor '%s' is not a tensor of GPT-2; is this another model?", file, name);
         }
         if (kind == HF_PARAM && layer >= param_copies(map->config, p)) {
             return error_set(err, "%s: tensor '%s' is of layer %d, but the model has %d layers", file, name, layer,
@@ -176,7 +178,7 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
         size_t slot = kind == HF_PARAM ? (size_t)array * map->num_slots + param_slot(map->config, p, layer) : 0;
         const SafeTensor** place = kind == HF_PARAM ? &map->tensors[slot] : &map->lm_head;
         const char** owner = kind == HF_PARAM ? &map->files[slot] : &map->lm_head_file;
-        if (*place) { return error_set(err, "%s: tensor '%s' is there twice, also in %s", file, name, *owner); }
+        if (*place) { return error_set(err, "%s: tensor '%s' is stored twice, also in %s", file, name, *owner); }
         if (!hf_check_tensor(map, t, kind == HF_PARAM ? p : 0, file, err)) { return false; }
         *place = t;
         *owner = file;
@@ -184,7 +186,7 @@ static inline bool hf_map_add(HfMap* map, const SafeTensors* st, const char* fil
     return true;
 }
 
-// After the last file: refuses a missing tensor, and an lm_head.weight that is not wte.
+// To be called after the last hf_map_add(): fails if a tensor is missing, or if lm_head.weight differs from wte.
 static inline bool hf_map_complete(const HfMap* map, const char* where, Error* err) {
     for (int a = 0; a < map->num_arrays; a++) {
         for (int p = 0; p < NUM_PARAMS; p++) {
@@ -207,7 +209,7 @@ static inline bool hf_map_complete(const HfMap* map, const char* where, Error* e
 
 // ---- config.json and model.safetensors.index.json -------------------------------------
 
-// A boolean that may be absent, but must not differ from `want`.
+// Fails if a boolean setting is present and differs from `want`.
 static inline bool hf_want_flag(const JsonValue* root, const char* key, bool want, const char* where, Error* err) {
     const JsonValue* v = json_get(root, key);
     if (!v) { return true; }
@@ -221,7 +223,7 @@ static inline bool hf_want_flag(const JsonValue* root, const char* key, bool wan
     return true;
 }
 
-// Everything in config.json that would change what the model computes and that we do not compute.
+// Fails if config.json has a setting that changes the model's computation in a way that we do not support.
 static inline bool hf_config_supported(const JsonValue* root, const char* where, Error* err) {
     static const struct {
         const char* key;
@@ -290,14 +292,15 @@ static inline bool hf_config_read(GPT2Config* config, int* eot_id, const JsonVal
     config->num_layers = (int)L;
     config->num_heads = (int)NH;
     config->padded_vocab_size = V < INT32_MAX - 128 ? padded_vocab((int)V) : (int)V;
-    // a list, null, or the 50256 of a small vocabulary's careless config: then it is not known
+    // may be a list, null, or outside of the vocabulary (some configs of small models keep 50256): treated as unknown
     v = json_get(root, "eos_token_id");
     bool known = v && v->type == JSON_NUMBER && v->is_int && v->integer >= 0 && v->integer < V;
     *eot_id = known ? (int)v->integer : -1;
     return config_check(config, where, err);
 }
 
-// The text of a config.json (n bytes). eot_id: its eos_token_id, -1 if it names no token of the vocabulary.
+// Parses the text (n bytes) of a config.json. *eot_id: its eos_token_id, or -1 if that is not a token of the
+// vocabulary.
 static inline bool hf_config_parse(GPT2Config* config, int* eot_id, const char* text, size_t n, const char* where,
                                    Error* err) {
     JsonDoc doc;
@@ -308,12 +311,12 @@ static inline bool hf_config_parse(GPT2Config* config, int* eot_id, const char* 
     return ok;
 }
 
-// model.safetensors.index.json: which tensor lies in which file.
+// model.safetensors.index.json: the name of the file that contains each tensor.
 typedef struct {
     JsonDoc doc;
     const JsonValue* weight_map; // members: tensor name -> file name
-    int* file_of;                // (weight_map->count) place in files
-    const char** files;          // (num_files), each once
+    int* file_of;                // (weight_map->count), per tensor the index into files
+    const char** files;          // (num_files), each name once
     int num_files;
 } HfIndex;
 
@@ -332,7 +335,7 @@ static inline bool hf_index_read(HfIndex* index, const char* where, Error* err) 
     index->files = (const char**)malloc_check(MODEL_MAX_SHARDS * sizeof(char*));
     for (size_t i = 0; i < count; i++) {
         const JsonValue* v = &index->weight_map->items[i];
-        char name[1100], tensor[128]; // name: 255 bytes, each as \xNN at worst
+        char name[1100], tensor[128]; // name: up to 255 bytes, each printed as \xNN in the worst case
         json_printable(tensor, sizeof(tensor), v->key, v->key_length);
         if (v->type != JSON_STRING) {
             return error_set(err, "%s: tensor '%s': its file is %s, want a string", where, tensor,
@@ -346,7 +349,7 @@ static inline bool hf_index_read(HfIndex* index, const char* where, Error* err) 
             return error_set(err, "%s: tensor '%s': '%.200s' is not a plain file name in the same directory", where,
                              tensor, name);
         }
-        int f = i > 0 ? index->file_of[i - 1] : 0; // neighbours mostly lie in one file
+        int f = i > 0 ? index->file_of[i - 1] : 0; // consecutive tensors are mostly in the same file
         if (i == 0 || strcmp(index->files[f], v->string) != 0) {
             for (f = 0; f < index->num_files && strcmp(index->files[f], v->string) != 0;) { f++; }
         }
@@ -357,7 +360,8 @@ static inline bool hf_index_read(HfIndex* index, const char* where, Error* err) 
     return true;
 }
 
-// The text of an index (n bytes). Every file name is a plain one. False: nothing to free.
+// Parses the text (n bytes) of an index. Accepts only plain file names without a directory. On false there is nothing
+// to free.
 static inline bool hf_index_parse(HfIndex* index, const char* text, size_t n, const char* where, Error* err) {
     memset(index, 0, sizeof(*index));
     if (!json_parse(&index->doc, text, n, where, err)) { return false; }
@@ -383,14 +387,14 @@ static inline void model_close(ModelFile* model) {
     memset(model, 0, sizeof(*model));
 }
 
-// "dir/name" into out (MODEL_PATH bytes)
+// Writes "dir/name" to out (MODEL_PATH bytes).
 static inline bool model_path(char* out, const char* dir, const char* name, Error* err) {
     size_t n = strlen(dir);
     int len = snprintf(out, MODEL_PATH, "%s%s%s", dir, n > 0 && dir[n - 1] == '/' ? "" : "/", name);
     return len < MODEL_PATH ? true : error_set(err, "%.200s...: a path of more than %d bytes", dir, MODEL_PATH - 1);
 }
 
-// llm.c's file in memory, which must outlive the model. False: nothing to close.
+// Parses an llm.c model file in memory; data (size) must outlive the model. On false there is nothing to close.
 static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size, const char* name, Error* err) {
     static const struct {
         int magic;
@@ -428,7 +432,7 @@ static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size
     c.channels = h[6];
     c.padded_vocab_size = h[7];
     if (!config_check(&c, name, err)) { return false; }
-    if (h[7] % 128 != 0) { return error_set(err, "%s: padded vocabulary %d is no multiple of 128", name, h[7]); }
+    if (h[7] % 128 != 0) { return error_set(err, "%s: padded vocabulary %d is not a multiple of 128", name, h[7]); }
     // config_check's limits keep all of these products below 2^60
     size_t element = h[1] == 3 ? 4 : 2, want = LLMC_HEADER_BYTES + num_parameters(&c) * element;
     if (size < want) {
@@ -457,7 +461,8 @@ static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size
     return true;
 }
 
-// A config for a file that has none beside it: sizes from the shapes, heads of 64 channels as in every GPT-2.
+// Infers the configuration of a safetensors file without a config.json: sizes from the tensor shapes, heads of 64
+// channels as in every GPT-2.
 static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, const char* file, Error* err) {
     const SafeTensor* found[2]; // wte, wpe
     for (int p = 0; p < 2; p++) {
@@ -467,7 +472,7 @@ static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, co
         if (!found[p]) { found[p] = safetensors_find(st, name + 12); }
         if (!found[p]) { return error_set(err, "%s: tensor '%s' is missing: not a GPT-2", file, name + 12); }
         if (found[p]->num_dims != 2 || found[p]->shape[0] > 1 << 24 || found[p]->shape[1] > 1 << 20) {
-            return error_set(err, "%s: tensor '%s' has no shape of a GPT-2", file, found[p]->name);
+            return error_set(err, "%s: tensor '%s' does not have the shape of GPT-2's", file, found[p]->name);
         }
     }
     memset(config, 0, sizeof(*config));
@@ -491,7 +496,7 @@ static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, co
     return config_check(config, file, err);
 }
 
-// The last step for Hugging Face's files: config and shards are there, every tensor gets its slot.
+// The last step of opening Hugging Face's files: model->config and model->shards are set; fills model->tensors.
 static inline bool model_map_hf(ModelFile* model, const char* where, Error* err) {
     static const char* const no_prefix[1] = {""};
     HfMap map;
@@ -508,7 +513,7 @@ static inline bool model_map_hf(ModelFile* model, const char* where, Error* err)
     return ok;
 }
 
-// Opens one more safetensors file of the model; there is room in shards and paths.
+// Opens one more safetensors file of the model. model_reserve() must have made room for it.
 static inline bool model_add_file(ModelFile* model, const char* path, Error* err) {
     if (!safetensors_open(&model->shards[model->num_files], path, err)) { return false; }
     model->paths[model->num_files++] = strdup_check(path);
@@ -530,7 +535,7 @@ static inline bool model_read_config(ModelFile* model, const char* path, Error* 
     return ok;
 }
 
-// All files that the index names, and that each tensor is where the index says.
+// Opens all files that the index lists, and checks that each of its tensors is in the file that the index names.
 static inline bool model_open_shards(ModelFile* model, const char* dir, const char* index_path, Error* err) {
     MappedFile file;
     HfIndex index;
@@ -548,7 +553,7 @@ static inline bool model_open_shards(ModelFile* model, const char* dir, const ch
         const SafeTensor* t = safetensors_find(&model->shards[index.file_of[i]], v->key);
         if (!t || strlen(t->name) != v->key_length) {
             char name[128];
-            ok = error_set(err, "%s: tensor '%s' is not in %s, as the index says", index_path,
+            ok = error_set(err, "%s: tensor '%s' is not in %s, where the index places it", index_path,
                            json_printable(name, sizeof(name), v->key, v->key_length), v->string);
         }
     }
@@ -574,11 +579,11 @@ static inline bool model_open_directory(ModelFile* model, const char* dir, Error
     if (file_exists(index)) { return model_open_shards(model, dir, index, err) && model_map_hf(model, dir, err); }
     if (file_exists(pickle)) {
         return error_set(err,
-                         "%s: only PyTorch's pytorch_model.bin is in it; download model.safetensors of the same "
+                         "%s: contains only PyTorch's pytorch_model.bin; download model.safetensors of the same "
                          "model, or convert it with save_pretrained(..., safe_serialization=True)",
                          dir);
     }
-    return error_set(err, "%s: neither model.safetensors nor model.safetensors.index.json is in it", dir);
+    return error_set(err, "%s: contains neither model.safetensors nor model.safetensors.index.json", dir);
 }
 
 static inline bool model_open_file(ModelFile* model, const char* path, Error* err) {
@@ -621,7 +626,8 @@ static inline bool model_open_file(ModelFile* model, const char* path, Error* er
     return model_map_hf(model, path, err);
 }
 
-// Opens and checks a model; path is a directory or a file, see the top. False: nothing to close.
+// Opens and checks a model. path is a directory or a file; the comment at the top lists the formats. On false there is
+// nothing to close.
 static inline bool model_open(ModelFile* model, const char* path, Error* err) {
     memset(model, 0, sizeof(*model));
     model->bin.data = (const uint8_t*)"";
@@ -632,20 +638,21 @@ static inline bool model_open(ModelFile* model, const char* path, Error* err) {
 
 // ---- reading ------------------------------------------------------------------------
 
-// dst (cols, rows) = the transpose of a tile, which has a row of MODEL_TILE + 1 floats for each of its rows.
+// dst (cols, rows) = transpose of tile (rows, cols). The tile's rows have a stride of MODEL_TILE + 1 floats, dst's rows
+// a stride of dst_stride.
 static inline void transpose_tile(float* dst, size_t dst_stride, const float* tile, size_t rows, size_t cols) {
     for (size_t c = 0; c < cols; c++) {
         for (size_t r = 0; r < rows; r++) { dst[c * dst_stride + r] = tile[r * (MODEL_TILE + 1) + c]; }
     }
 }
 
-// A stretch of rows of one tensor. All stretches of a model are one list and one parallel loop: a loop for each tensor
-// would end in 148 barriers, each of which waits for the slowest thread of a busy machine.
+// A job: convert some rows of one tensor. The jobs of all tensors run in a single parallel loop. A loop per tensor
+// would mean 148 barriers for GPT-2 124M, and at each of them all threads would wait for the slowest one.
 typedef struct {
     const SafeTensor* tensor;
-    float* dst; // (rows of the parameter, cols): the whole tensor
+    float* dst; // (rows, cols) of parameter p: the whole tensor, not only the job's rows
     int p;
-    size_t first, count; // rows
+    size_t first, count; // the job's rows
 } ReadJob;
 
 typedef struct {
@@ -653,10 +660,11 @@ typedef struct {
     size_t num_jobs, capacity;
 } ReadList;
 
-// Adds tensor p of one layer, which goes to dst (rows, cols).
+// Adds the jobs that convert tensor p of one layer to dst (rows, cols).
 static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2Config* config, int p, float* dst) {
     size_t rows = param_rows(config, p), cols = param_cols(config, p);
-    size_t step = (MODEL_CHUNK / 4 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE; // 1 MB, whole tiles
+    // rows per job: about 1 MB, whole tiles
+    size_t step = (MODEL_CHUNK / 4 / cols + 1 + MODEL_TILE - 1) / MODEL_TILE * MODEL_TILE;
     for (size_t first = 0; first < rows; first += step) {
         if (list->num_jobs == list->capacity) {
             list->capacity = list->capacity ? 2 * list->capacity : 1024;
@@ -667,7 +675,7 @@ static inline void read_list_add(ReadList* list, const SafeTensor* t, const GPT2
     }
 }
 
-// dst's rows first..first+count, dst being the transpose of t: (rows, cols) from (cols, rows)
+// Writes the job's rows of dst (rows, cols), which is the transpose of the stored tensor (cols, rows).
 static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols) {
     float tile[MODEL_TILE * (MODEL_TILE + 1)];
     for (size_t o = job->first; o < job->first + job->count; o += MODEL_TILE) {
@@ -682,7 +690,8 @@ static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols)
     }
 }
 
-// Does and frees the list. conv1d: the matrices of the blocks are stored (in, out). Rows V..Vp of wte become zero.
+// Runs all jobs of the list and frees it. conv1d: the matrices of the blocks are stored as (in, out) and get
+// transposed. The padding rows V..Vp of wte become zero.
 static inline void read_list_run(ReadList* list, const GPT2Config* config, bool conv1d) {
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < list->num_jobs; i++) {
@@ -693,7 +702,8 @@ static inline void read_list_run(ReadList* list, const GPT2Config* config, bool 
             read_transposed(job, rows, cols);
             continue;
         }
-        size_t used = end < stored ? end : stored < job->first ? job->first : stored; // rows up to here are in the file
+        // the file contains the job's rows below `used`; the rest is padding
+        size_t used = end < stored ? end : stored < job->first ? job->first : stored;
         safetensors_to_float(job->dst + job->first * cols, job->tensor, job->first < used ? job->first * cols : 0,
                              (used - job->first) * cols);
         memset(job->dst + used * cols, 0, (end - used) * cols * sizeof(float));
@@ -702,12 +712,13 @@ static inline void read_list_run(ReadList* list, const GPT2Config* config, bool 
     memset(list, 0, sizeof(*list));
 }
 
-// A file that was cut after it was opened would end the program with SIGBUS; the usual cause is seen here in time.
+// Fails if the size of a file has changed since it was opened. Reading the mapping of a truncated file would kill the
+// program with SIGBUS; this check catches most such cases before the read.
 static inline bool model_unchanged(const ModelFile* model, Error* err) {
     for (int i = 0; i < model->num_files; i++) {
         struct stat st;
         size_t size = model->shards ? model->shards[i].file.size : model->bin.size;
-        if (stat(model->paths[i], &st) != 0) { continue; } // removed: the mapping still holds
+        if (stat(model->paths[i], &st) != 0) { continue; } // the file was removed: the mapping stays valid
         if ((size_t)st.st_size != size) {
             return error_set(err, "%s: changed from %zu to %lld bytes while it was being read", model->paths[i], size,
                              (long long)st.st_size);
@@ -716,7 +727,8 @@ static inline bool model_unchanged(const ModelFile* model, Error* err) {
     return true;
 }
 
-// One tensor of one layer (0 when it has none) into dst (rows, cols): (out, in), fp32, padding rows zero.
+// Reads tensor p of one layer (0 if p is not per layer) into dst (rows, cols): fp32, matrices as (out, in), padding
+// rows zero.
 static inline bool model_read_tensor(ModelFile* model, int p, int layer, float* dst, Error* err) {
     require(p >= 0 && p < NUM_PARAMS && layer >= 0 && layer < param_copies(&model->config, p));
     if (!model_unchanged(model, err)) { return false; }
@@ -726,19 +738,19 @@ static inline bool model_read_tensor(ModelFile* model, int p, int layer, float* 
     return true;
 }
 
-// Asks for 2 MiB pages, so that the first touch of a large fresh array does not cost a fault for each 4 KiB.
+// Asks for 2 MiB pages, so that first touching a large new array does not cost a page fault per 4 KiB.
 static inline void advise_huge(void* memory, size_t bytes) {
 #ifdef MADV_HUGEPAGE
     uintptr_t huge = (uintptr_t)2 << 20, begin = ((uintptr_t)memory + huge - 1) & ~(huge - 1);
     uintptr_t end = ((uintptr_t)memory + bytes) & ~(huge - 1);
-    if (begin < end) { (void)madvise((void*)begin, end - begin, MADV_HUGEPAGE); } // advice: a refusal is no error
+    if (begin < end) { (void)madvise((void*)begin, end - begin, MADV_HUGEPAGE); } // only advice: failure is harmless
 #else
     (void)memory;
     (void)bytes;
 #endif
 }
 
-// Adds all tensors (param_slot(config, NUM_PARAMS, 0)), which go to params (num_parameters(config)).
+// Adds the jobs that convert all tensors (param_slot(config, NUM_PARAMS, 0)) to params (num_parameters(config)).
 static inline void read_list_add_all(ReadList* list, const SafeTensor* const* tensors, const GPT2Config* config,
                                      float* params) {
     advise_huge(params, num_parameters(config) * sizeof(float));
@@ -750,7 +762,8 @@ static inline void read_list_add_all(ReadList* list, const SafeTensor* const* te
     }
 }
 
-// All parameters into params (num_parameters(config)), in the order of gpt2_params: (out, in), fp32, padding rows zero.
+// Reads all parameters into params (num_parameters(config)), in the order of gpt2_params: fp32, matrices as (out, in),
+// padding rows zero.
 static inline bool model_read(ModelFile* model, float* params, Error* err) {
     if (!model_unchanged(model, err)) { return false; }
     ReadList list = {NULL, 0, 0};
@@ -761,7 +774,7 @@ static inline bool model_read(ModelFile* model, float* params, Error* err) {
 
 // ---- writing ------------------------------------------------------------------------
 
-// Rows first..first+n of the transpose of src (rows, cols), n rows of `rows` floats each, into dst.
+// Transposes columns first..first+n of src (rows, cols) into dst (n, rows).
 static inline void transpose_rows(float* dst, const float* src, size_t rows, size_t cols, size_t first, size_t n) {
     size_t down = (rows + MODEL_TILE - 1) / MODEL_TILE, across = (n + MODEL_TILE - 1) / MODEL_TILE;
 #pragma omp parallel for schedule(static) if (n * rows > 65536)
@@ -782,13 +795,13 @@ static inline void floats_to_bf16(uint16_t* dst, const float* src, size_t n) {
     for (size_t i = 0; i < n; i++) { dst[i] = safe_bf16_from_float(src[i]); }
 }
 
-// One tensor, ours in src, to the writer in Hugging Face's orientation. floats and halves are scratch.
+// Writes one tensor, src in our layout, in Hugging Face's layout. floats and halves are scratch for a chunk each.
 static inline void save_tensor(SafeWriter* w, const float* src, const GPT2Config* config, int p, bool bf16,
                                float* floats, uint16_t* halves) {
     uint64_t shape[2] = {1, 1};
     int num_dims = hf_shape(config, p, shape);
     size_t rows = num_dims == 2 ? (size_t)shape[0] : 1, cols = (size_t)shape[num_dims - 1];
-    size_t step = cols < MODEL_CHUNK ? MODEL_CHUNK / cols : 1; // rows of the file
+    size_t step = cols < MODEL_CHUNK ? MODEL_CHUNK / cols : 1; // rows per chunk, as stored in the file
     for (size_t r = 0; r < rows; r += step) {
         size_t n = model_min(rows - r, step);
         const float* chunk = src + r * cols;
@@ -801,9 +814,9 @@ static inline void save_tensor(SafeWriter* w, const float* src, const GPT2Config
     }
 }
 
-// arrays[a] (num_parameters(config)) of every a < num_arrays as one safetensors file: name = prefixes[a] + Hugging
-// Face's name with "transformer.", Hugging Face's shapes. saved may be NULL. Does not write to a temporary name: the
-// caller does.
+// Writes arrays[a] (num_parameters(config)), a < num_arrays, to one safetensors file. The name of a tensor is
+// prefixes[a] followed by Hugging Face's name with "transformer."; shapes are Hugging Face's. saved may be NULL. Writes
+// directly to path: a caller that needs an atomic replacement passes a temporary name and renames it.
 static inline bool params_save_safetensors(const char* path, const GPT2Config* config, const float* const* arrays,
                                            const char* const* prefixes, int num_arrays, bool bf16, SavedFile* saved,
                                            Error* err) {
@@ -822,7 +835,7 @@ static inline bool params_save_safetensors(const char* path, const GPT2Config* c
         }
     }
     if (!safewriter_begin(&w, path, err)) { return false; }
-    size_t scratch = 4 * (size_t)config->channels; // a chunk is one row at least
+    size_t scratch = 4 * (size_t)config->channels; // a chunk has at least one row, of up to 4C elements
     if (scratch < MODEL_CHUNK) { scratch = MODEL_CHUNK; }
     float* floats = (float*)malloc_check(scratch * sizeof(float));
     uint16_t* halves = (uint16_t*)malloc_check(scratch * sizeof(uint16_t));
@@ -845,8 +858,7 @@ static inline bool params_save_safetensors(const char* path, const GPT2Config* c
     return ok;
 }
 
-// Reads back what params_save_safetensors() wrote; the file must hold these arrays and nothing else. Padding rows
-// become zero.
+// Reads a file that params_save_safetensors() wrote. It must contain exactly these arrays. Padding rows become zero.
 static inline bool params_load_safetensors(const char* path, const GPT2Config* config, float* const* arrays,
                                            const char* const* prefixes, int num_arrays, Error* err) {
     SafeTensors st;
@@ -881,9 +893,10 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
                   bf16 ? "bfloat16" : "float32", c->vocab_size);
 }
 
-// model.safetensors, config.json and generation_config.json into dir, which exists; from_pretrained() opens it.
-// params (num_parameters(config)): fp32, (out, in). eot_id: the end-of-text token, -1 for none. Each file that was
-// written is appended to saved, which has room for 3 more; saved and num_saved may be NULL.
+// Writes model.safetensors, config.json and generation_config.json to the existing directory dir, so that Hugging
+// Face's from_pretrained() can open it. params (num_parameters(config)): fp32, matrices as (out, in). eot_id: the
+// end-of-text token, -1 for none. Appends the three files to saved, which must have room; saved and num_saved may be
+// NULL.
 static inline bool model_save_hf_files(const char* dir, const GPT2Config* config, const float* params, bool bf16,
                                        int eot_id, SavedFile* saved, int* num_saved, Error* err) {
     static const char* const no_prefix[1] = {""};
@@ -919,7 +932,7 @@ static inline bool model_save_hf(const char* dir, const GPT2Config* config, cons
     return model_save_hf_files(dir, config, params, bf16, eot_id, NULL, NULL, err);
 }
 
-// llm.c's .bin, version 3 (fp32) or 5 (bf16, nearest even).
+// Writes llm.c's .bin format, version 3 (fp32) or 5 (bf16, rounded to nearest even).
 static inline bool model_save_llmc(const char* path, const GPT2Config* config, const float* params, int version,
                                    Error* err) {
     require(version == 3 || version == 5);

@@ -1,7 +1,7 @@
 /*
-Command line flags. One table describes every flag of a program; it drives getopt_long, --help and the printed run
-header, so the three cannot disagree. llm.c's one-letter and two-letter flags (-b, -lg) are columns of the table.
-A usage error is one line on stderr and exit 2. C11, also compiles as C++17.
+Command line flags. One table describes all flags of a program. It drives getopt_long, --help and the printed run
+header, so these three cannot disagree. It also has columns for llm.c's one-letter and two-letter flags (-b, -lg).
+A usage error prints one line to stderr and exits with 2. C11, also compiles as C++17.
 
     static int batch = 4;
     static const Option opts[] = {
@@ -26,23 +26,23 @@ typedef struct {
     char letter;       // one-letter flag, or 0; 'h' is taken by --help
     const char* alias; // llm.c's two-letter flag without its dash ("lg"), or NULL
     const char* name;  // long name without dashes; the title of an OPT_SECTION
-    void* value;       // int*, int64_t*, float*, const char**, int*; holds the default before cli_parse
-    const char* unit;  // what a number counts ("steps"), or NULL; OPT_STR: the argument's name or its choices "a|b|c"
+    void* value;       // int*, int64_t*, float*, const char**, OPT_BOOL: int*; holds the default before cli_parse()
+    const char* unit;  // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, or its choices "a|b|c"
     const char* help;  // one sentence, no full stop
-    double min, max;   // of a number, inclusive; min == max == 0 means no range
+    double min, max;   // inclusive range of a number; min == max == 0 means no range
 } Option;
 
 enum {
     CLI_MAX = 128,       // entries in a table, sections included
-    CLI_CODE = 256,      // getopt codes of long flags begin here: CLI_CODE + 2 i, and + 1 for --no-NAME
+    CLI_CODE = 256,      // getopt codes of long flags: entry i has CLI_CODE + 2 i, its --no-NAME one more
     CLI_NAME_MAX = 40,   // bytes of a long name
-    CLI_COLUMNS = 100,   // --help wraps here
-    CLI_LEFT_COLUMN = 34 // widest flag column of --help before the text goes below
+    CLI_COLUMNS = 100,   // line width of --help
+    CLI_LEFT_COLUMN = 34 // widest flag column of --help; the text of a longer flag starts on the next line
 };
 
-// What cli_parse found in the variables before it changed them: cli_print marks what differs.
+// The default values: the contents of the variables before cli_parse() changed them. cli_print() compares with them.
 typedef struct {
-    const Option* opts; // the table they belong to
+    const Option* opts; // the table that the values belong to
     int64_t integer[CLI_MAX];
     float real[CLI_MAX];
     const char* text[CLI_MAX];
@@ -59,7 +59,7 @@ static inline const char* cli_program(const char* argv0) {
     return name;
 }
 
-// One line on stderr, whatever bytes the user's arguments hold, then exit 2.
+// Prints one line to stderr and exits with 2. Control characters in the user's arguments are replaced by '?'.
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void cli_fail(const char* fmt, ...) {
     char line[2048];
     va_list args;
@@ -81,7 +81,7 @@ static inline bool cli_has_range(const Option* o) {
     return (o->type == OPT_INT || o->type == OPT_LONG || o->type == OPT_FLOAT) && !(o->min == 0 && o->max == 0);
 }
 
-// The fewest digits that read back as the same float.
+// Formats a float with the fewest digits (at least 6) that read back as the same float.
 static inline void cli_format_float(char* buf, size_t size, float v) {
     for (int digits = 6; digits <= 9; digits++) {
         snprintf(buf, size, "%.*g", digits, (double)v);
@@ -89,7 +89,8 @@ static inline void cli_format_float(char* buf, size_t size, float v) {
     }
 }
 
-// Entry i of the table, as a user would type it: the current value, or the default that cli_parse found.
+// Formats the value of entry i of the table as a user would type it: the current value, or the default if `was` is
+// true.
 static inline void cli_format_value(char* buf, size_t size, const Option* o, int i, bool was) {
     const CliDefaults* d = cli_defaults();
     switch (o->type) {
@@ -157,7 +158,8 @@ static inline bool cli_changed(const Option* opts, int i) {
     }
 }
 
-// "1 to 4096", "at least 1", "at most 0"; a bound that the type itself has is not worth naming.
+// Formats the range as "1 to 4096", "at least 1" or "at most 0". A bound that is the limit of the type is not
+// mentioned.
 static inline void cli_format_range(char* buf, size_t size, const Option* o) {
     double type_max = o->type == OPT_INT ? INT_MAX : o->type == OPT_LONG ? (double)INT64_MAX : 1e30;
     const char* fmt = o->type == OPT_FLOAT ? "%.9g" : "%.0f";
@@ -175,10 +177,10 @@ static inline void cli_format_range(char* buf, size_t size, const Option* o) {
 
 // ---- --help and the run header ----------------------------------------------------
 
-// Prints words from column `at` on, wrapped before CLI_COLUMNS, further lines indented; ends the line.
+// Prints text that starts in column `at`, wrapped at CLI_COLUMNS; continuation lines are indented. Ends the line.
 static inline void cli_print_wrapped(FILE* f, const char* text, int at, int indent) {
     int column = at;
-    bool first = true; // in its line
+    bool first = true; // the next word is the first of its line
     while (*text) {
         if (*text == '\n') {
             fprintf(f, "\n%*s", indent, "");
@@ -203,7 +205,7 @@ static inline void cli_print_wrapped(FILE* f, const char* text, int at, int inde
     fputc('\n', f);
 }
 
-// "  -b, -lg, --name ARG"
+// Formats "  -b, -lg, --name ARG". Returns the length.
 static inline int cli_format_flag(char* buf, size_t size, const Option* o) {
     char letter[8] = "    ", alias[16] = "";
     if (o->letter) { snprintf(letter, sizeof(letter), "-%c, ", o->letter); }
@@ -246,7 +248,7 @@ static inline void cli_help(FILE* f, const char* about, const Option* opts, int 
     fprintf(f, "A flag without an argument is a switch: --NAME turns it on, --no-NAME or --NAME=0 off.\n");
 }
 
-// The run header: a line for each flag that differs from its default, then the rest of them in a paragraph.
+// Prints the run header: one line per flag that differs from its default, then a paragraph with all other flags.
 static inline void cli_print(FILE* f, const Option* opts, int n) {
     char value[1024], was[1024], rest[CLI_MAX * (CLI_NAME_MAX + 64)] = "defaults:";
     size_t used = strlen(rest);
@@ -267,7 +269,8 @@ static inline void cli_print(FILE* f, const Option* opts, int n) {
 
 // ---- parsing ------------------------------------------------------------------------
 
-// A whole number, the whole string, decimal, no white space. *fits is false when it is one but int64_t is too small.
+// Reads a decimal integer; the whole string must be one, without white space. *fits is false if it does not fit
+// int64_t.
 static inline bool cli_read_integer(const char* s, int64_t* v, bool* fits) {
     const char* digits = s + (s[0] == '-' || s[0] == '+');
     if (!digits[0] || digits[strspn(digits, "0123456789")]) { return false; }
@@ -277,7 +280,8 @@ static inline bool cli_read_integer(const char* s, int64_t* v, bool* fits) {
     return true;
 }
 
-// A decimal number, the whole string: no white space, nan, inf or hex. *fits as above, for float.
+// Reads a decimal number; the whole string must be one: no white space, nan, inf or hex. *fits is false if it does not
+// fit a float.
 static inline bool cli_read_float(const char* s, float* v, bool* fits) {
     if (!s[0] || s[strspn(s, "0123456789.eE+-")]) { return false; }
     char* end = NULL;
@@ -314,7 +318,7 @@ static inline void cli_set_number(const Option* o, const char* arg) {
         cli_fail("--%s wants %s%s%s, got '%s'", o->name, is_float ? "a number" : "a whole number", range[0] ? ", " : "",
                  range, arg);
     }
-    // against the float that is stored, so that --x 0.1 meets a bound of 0.1f
+    // compare as floats, so that --x 0.1 satisfies a bound of 0.1
     double v = is_float ? (double)real : (double)integer;
     if (!fits || (o->type == OPT_INT && (integer < INT_MIN || integer > INT_MAX)) ||
         (cli_has_range(o) &&
@@ -349,7 +353,7 @@ static inline void cli_set(const Option* o, const char* arg) {
     *(const char**)o->value = arg;
 }
 
-// Levenshtein distance; a name longer than CLI_NAME_MAX is far from everything.
+// Levenshtein distance of two names; INT_MAX if one is longer than CLI_NAME_MAX.
 static inline int cli_distance(const char* a, const char* b) {
     int na = (int)strlen(a), nb = (int)strlen(b), row[CLI_NAME_MAX + 1];
     if (na > CLI_NAME_MAX || nb > CLI_NAME_MAX) { return INT_MAX; }
@@ -368,7 +372,7 @@ static inline int cli_distance(const char* a, const char* b) {
     return row[nb];
 }
 
-// `longs` is getopt's table, closed by a NULL name.
+// Reports an unknown flag and suggests the nearest name. `longs` is getopt's table, terminated by a NULL name.
 __attribute__((noreturn)) static inline void cli_fail_unknown(const char* token, const struct option* longs) {
     char name[CLI_NAME_MAX + 2];
     const char* bare = token + strspn(token, "-");
@@ -389,7 +393,7 @@ __attribute__((noreturn)) static inline void cli_fail_unknown(const char* token,
     cli_fail("unknown flag '%.*s', see %s --help", shown, token, cli_program(NULL));
 }
 
-// What getopt answered with '?': an unknown or ambiguous flag, or a value where none is taken.
+// Reports the error for which getopt returned '?': an unknown or ambiguous flag, or a value for a flag that takes none.
 __attribute__((noreturn)) static inline void cli_fail_flag(const char* token, const struct option* longs) {
     if (strncmp(token, "--", 2) != 0 || token[2] == '=') { cli_fail_unknown(token, longs); }
     size_t length = strcspn(token + 2, "=");
@@ -406,7 +410,8 @@ __attribute__((noreturn)) static inline void cli_fail_flag(const char* token, co
     cli_fail("flag '%.*s' is ambiguous: %s", (int)length + 2, token, list);
 }
 
-// Programmers' errors in the table; two flags of one name would silently shadow each other.
+// Checks the table for programming errors. Without this, one of two flags of the same name would silently hide the
+// other.
 static inline void cli_check_table(const Option* opts, int n) {
     require(n <= CLI_MAX);
     for (int i = 0; i < n; i++) {
@@ -426,8 +431,8 @@ static inline void cli_check_table(const Option* opts, int n) {
     }
 }
 
-// Fills getopt's tables: longs (2 CLI_MAX + 2), shorts (3 CLI_MAX + 8). In shorts '+' stops at a stray argument and ':'
-// tells a missing value from an unknown flag.
+// Fills getopt's tables longs (2 CLI_MAX + 2) and shorts (3 CLI_MAX + 8). The leading '+' of shorts makes getopt stop
+// at a stray argument; ':' makes it distinguish a missing value from an unknown flag.
 static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)[CLI_NAME_MAX + 1],
                                      struct option* longs, char* shorts) {
     int k = 0;
@@ -451,8 +456,9 @@ static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)
     longs[k] = end;
 }
 
-// -lg becomes --log-gpu-every, in buf. A wrong two-letter flag (-lx) or a single dash before a long name (-batch) is
-// refused, where getopt would read -l with the value "x". Other tokens come back as they are.
+// Rewrites a two-letter flag to its long name in buf: -lg becomes --log-memory. Reports an error for an unknown
+// two-letter flag (-lx) and for a long name with a single dash (-batch); getopt would read -lx as -l with the value
+// "x". Returns any other token unchanged.
 static inline char* cli_rewrite(char* token, const Option* opts, int n, const struct option* longs, char* buf,
                                 size_t size) {
     if (token[0] != '-' || token[1] == '\0' || token[1] == '-') { return token; }
@@ -471,8 +477,8 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
     return token;
 }
 
-// Parses argv into the variables of the table; a flag given twice: the last one wins. Exits 0 on -h and --help, 2 on a
-// usage error. Text values point into argv, which is left as it was.
+// Parses argv into the variables of the table. If a flag is given twice, the last one counts. Exits with 0 on -h and
+// --help, with 2 on a usage error. String values point into argv, which is unchanged on return.
 static inline void cli_parse(int argc, char** argv, const char* about, const Option* opts, int n) {
     static char no_names[CLI_MAX][CLI_NAME_MAX + 1];
     static struct option longs[2 * CLI_MAX + 2];
@@ -482,9 +488,10 @@ static inline void cli_parse(int argc, char** argv, const char* about, const Opt
     cli_getopt_tables(opts, n, no_names, longs, shorts);
     cli_remember_defaults(opts, n);
     opterr = 0;
-    optind = 0; // begin again, also when this is the second call of a process
+    optind = 0; // restart getopt, in case this is not the first call in this process
     for (;;) {
-        // '+' and flags that all take a value keep argv[optind] on the next flag, never on a value
+        // argv[optind] is always the next flag, never a value: '+' stops at a stray argument, and every short flag
+        // takes a value, so that short flags cannot be combined
         int at = optind ? optind : 1;
         char* token = at < argc ? argv[at] : NULL;
         if (token) { argv[at] = cli_rewrite(token, opts, n, longs, renamed, sizeof(renamed)); }

@@ -1,5 +1,5 @@
 /*
-CRC-32C (Castagnoli), polynomial 0x82F63B78 reflected: the sum of checkpoint files and TensorBoard records.
+CRC-32C (Castagnoli), polynomial 0x82F63B78 (reflected): the checksum of checkpoint files and of TensorBoard records.
 Source: RFC 3720, appendix B.4; crc32c(0, "123456789", 9) == 0xe3069283.
 */
 #ifndef LLMC_CRC32C_H
@@ -13,10 +13,10 @@ Source: RFC 3720, appendix B.4; crc32c(0, "123456789", 9) == 0xe3069283.
 #include <nmmintrin.h>
 #endif
 
-// one bit at a time: the definition, and the path for machines without SSE4.2
+// table-driven, one byte at a time: for machines without SSE4.2
 static inline uint32_t crc32c_portable(uint32_t crc, const void* data, size_t bytes) {
     static uint32_t table[256];
-    static int ready = 0; // filling it twice writes the same values
+    static int ready = 0; // no lock: if two threads fill the table, both write the same values
     if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
         for (uint32_t i = 0; i < 256; i++) {
             uint32_t c = i;
@@ -45,7 +45,8 @@ __attribute__((target("sse4.2"))) static inline uint32_t crc32c_sse42(uint32_t c
 }
 #endif
 
-// crc of (earlier bytes, data) from the crc of the earlier bytes; begin with 0.
+// Continues a checksum: given the crc of all earlier bytes (0 if there are none), returns the crc of these bytes
+// followed by data.
 static inline uint32_t crc32c(uint32_t crc, const void* data, size_t bytes) {
 #ifdef CRC32C_SSE42
     if (__builtin_cpu_supports("sse4.2")) { return crc32c_sse42(crc, data, bytes); }

@@ -1,7 +1,8 @@
 /*
-Token shards as llm.c writes them: a writer, a strict reader, and the loader that feeds training.
+Token shards in llm.c's format: a writer, a strict reader, and the data loader for training.
 
-A shard is 256 int32 of header (magic, version, number of tokens, zeros), then uint16 tokens, all little-endian.
+A shard is a header of 256 int32 (magic, version, number of tokens, then zeros) followed by uint16 tokens, all
+little-endian.
 Source: dev/data/data_common.py of llm.c, https://github.com/karpathy/llm.c.
 */
 #ifndef LLMC_DATALOADER_H
@@ -18,12 +19,12 @@ enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_BYTES = 1024, SHA
 
 // ---- writing shards -------------------------------------------------------------
 
-// Writes to path.tmp and takes the final name only when all of it is on the disk, so that no half shard is ever read.
-// Every successful open ends with shard_writer_close() or shard_writer_abort().
+// Writes a shard to path.tmp and renames it to its final name only once it is complete on disk, so that no reader sees
+// half a shard. After a successful open, call shard_writer_close() or shard_writer_abort().
 typedef struct {
-    FileWriter file;     // of path.tmp
+    FileWriter file;     // writes path.tmp
     char path[4096];     // the final name
-    uint64_t num_tokens; // put so far
+    uint64_t num_tokens; // number of tokens written so far
 } ShardWriter;
 
 static inline bool shard_writer_open(ShardWriter* w, const char* path, Error* err) {
@@ -37,11 +38,11 @@ static inline bool shard_writer_open(ShardWriter* w, const char* path, Error* er
     int32_t header[256] = {0};
     header[0] = SHARD_MAGIC;
     header[1] = SHARD_VERSION;
-    writer_put(&w->file, header, sizeof(header)); // the count is written when it is known
+    writer_put(&w->file, header, sizeof(header)); // the token count is patched in by shard_writer_close()
     return true;
 }
 
-// tokens (n). Errors are kept for shard_writer_close().
+// Appends tokens (n). An error is remembered and reported by shard_writer_close().
 static inline void shard_writer_put(ShardWriter* w, const uint16_t* tokens, size_t n) {
     w->num_tokens += n;
     if (w->num_tokens > INT32_MAX && !w->file.failed) {
@@ -52,14 +53,15 @@ static inline void shard_writer_put(ShardWriter* w, const uint16_t* tokens, size
     writer_put(&w->file, tokens, n * sizeof(tokens[0]));
 }
 
-// Gives up: path.tmp is removed, what stood under the final name stays.
+// Gives up: removes path.tmp. A file that already has the final name is kept.
 static inline void shard_writer_abort(ShardWriter* w) {
     w->file.failed = true;
     writer_close(&w->file, NULL);
     unlink(w->file.path);
 }
 
-// Patches the count, syncs, renames. False when anything since the open failed; then path.tmp is gone.
+// Patches the token count into the header, syncs the file and renames it. Returns false if any operation since the open
+// failed; path.tmp is then removed.
 static inline bool shard_writer_close(ShardWriter* w, Error* err) {
     writer_flush(&w->file);
     int32_t count = (int32_t)w->num_tokens;
@@ -84,7 +86,8 @@ static inline bool shard_writer_close(ShardWriter* w, Error* err) {
 
 // ---- reading shards -------------------------------------------------------------
 
-// "looks like ..." for what people hand in instead of a shard. data (size), size > 0.
+// Returns a description of a file that is commonly passed by mistake instead of a shard, such as "looks like text:
+// ...", or NULL if it is none of these. data (size), size > 0.
 static inline const char* shard_mistake(const uint8_t* data, size_t size) {
     static const char lfs[] = "version https://git-lfs";
     if (size >= sizeof(lfs) - 1 && memcmp(data, lfs, sizeof(lfs) - 1) == 0) {
@@ -94,7 +97,7 @@ static inline const char* shard_mistake(const uint8_t* data, size_t size) {
     memcpy(&magic, data, size < sizeof(magic) ? size : sizeof(magic));
     switch (magic) {
     case SHARD_MAGIC_LLAMA3:
-        return "is a Llama-3 shard (magic 20240801, 32-bit tokens), GPT-2 shards are wanted: make them with "
+        return "is a Llama-3 shard (magic 20240801, 32-bit tokens), expected GPT-2 shards: make them with "
                "dev/data/tokenize";
     case 20240326:
         return "is a model checkpoint of llm.c, not token data";
@@ -113,13 +116,14 @@ static inline const char* shard_mistake(const uint8_t* data, size_t size) {
     return "looks like text: make shards of it with dev/data/tokenize";
 }
 
-static inline int shard_token(const uint8_t* data, size_t i) { // data begins at the header
+static inline int shard_token(const uint8_t* data, size_t i) { // data points to the shard's header
     uint16_t token;
     memcpy(&token, data + SHARD_HEADER_BYTES + i * sizeof(token), sizeof(token));
     return token;
 }
 
-// Converts tokens begin .. begin + n - 1 of a shard that shard_parse() has passed; out (n). False: an id >= vocab_size.
+// Converts tokens begin .. begin + n - 1 of a shard to int, into out (n). The shard must have passed shard_parse().
+// Returns false if an id is >= vocab_size.
 static inline bool shard_read(const uint8_t* data, size_t begin, size_t n, int* out, const char* name, int vocab_size,
                               Error* err) {
     int largest = 0;
@@ -136,11 +140,12 @@ static inline bool shard_read(const uint8_t* data, size_t begin, size_t n, int* 
         begin + i, out[i], vocab_size - 1);
 }
 
-// Checks the header of a shard against its size in bytes and, unless vocab_size is 0, every id. name is for messages.
+// Checks that the header of a shard is valid and agrees with its size in bytes, and, unless vocab_size is 0, that every
+// id is below vocab_size. name is used in messages.
 static inline bool shard_parse(const uint8_t* data, size_t size, const char* name, int vocab_size, size_t* num_tokens,
                                Error* err) {
     *num_tokens = 0;
-    if (size == 0) { return error_set(err, "%s: is empty, a token shard is wanted", name); }
+    if (size == 0) { return error_set(err, "%s: is empty, expected a token shard", name); }
     int32_t header[3] = {0, 0, 0};
     memcpy(header, data, size < sizeof(header) ? size : sizeof(header));
     if (size < sizeof(header) || header[0] != SHARD_MAGIC) {
@@ -149,7 +154,7 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
         return error_set(err, "%s: is not a token shard: begins with %d, want %d", name, header[0], SHARD_MAGIC);
     }
     if (header[1] != SHARD_VERSION) {
-        return error_set(err, "%s: shard version %d, only %d is known", name, header[1], SHARD_VERSION);
+        return error_set(err, "%s: shard version %d, only version %d is supported", name, header[1], SHARD_VERSION);
     }
     if (header[2] < 0) { return error_set(err, "%s: the header says %d tokens", name, header[2]); }
     uint64_t want = SHARD_HEADER_BYTES + (uint64_t)header[2] * sizeof(uint16_t);
@@ -168,15 +173,16 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
 
 // ---- the loader -------------------------------------------------------------------
 
-// Where the next batch begins. Plain data, for checkpoints. It does not depend on B or on the number of ranks.
+// The position at which the next batch begins. Plain data, for checkpoints. Independent of B and of the number of
+// ranks.
 typedef struct {
     int64_t epoch;    // from 0
-    int64_t shard;    // place in the order of this epoch, from 0; without shuffle that is the order of the names
+    int64_t shard;    // index in this epoch's order of shards, from 0; without shuffle that is the order of the names
     int64_t position; // tokens of that shard that all ranks together have consumed
-    uint64_t seed;    // of the shuffle
+    uint64_t seed;    // seed of the shuffle
     int64_t shuffle;  // 0 or 1
-    int64_t T;        // row length, the unit of the shuffle
-    int64_t num_shards, num_tokens; // of the data that the position is in
+    int64_t T;        // row length; shuffling permutes rows of T tokens
+    int64_t num_shards, num_tokens; // totals of the data set, to detect that it has changed
 } DataLoaderState;
 
 typedef struct {
@@ -186,31 +192,32 @@ typedef struct {
 
 enum { BATCH_EMPTY, BATCH_READY, BATCH_FAILED };
 
-// One batch is always prepared ahead by a thread. Used by one consumer; not to be copied or moved while it is open.
+// A prefetch thread always prepares one batch ahead. There must be a single consumer. A DataLoader must not be copied
+// or moved while it is open.
 typedef struct {
-    // fixed when it is opened
+    // set by dataloader_open(), then constant
     int B, T, rank, num_ranks, vocab_size;
     bool shuffle;
     uint64_t seed;
     int64_t num_shards, num_tokens;
-    int64_t batches_per_epoch; // that each rank gets
+    int64_t batches_per_epoch; // per rank
     int64_t step_tokens;       // B * T * num_ranks
-    DataShard* shards;         // (num_shards), by name
-    // the consumer's
-    DataLoaderState next; // of the batch that dataloader_next() hands out next
+    DataShard* shards;         // (num_shards), sorted by name
+    // used only by the consumer
+    DataLoaderState next; // position of the batch that the next call of dataloader_next() will return
     bool is_open;
-    // changed by the prefetch thread while status is BATCH_EMPTY, by the consumer otherwise
-    DataLoaderState ahead;             // of the batch being prepared; when it is ready, of the one after it
-    int *inputs, *targets;             // (B,T)
-    int* row;                          // (max(B*T, T) + 1), one run of tokens
-    uint32_t *shard_order, *row_order; // (num_shards), (rows of the longest shard)
-    int64_t order_epoch, order_shard;  // what the two orders are of, -1: nothing yet
-    int64_t open_shard;                // index into shards, -1: none
-    int fd;                            // of open_shard
-    const uint8_t* data;               // its mapping
+    // owned by the prefetch thread while status is BATCH_EMPTY, otherwise by the consumer
+    DataLoaderState ahead;             // position of the batch being prepared; once it is ready, of the batch after it
+    int *inputs, *targets;             // (B,T), the prepared batch
+    int* row;                          // (B*T + 1), scratch for a run of consecutive tokens
+    uint32_t *shard_order, *row_order; // (num_shards), (rows of the longest shard): permutations, only with shuffle
+    int64_t order_epoch, order_shard;  // the epoch of shard_order and the shard of row_order, -1: not computed yet
+    int64_t open_shard;                // index into shards of the mapped shard, -1: none
+    int fd;                            // the mapped shard's file
+    const uint8_t* data;               // the mapping (data_size)
     size_t data_size;
     Error error;
-    // between the two
+    // synchronization of consumer and prefetch thread
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -225,7 +232,7 @@ static inline void dataloader_unmap(DataLoader* d) {
     d->open_shard = -1;
 }
 
-// Maps one shard. It is checked again, as it may have changed since the loader was opened.
+// Maps shard `index`. The shard is checked again, because it may have changed since the loader was opened.
 static inline bool dataloader_map(DataLoader* d, int64_t index, Error* err) {
     if (d->open_shard == index) { return true; }
     dataloader_unmap(d);
@@ -236,7 +243,7 @@ static inline bool dataloader_map(DataLoader* d, int64_t index, Error* err) {
     size_t num_tokens = 0, size = SHARD_HEADER_BYTES + shard->num_tokens * sizeof(uint16_t);
     if (fstat(fd, &st) != 0 || (uint64_t)st.st_size != size) {
         close(fd);
-        return error_set(err, "%s: has changed its size since the program began", shard->path);
+        return error_set(err, "%s: has changed its size since the program started", shard->path);
     }
     void* data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) {
@@ -260,15 +267,16 @@ static inline uint64_t dataloader_seed(const DataLoader* d, int64_t epoch, int64
     return splitmix64(splitmix64(splitmix64(d->seed) + (uint64_t)epoch) + (uint64_t)what);
 }
 
-// The index into shards of the shard that comes `place`-th in an epoch; order (num_shards) is overwritten.
+// Returns the index into shards of the shard that is number `place` (from 0) in an epoch. order (num_shards) is
+// scratch.
 static inline int64_t dataloader_shard_at(const DataLoader* d, int64_t epoch, int64_t place, uint32_t* order) {
     if (!d->shuffle) { return place; }
     random_permutation(order, (uint32_t)d->num_shards, dataloader_seed(d, epoch, -1));
     return order[place];
 }
 
-// Moves on by one batch of all ranks; num_tokens is of the shard that at points to. What is left at the end of a shard
-// is less than a batch and is passed over.
+// Advances `at` by one batch of all ranks; num_tokens is the size of the shard that `at` points to. The tokens at the
+// end of a shard that do not fill a batch are skipped.
 static inline void dataloader_advance(const DataLoader* d, DataLoaderState* at, int64_t num_tokens) {
     at->position += d->step_tokens;
     if (at->position + d->step_tokens < num_tokens) { return; }
@@ -278,7 +286,7 @@ static inline void dataloader_advance(const DataLoader* d, DataLoaderState* at, 
     at->epoch++;
 }
 
-// n tokens from begin of the mapped shard as inputs, and as targets the tokens after each; inputs, targets (n).
+// Reads n consecutive inputs (n) from token `begin` of the mapped shard, and their targets (n), each the next token.
 static inline bool dataloader_run(DataLoader* d, size_t begin, size_t n, int* inputs, int* targets) {
     const char* path = d->shards[d->open_shard].path;
     if (!shard_read(d->data, begin, n + 1, d->row, path, d->vocab_size, &d->error)) { return false; }
@@ -287,7 +295,7 @@ static inline bool dataloader_run(DataLoader* d, size_t begin, size_t n, int* in
     return true;
 }
 
-// Prepares the batch that `ahead` points to, and moves `ahead` on. False: d->error says why.
+// Prepares the batch that d->ahead points to and advances d->ahead. On false, d->error holds the reason.
 static inline bool dataloader_prepare(DataLoader* d) {
     DataLoaderState* at = &d->ahead;
     if (d->shuffle && d->order_epoch != at->epoch) {
@@ -297,7 +305,7 @@ static inline bool dataloader_prepare(DataLoader* d) {
     }
     int64_t index = d->shuffle ? d->shard_order[at->shard] : at->shard;
     if (!dataloader_map(d, index, &d->error)) { return false; }
-    struct stat st; // a page of the mapping past the end of the file would be a SIGBUS
+    struct stat st; // reading a page of the mapping beyond the end of a truncated file would raise SIGBUS
     if (fstat(d->fd, &st) != 0 || (uint64_t)st.st_size < d->data_size) {
         return error_set(&d->error, "%s: has become shorter while it was being read", d->shards[index].path);
     }
@@ -335,7 +343,7 @@ static inline void* dataloader_thread(void* arg) {
     return NULL;
 }
 
-// Until the thread is idle; then the consumer owns what is in the loader.
+// Waits until the prefetch thread is idle. The consumer then owns the loader's buffers until it calls dataloader_go().
 static inline int dataloader_wait(DataLoader* d) {
     pthread_mutex_lock(&d->mutex);
     while (d->status == BATCH_EMPTY) { pthread_cond_wait(&d->changed, &d->mutex); }
@@ -344,6 +352,7 @@ static inline int dataloader_wait(DataLoader* d) {
     return status;
 }
 
+// Lets the prefetch thread prepare the next batch.
 static inline void dataloader_go(DataLoader* d) {
     pthread_mutex_lock(&d->mutex);
     d->status = BATCH_EMPTY;
@@ -351,10 +360,11 @@ static inline void dataloader_go(DataLoader* d) {
     pthread_mutex_unlock(&d->mutex);
 }
 
-// inputs, targets (B,T): the next batch of this rank, targets one token on. Without shuffle, step s of a shard is the
-// s-th run of num_ranks * B*T tokens, dealt to the ranks in order, as in llm.c; with it, rows of T tokens come in an
-// order that (seed, epoch) decides. False when an id is not in the vocabulary or a shard has become unreadable;
-// so is every later call, until dataloader_reset() or dataloader_restore().
+// Copies the next batch of this rank to inputs and targets (B,T); targets are shifted by one token. Without shuffle,
+// batch s of a shard is its s-th run of num_ranks * B*T tokens, of which each rank gets B*T in the order of ranks, as
+// in llm.c. With shuffle, rows of T tokens are permuted by (seed, epoch). Returns false if an id is not in the
+// vocabulary or a shard has become unreadable; later calls then fail too, until dataloader_reset() or
+// dataloader_restore().
 static inline bool dataloader_next(DataLoader* d, int* inputs, int* targets, Error* err) {
     require(d->is_open);
     if (dataloader_wait(d) == BATCH_FAILED) { return error_set(err, "%s", d->error.text); }
@@ -366,7 +376,8 @@ static inline bool dataloader_next(DataLoader* d, int* inputs, int* targets, Err
     return true;
 }
 
-// The exact position of the batch that dataloader_next() hands out next, whatever has been prepared ahead.
+// Returns the position of the batch that the next call of dataloader_next() will return. The batch that has already
+// been prefetched does not count as consumed.
 static inline void dataloader_state(const DataLoader* d, DataLoaderState* state) { *state = d->next; }
 
 static inline void dataloader_seek(DataLoader* d, const DataLoaderState* state) {
@@ -375,9 +386,9 @@ static inline void dataloader_seek(DataLoader* d, const DataLoaderState* state) 
     dataloader_go(d);
 }
 
-// Goes on exactly where the saved run would have, with no token twice and none left out, also with another B or number
-// of ranks.
-// False, and nothing has changed, when that cannot be: other data, another shuffle, or with shuffle another T.
+// Continues exactly where the saved run stopped, even with another B or number of ranks. No token is repeated, and none
+// is skipped except at the end of a shard, where too few are left for a batch. Returns false, without changing
+// anything, if that is impossible: the data or the shuffle setting differs, or, with shuffle, the seed or T.
 static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* state, Error* err) {
     require(d->is_open);
     const char* what = "cannot resume the data";
@@ -387,7 +398,7 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
                          (long long)d->num_shards);
     }
     if ((state->shuffle != 0) != d->shuffle) {
-        return error_set(err, "%s: the saved run read it %s, this one does not", what,
+        return error_set(err, "%s: the saved run read it %s, but this run does not", what,
                          state->shuffle ? "shuffled" : "in order");
     }
     if (d->shuffle && (state->seed != d->seed || state->T != d->T)) {
@@ -405,7 +416,7 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
         free(order);
         possible = at.position < num_tokens && !(d->shuffle && at.position % d->T != 0);
         if (possible && at.position + d->step_tokens >= num_tokens) {
-            dataloader_advance(d, &at, 0); // too little is left for this larger batch: the next shard
+            dataloader_advance(d, &at, 0); // the rest of the shard is too small for this run's larger batch
         }
     }
     if (!possible) {
@@ -416,7 +427,7 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
     return true;
 }
 
-// Back to the first batch of epoch 0.
+// Goes back to the first batch of epoch 0.
 static inline void dataloader_reset(DataLoader* d) {
     require(d->is_open);
     DataLoaderState at = d->next;
@@ -436,7 +447,7 @@ static inline void dataloader_free(DataLoader* d) {
     memset(d, 0, sizeof(*d));
 }
 
-// At any time; also after an open that failed, and twice.
+// May be called at any time, also after a failed open and more than once.
 static inline void dataloader_close(DataLoader* d) {
     if (!d->is_open) { return; }
     pthread_mutex_lock(&d->mutex);
@@ -453,7 +464,8 @@ static inline int dataloader_by_path(const void* a, const void* b) {
     return strcmp(((const DataShard*)a)->path, ((const DataShard*)b)->path);
 }
 
-// Finds the shards of a pattern, in the order of strcmp so that every rank has the same, whatever its locale.
+// Finds the shards that match a pattern, sorted by strcmp, so that the order is the same on every rank and in any
+// locale.
 static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* err) {
     glob_t found;
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
@@ -470,7 +482,7 @@ static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* er
     return true;
 }
 
-// Checks every shard's header and length, and counts.
+// Checks every shard's header and length, and sets num_tokens and batches_per_epoch.
 static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
     for (int64_t i = 0; i < d->num_shards; i++) {
         DataShard* shard = &d->shards[i];
@@ -491,8 +503,8 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
     return true;
 }
 
-// Opens the shards that match pattern (glob(3)) for one rank of num_ranks. dataloader_close() ends it; after a failure
-// there is nothing to close.
+// Opens the shards that match pattern (glob(3)) for rank `rank` of num_ranks, and starts the prefetch thread. Release
+// it with dataloader_close(), which is not necessary after a failed open.
 static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks,
                                    int vocab_size, bool shuffle, uint64_t seed, Error* err) {
     memset(d, 0, sizeof(*d));
@@ -538,7 +550,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     d->ahead = d->next;
     pthread_mutex_init(&d->mutex, NULL);
     pthread_cond_init(&d->changed, NULL);
-    sigset_t all, before; // signals are for the threads of the program
+    sigset_t all, before; // block all signals in the prefetch thread: the main thread handles them
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     int failed = pthread_create(&d->thread, NULL, dataloader_thread, d);

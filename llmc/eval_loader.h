@@ -1,12 +1,14 @@
 /*
-Multiple-choice questions, as llm.c's dev/data/hellaswag.py writes them and our dev/data/hellaswag: batches of rows for
-a forward pass, and the score. An ending is as good as the mean loss of its own tokens after the context; the lowest wins.
-C11, also compiles as C++17.
+Multiple-choice questions such as HellaSwag's, from files that llm.c's dev/data/hellaswag.py or our dev/data/hellaswag
+writes: makes batches for a forward pass and computes the score. A row of the batch is the context with one of its
+endings. The model chooses the ending whose tokens have the lowest mean loss. C11, also compiles as C++17.
 
-File: 256 int32 (20240522, 1, examples, bytes of the longest), then for each example uint16: 65535, its bytes, its index,
-label, number of endings, length of the context, the context, then for each ending its length and its tokens.
+File format: a header of 256 int32 (20240522, 1, number of examples, size in bytes of the longest example), then per
+example these uint16: 65535, size in bytes, index, label, number of endings, tokens of the context, the context, then
+per ending its number of tokens and its tokens.
 
-Source: Zellers et al. 2019, arXiv:1905.07830; scored as the LM Evaluation Harness's acc_norm is, by tokens.
+Source: Zellers et al. 2019, arXiv:1905.07830. Scored like acc_norm of the LM Evaluation Harness, but normalized by the
+number of tokens.
 */
 #ifndef LLMC_EVAL_LOADER_H
 #define LLMC_EVAL_LOADER_H
@@ -16,23 +18,23 @@ Source: Zellers et al. 2019, arXiv:1905.07830; scored as the LM Evaluation Harne
 
 enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_START = 65535, EVAL_ENDINGS = 4, EVAL_HEADER_BYTES = 1024 };
 
-// One row of a batch: which losses count.
+// The losses of a row of the batch that count.
 typedef struct {
-    int first, count; // targets of the ending
+    int first, count; // position of the ending's first target, number of the ending's targets
 } EvalRow;
 
 typedef struct {
     char path[4096];
     MappedFile file;
     int B, T, vocab_size;
-    size_t at;            // byte of the next example
-    int longest_row;      // tokens that the longest example needs in a row
+    size_t at;            // byte offset of the next example
+    int longest_row;      // inputs per row that the longest example needs
     int64_t num_examples; // in the file
     int64_t next;         // index of the next example
     int64_t num_scored, num_correct;
-    int batch_examples; // in the batch that eval_next gave
+    int batch_examples; // number of examples in the current batch, set by eval_next()
     EvalRow* rows;      // (B)
-    int* labels;        // (B / EVAL_ENDINGS)
+    int* labels;        // (B), one per example of the batch
 } EvalLoader;
 
 static inline unsigned eval_u16(const EvalLoader* e, size_t at) {
@@ -52,12 +54,13 @@ static inline void eval_reset(EvalLoader* e) {
     e->batch_examples = 0;
 }
 
-// One example at byte e->at: its end, its label, its context and its endings as (byte, tokens). All is checked, so that a
-// damaged file is refused and never read past its end.
+// An example of the file.
 typedef struct {
-    size_t end, context, endings[EVAL_ENDINGS];
+    size_t end, context, endings[EVAL_ENDINGS]; // byte offsets in the file
     int label, context_tokens, ending_tokens[EVAL_ENDINGS];
 } EvalExample;
+
+// Parses the example at byte e->at. Checks everything, so that a damaged file is refused and never read past its end.
 
 static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
     size_t size = e->file.size, at = e->at;
@@ -87,8 +90,8 @@ static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
         }
         for (size_t j = 0; j < tokens; j++) {
             if (eval_u16(e, at + 2 * j) >= (unsigned)e->vocab_size) {
-                return error_set(err, "%s: example %lld has token %u, the model's vocabulary is %d", name, index,
-                                 eval_u16(e, at + 2 * j), e->vocab_size);
+                return error_set(err, "%s: example %lld has token %u, but the model's vocabulary has only %d", name,
+                                 index, eval_u16(e, at + 2 * j), e->vocab_size);
             }
         }
         if (i < 0) {
@@ -97,7 +100,7 @@ static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
         } else {
             x->endings[i] = at;
             x->ending_tokens[i] = (int)tokens;
-            if ((int)tokens > e->T) { // the last token of the context predicts the first of the ending
+            if ((int)tokens > e->T) { // needs T inputs: the last context token, and all ending tokens but the last
                 return error_set(err, "%s: example %lld has an ending of %d tokens: too long for -t %d", name, index,
                                  (int)tokens, e->T);
             }
@@ -107,7 +110,7 @@ static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
     return at == x->end || error_set(err, "%s: example %lld is damaged", name, index);
 }
 
-// The header and every example of e->file.
+// Checks the header and every example of e->file. Sets num_examples and longest_row.
 static inline bool eval_check(EvalLoader* e, Error* err) {
     int32_t header[4] = {0, 0, 0, 0};
     size_t longest = 0;
@@ -130,22 +133,23 @@ static inline bool eval_check(EvalLoader* e, Error* err) {
         e->at = x.end;
     }
     if (e->at != e->file.size) {
-        return error_set(err, "%s: %zu bytes behind the last example", e->path, e->file.size - e->at);
+        return error_set(err, "%s: %zu bytes after the last example", e->path, e->file.size - e->at);
     }
-    if (header[3] != (int32_t)longest) { // llm.c's reader makes its buffer of that size
-        return error_set(err, "%s: the longest example has %zu bytes, the header says %d", e->path, longest, header[3]);
+    if (header[3] != (int32_t)longest) { // llm.c's reader allocates this many bytes
+        return error_set(err, "%s: the longest example has %zu bytes, but the header says %d", e->path, longest,
+                         header[3]);
     }
     eval_reset(e);
     return true;
 }
 
-// Opens a file for batches of B x T tokens, B >= 4, and looks at every example of it.
+// Opens a file for batches of B x T tokens, B >= 4, and checks every example.
 static inline bool eval_open(EvalLoader* e, const char* path, int B, int T, int vocab_size, Error* err) {
     memset(e, 0, sizeof(*e));
     if (B < EVAL_ENDINGS) {
-        return error_set(err, "%s: a question takes %d rows of a batch, -b is only %d", path, (int)EVAL_ENDINGS, B);
+        return error_set(err, "%s: a question takes %d rows of a batch, but -b is only %d", path, (int)EVAL_ENDINGS, B);
     }
-    if (T < 1) { return error_set(err, "%s: -t is %d, want 1 at least", path, T); }
+    if (T < 1) { return error_set(err, "%s: -t is %d, want at least 1", path, T); }
     if (!map_file(&e->file, path, err)) { return false; }
     snprintf(e->path, sizeof(e->path), "%s", path);
     e->B = B, e->T = T, e->vocab_size = vocab_size;
@@ -158,8 +162,9 @@ static inline bool eval_open(EvalLoader* e, const char* path, int B, int T, int 
     return true;
 }
 
-// Shortens the rows, e->T, to what the longest example needs, in steps of 64 tokens, and takes more of them, e->B, at once:
-// B * T tokens hold five times as many questions of HellaSwag as rows of 1024 do. Right after eval_open().
+// Reduces e->T to the length that the longest example needs, rounded up to a multiple of 64, and increases e->B to keep
+// B * T. For HellaSwag such a batch holds five times as many questions as one with rows of 1024 tokens. Must be called
+// right after eval_open().
 static inline void eval_fit(EvalLoader* e) {
     int T = (e->longest_row + 63) / 64 * 64;
     if (T >= e->T) { return; }
@@ -169,8 +174,9 @@ static inline void eval_fit(EvalLoader* e) {
     e->labels = (int*)realloc_check(e->labels, (size_t)e->B * sizeof(int));
 }
 
-// The next batch: inputs, targets (B,T), 0 where nothing counts. A context too long for T loses its beginning. False at
-// the end of the file, with err empty, and if the file has been changed since it was opened, with err filled.
+// Fills inputs and targets (B,T) with the next batch; unused positions are 0. A context that is too long for T is cut
+// off at its beginning. Returns false at the end of the file, with err empty, and, with the reason in err, if the file
+// has changed since it was opened.
 static inline bool eval_next(EvalLoader* e, int* inputs, int* targets, Error* err) {
     size_t T = (size_t)e->T;
     if (err) { err->text[0] = '\0'; }
@@ -180,7 +186,7 @@ static inline bool eval_next(EvalLoader* e, int* inputs, int* targets, Error* er
          e->batch_examples++, e->next++) {
         EvalExample x;
         if (!eval_parse(e, &x, err)) {
-            e->batch_examples = 0; // nothing to score
+            e->batch_examples = 0; // eval_score() must not score an incomplete batch
             return false;
         }
         for (int i = 0; i < EVAL_ENDINGS; i++) {
@@ -204,8 +210,8 @@ static inline bool eval_next(EvalLoader* e, int* inputs, int* targets, Error* er
     return e->batch_examples > 0;
 }
 
-// Scores the batch that eval_next gave, by the losses (B,T) of its targets. Of equal endings the first wins; a loss that
-// is not a number never does.
+// Scores the batch of the last eval_next(), given the losses (B,T) of its targets. The first of equally good endings
+// wins; an ending whose loss is NaN never wins.
 static inline void eval_score(EvalLoader* e, const float* losses) {
     for (int x = 0; x < e->batch_examples; x++) {
         double least = INFINITY;

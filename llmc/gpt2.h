@@ -1,6 +1,6 @@
 /*
-The shape of a GPT-2: configuration, model descriptors, and the one table of parameters that drives sizes,
-pointers, initialisation, weight decay, checkpoint names and test names, on the CPU and on the GPU alike.
+The shape of a GPT-2 model: its configuration, the model descriptors, and the table of parameters. The CPU and the GPU
+program both derive sizes, pointers, initialisation, weight decay, checkpoint names and test names from this table.
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -8,7 +8,7 @@ pointers, initialisation, weight decay, checkpoint names and test names, on the 
 #include "utils.h"
 
 typedef struct {
-    int max_seq_len;       // maxT, positions the model knows
+    int max_seq_len;       // maxT, number of position embeddings
     int vocab_size;        // V
     int padded_vocab_size; // Vp, a multiple of 128; rows V..Vp of wte are zero and never sampled
     int num_layers;        // L
@@ -23,18 +23,18 @@ typedef enum { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO } InitKind
 enum { DIM_1 = 0, DIM_C = -1, DIM_3C = -3, DIM_4C = -4, DIM_VP = -5, DIM_MAXT = -6 };
 
 typedef struct {
-    const char* name;    // ours and llm.c's
-    const char* hf_name; // Hugging Face's, without "transformer."; %d is the layer
-    bool per_layer;      // one for each layer, stored as (L, rows, cols)
+    const char* name;    // our name, which is also llm.c's
+    const char* hf_name; // Hugging Face's name without "transformer."; %d is the layer
+    bool per_layer;      // one tensor per layer, stored as (L, rows, cols)
     int rows, cols;      // DIM_*; rows is DIM_1 for vectors
-    bool conv1d;         // Hugging Face stores it transposed, (in, out); here it is (out, in)
-    InitKind init;       // matrices: normal, std 0.02, or 0.02 / sqrt(2 L) into the residual stream
-    bool decay;          // weight decay: tensors of two or more dimensions
+    bool conv1d;         // Hugging Face stores it transposed, as (in, out); here it is (out, in)
+    InitKind init;       // matrices: normal with std 0.02, or 0.02 / sqrt(2 L) if they write to the residual stream
+    bool decay;          // has weight decay: tensors with two or more dimensions
 } ParamInfo;
 
 enum { NUM_PARAMS = 16 };
 
-// In llm.c's order, which is the order in memory.
+// In llm.c's order, which is also the order in memory.
 static const ParamInfo gpt2_params[NUM_PARAMS] = {
     {"wte", "wte.weight", false, DIM_VP, DIM_C, false, INIT_NORMAL, true},
     {"wpe", "wpe.weight", false, DIM_MAXT, DIM_C, false, INIT_NORMAL, true},
@@ -78,17 +78,17 @@ static inline int param_copies(const GPT2Config* config, int p) {
     return gpt2_params[p].per_layer ? config->num_layers : 1;
 }
 
-// elements of one layer's tensor (or of the only one)
+// number of elements of tensor p in a layer (of the whole tensor if it is not per layer)
 static inline size_t param_layer_size(const GPT2Config* config, int p) {
     return param_rows(config, p) * param_cols(config, p);
 }
 
-// elements of the whole tensor, all layers
+// number of elements of tensor p in all layers
 static inline size_t param_size(const GPT2Config* config, int p) {
     return param_layer_size(config, p) * (size_t)param_copies(config, p);
 }
 
-// Where tensor p begins in one array that holds all of them; p = NUM_PARAMS gives the size of that array.
+// Offset of tensor p in the array that holds all tensors. p = NUM_PARAMS gives the size of this array.
 static inline size_t param_offset(const GPT2Config* config, int p) {
     size_t offset = 0;
     for (int i = 0; i < p; i++) { offset += param_size(config, i); }
@@ -97,11 +97,11 @@ static inline size_t param_offset(const GPT2Config* config, int p) {
 
 static inline size_t num_parameters(const GPT2Config* config) { return param_offset(config, NUM_PARAMS); }
 
-// Hugging Face's name with its "transformer." prefix, into name (size bytes).
+// Writes Hugging Face's name of a tensor, with the prefix "transformer.", to name (size bytes).
 static inline void param_hf_name(char* name, size_t size, int p, int layer) {
     int n = snprintf(name, size, "transformer.");
     if (gpt2_params[p].per_layer) {
-        // the format strings are the literals of the table above
+        // replaces the %d of the table's name by the layer
         const char* hf = gpt2_params[p].hf_name;
         const char* hole = strstr(hf, "%d");
         snprintf(name + n, size - (size_t)n, "%.*s%d%s", (int)(hole - hf), hf, layer, hole + 2);
@@ -114,7 +114,8 @@ static inline void param_hf_name(char* name, size_t size, int p, int layer) {
 
 static inline int padded_vocab(int vocab_size) { return (vocab_size + 127) / 128 * 128; }
 
-// Refuses what no GPT-2 of ours can be. `where` is the file or flag that the numbers come from.
+// Fails if a number is out of range or the numbers do not fit together. `where` is the file or flag that they come
+// from, for the message.
 static inline bool config_check(const GPT2Config* c, const char* where, Error* err) {
     struct {
         const char* name;
@@ -139,8 +140,9 @@ static inline bool config_check(const GPT2Config* c, const char* where, Error* e
     return true;
 }
 
-// "d12", "gpt2:d12": a GPT-2 by depth. "gpt3:c768": a GPT-3 by channels, 2048 positions. Vocabulary: GPT-2's 50,257.
-// Sources: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165, table 2.1 (GPT-3); llm.c's depths above 48.
+// Descriptors: "d12" or "gpt2:d12" is the GPT-2 of depth 12 with 1024 positions; "gpt3:c768" is the GPT-3 with 768
+// channels and 2048 positions. All have GPT-2's vocabulary of 50,257. Sources: Radford et al. 2019 (GPT-2); Brown et
+// al. 2020, arXiv:2005.14165, table 2.1 (GPT-3); llm.c for depths above 48.
 static inline bool is_descriptor(const char* s) {
     if (strncmp(s, "gpt2:", 5) == 0 || strncmp(s, "gpt3:", 5) == 0) { return true; }
     return s[0] == 'd' && s[1] != '\0' && strspn(s + 1, "0123456789") == strlen(s + 1);

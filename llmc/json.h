@@ -1,9 +1,9 @@
 /*
-A strict JSON reader (RFC 8259) for config.json, vocab.json, tokenizer.json, state.json and the header of safetensors,
-and the escaping of strings for what we write.
+A strict JSON reader (RFC 8259) for config.json, vocab.json, tokenizer.json, state.json and the header of safetensors
+files, and string escaping for the JSON that we write.
 
-Refused, with the byte offset: trailing text, duplicate keys, invalid UTF-8, control characters in strings, a lone
-surrogate, numbers that JSON's grammar or a double cannot hold, more than JSON_MAX_DEPTH levels, a byte order mark.
+The reader refuses, naming the byte offset: trailing text, duplicate keys, invalid UTF-8, control characters in strings,
+lone surrogates, malformed numbers, numbers too large for a double, more than JSON_MAX_DEPTH levels, a byte order mark.
 
     JsonDoc doc;
     if (!json_parse(&doc, text, n, "config.json", &err)) { return false; }
@@ -17,38 +17,39 @@ surrogate, numbers that JSON's grammar or a double cannot hold, more than JSON_M
 #include "utils.h"
 
 enum {
-    JSON_MAX_DEPTH = 128,  // the parser recurses: a bound on its stack
-    JSON_MAX_NUMBER = 511, // characters of one number
-    JSON_BLOCK = 64 << 10, // bytes of an arena block
-    JSON_SMALL_OBJECT = 8  // up to here a scan of the keys is faster than a hash table
+    JSON_MAX_DEPTH = 128,  // limits the recursion of the parser, and so its stack
+    JSON_MAX_NUMBER = 511, // characters per number
+    JSON_BLOCK = 64 << 10, // bytes per block of the arena
+    JSON_SMALL_OBJECT = 8  // up to this many members, a linear scan of the keys is faster than a hash table
 };
 
 typedef enum { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonType;
 
-// 64 bytes: a vocabulary has 50,257 of them, and the first touch of their pages is most of the time that parsing takes.
+// Kept to 64 bytes: a vocabulary has 50,257 values, and most of the parsing time is spent on first touching their
+// pages.
 typedef struct JsonValue {
     JsonType type;
     bool boolean;                  // JSON_BOOL
     bool is_int;                   // JSON_NUMBER: written without fraction and exponent, and fits an int64
     double number;                 // JSON_NUMBER
     int64_t integer;               // JSON_NUMBER with is_int: exact
-    const char* string;            // JSON_STRING: UTF-8 with a NUL behind it; may hold NULs itself
-    const char* key;               // its name, if it is a member of an object; else NULL
+    const char* string;            // JSON_STRING: UTF-8, NUL-terminated; may also contain NULs
+    const char* key;               // the member's name, if this value is a member of an object; else NULL
     const struct JsonValue* items; // JSON_ARRAY, JSON_OBJECT: (count) elements or members, in the order of the text
     uint32_t count;
-    uint32_t length;     // JSON_STRING: bytes of string
-    uint32_t key_length; // bytes of key
-    uint32_t offset;     // byte of the text where the value, or its key, begins
+    uint32_t length;     // JSON_STRING: length of string in bytes
+    uint32_t key_length; // length of key in bytes
+    uint32_t offset;     // byte offset in the text of the key if there is one, else of the value
 } JsonValue;
 
 typedef struct JsonBlock {
-    struct JsonBlock* next; // its memory follows
+    struct JsonBlock* next; // the block's memory follows this header
 } JsonBlock;
 
 typedef struct {
     const JsonValue* root;
-    char* strings;     // every string and key, decoded
-    JsonBlock* blocks; // every array of items
+    char* strings;     // all strings and keys, decoded
+    JsonBlock* blocks; // arena that holds all arrays of items
 } JsonDoc;
 
 typedef struct {
@@ -57,16 +58,17 @@ typedef struct {
     size_t n, pos;
     const char* where;
     Error* err;
-    size_t strings_used;           // bytes of doc->strings
-    size_t block_used, block_size; // bytes of doc->blocks' first block
-    JsonValue* stack;              // items of the containers that are still open
+    size_t strings_used;           // bytes used of doc->strings
+    size_t block_used, block_size; // bytes of the first block of doc->blocks
+    JsonValue* stack;              // items of the containers that are still being parsed
     size_t stack_used, stack_size;
     int depth;
 } JsonParser;
 
 // ---- text ------------------------------------------------------------------------
 
-// Bytes of the valid UTF-8 sequence at p, 0 if there is none within n bytes. Source: Unicode 15, table 3-7.
+// Returns the length of the UTF-8 sequence at p, or 0 if the n bytes do not begin with a valid one. Source: Unicode 15,
+// table 3-7.
 static inline int json_utf8_length(const uint8_t* p, size_t n) {
     if (n == 0) { return 0; }
     if (p[0] < 0x80) { return 1; }
@@ -81,8 +83,8 @@ static inline int json_utf8_length(const uint8_t* p, size_t n) {
     return overlong || surrogate || too_large ? 0 : len;
 }
 
-// A string from a file, made fit for a one-line message: control characters and invalid bytes as \xNN, cut with "..."
-// when out (size bytes, at least 8) is too small. Returns out.
+// Copies a string of n bytes to out (size bytes, at least 8) for a one-line message: control characters and invalid
+// bytes become \xNN, and a string that is too long ends in "...". Returns out.
 static inline const char* json_printable(char* out, size_t size, const char* s, size_t n) {
     size_t used = 0;
     for (size_t i = 0; i < n;) {
@@ -115,7 +117,7 @@ PRINTF_LIKE(3, 4) static inline bool json_fail(JsonParser* p, size_t offset, con
     return error_set(p->err, "%s: not valid JSON at byte %zu: %s", p->where, offset, reason);
 }
 
-// what stands at the parser's position, for messages; buf holds 16 bytes
+// describes the character at the parser's position for messages; buf has 16 bytes
 static inline const char* json_here(const JsonParser* p, char* buf) {
     if (p->pos >= p->n) { return "the end of the text"; }
     uint8_t c = p->text[p->pos];
@@ -138,7 +140,7 @@ static inline void json_skip_space(JsonParser* p) {
 
 // ---- scalars -----------------------------------------------------------------------
 
-// Four hexadecimal digits at offset, or -1.
+// Returns the value of the four hexadecimal digits at offset, or -1 if they are not there.
 static inline int json_hex4(const JsonParser* p, size_t offset) {
     if (p->n - offset < 4) { return -1; }
     int value = 0;
@@ -165,7 +167,7 @@ static inline int json_utf8_encode(char* out, uint32_t code) {
     return len;
 }
 
-// The escape whose backslash is at p->pos; adds its bytes at out and moves out on.
+// Parses the escape whose backslash is at p->pos. Writes its UTF-8 bytes to *out and advances *out.
 static inline bool json_parse_escape(JsonParser* p, char** out) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t start = p->pos++;
@@ -176,7 +178,7 @@ static inline bool json_parse_escape(JsonParser* p, char** out) {
         p->pos++;
         return true;
     }
-    if (c != 'u') { return json_fail(p, start, "not an escape of JSON"); }
+    if (c != 'u') { return json_fail(p, start, "not a JSON escape"); }
     int code = json_hex4(p, p->pos + 1);
     if (code < 0) { return json_fail(p, start, "\\u wants four hexadecimal digits"); }
     p->pos += 5;
@@ -192,13 +194,13 @@ static inline bool json_parse_escape(JsonParser* p, char** out) {
     return true;
 }
 
-// The string whose quote is at p->pos. doc->strings has room: decoding never makes a string longer than its text, and
-// the two quotes pay for the NUL.
+// Parses the string whose opening quote is at p->pos. doc->strings is large enough: a decoded string is never longer
+// than its text, and the two quotes make room for the NUL.
 static inline bool json_parse_string(JsonParser* p, const char** string, uint32_t* length) {
     char *begin = p->doc->strings + p->strings_used, *out = begin;
     size_t start = p->pos++;
     for (;;) {
-        if (p->pos >= p->n) { return json_fail(p, start, "a string without an end"); }
+        if (p->pos >= p->n) { return json_fail(p, start, "an unterminated string"); }
         uint8_t c = p->text[p->pos];
         if (c == '"') { break; }
         if (c == '\\') {
@@ -230,7 +232,7 @@ static inline size_t json_digits(const JsonParser* p, size_t pos) {
     return pos - start;
 }
 
-// number = [ "-" ] int [ frac ] [ exp ]. strtod is right as long as nobody calls setlocale, and our programs do not.
+// Parses number = [ "-" ] int [ frac ] [ exp ]. strtod depends on the locale, but our programs never call setlocale.
 static inline bool json_parse_number(JsonParser* p, JsonValue* v) {
     size_t start = p->pos, pos = start + (p->text[start] == '-');
     bool negative = pos > start, integral = true;
@@ -254,15 +256,15 @@ static inline bool json_parse_number(JsonParser* p, JsonValue* v) {
     }
     v->type = JSON_NUMBER;
     v->is_int = integral;
-    for (size_t i = first; v->is_int && i < first + digits; i++) { // downwards: -2^63 has no positive twin
+    for (size_t i = first; v->is_int && i < first + digits; i++) { // negated: -2^63 has no positive counterpart
         v->is_int = !__builtin_mul_overflow(v->integer, (int64_t)10, &v->integer) &&
                     !__builtin_sub_overflow(v->integer, (int64_t)(p->text[i] - '0'), &v->integer);
     }
     if (v->is_int && !negative) { v->is_int = !__builtin_sub_overflow((int64_t)0, v->integer, &v->integer); }
     if (!v->is_int) { v->integer = 0; }
     p->pos = pos;
-    if (v->is_int &&
-        !(negative && v->integer == 0)) { // the conversion rounds to nearest, as strtod; -0 has its own double
+    // the conversion to double rounds to nearest, like strtod; -0 must go through strtod to keep its sign
+    if (v->is_int && !(negative && v->integer == 0)) {
         v->number = (double)v->integer;
         return true;
     }
@@ -295,24 +297,26 @@ static inline void* json_alloc(JsonParser* p, size_t bytes) {
         JsonBlock* block = (JsonBlock*)malloc_check(p->block_size);
         block->next = p->doc->blocks;
         p->doc->blocks = block;
-        p->block_used = 16; // the link, padded
+        p->block_used = 16; // the JsonBlock header, padded to 16 bytes
     }
     void* memory = (char*)p->doc->blocks + p->block_used;
     p->block_used += bytes;
     return memory;
 }
 
-// Slots of the hash table of an object: a power of two, at most half full; 0 if it is small and has none.
+// Returns the number of slots of the hash table of an object with `count` members: a power of two, so that the table is
+// at most half full; 0 for a small object, which has no table.
 static inline size_t json_num_slots(size_t count) {
     size_t slots = count > JSON_SMALL_OBJECT ? 32 : 0;
     while (slots < 2 * count && slots > 0) { slots *= 2; }
     return slots;
 }
 
-// The table lies behind the members: 1 + place in items, or 0.
+// The hash table is stored behind the members. A slot contains 1 + the index into items, or 0 if it is empty.
 static inline uint32_t* json_slots(const JsonValue* object) { return (uint32_t*)(object->items + object->count); }
 
-// Mixes 8 bytes at a time. The seed is the address of the members, so that nobody can prepare keys that collide.
+// Hashes a key, 8 bytes at a time. The seed is the address of the members, so that a file cannot contain keys that were
+// chosen to collide.
 static inline size_t json_hash(const JsonValue* object, const char* key, size_t n) {
     uint64_t h = ((uint64_t)(uintptr_t)object->items * 0x9E3779B97F4A7C15u) ^ n;
     while (n > 0) {
@@ -333,11 +337,11 @@ static inline bool json_same_key(const JsonValue* member, const char* key, size_
 
 static inline bool json_duplicate(JsonParser* p, const JsonValue* member) {
     char name[128];
-    return json_fail(p, member->offset, "key \"%s\" stands twice in one object",
+    return json_fail(p, member->offset, "key \"%s\" occurs twice in one object",
                      json_printable(name, sizeof(name), member->key, member->key_length));
 }
 
-// Refuses duplicate keys and fills the table that json_get() uses.
+// Fails on duplicate keys, and fills the hash table that json_get() uses.
 static inline bool json_index(JsonParser* p, const JsonValue* object) {
     size_t slots = json_num_slots(object->count);
     uint32_t* table = slots ? json_slots(object) : NULL;
@@ -365,7 +369,7 @@ static inline bool json_index(JsonParser* p, const JsonValue* object) {
 
 static inline bool json_parse_value(JsonParser* p, JsonValue* v);
 
-// The array or object whose bracket is at p->pos.
+// Parses the array or object whose opening bracket is at p->pos.
 static inline bool json_parse_container(JsonParser* p, JsonValue* v) {
     bool object = p->text[p->pos] == '{';
     uint8_t close = object ? '}' : ']';
@@ -413,7 +417,7 @@ static inline bool json_parse_container(JsonParser* p, JsonValue* v) {
     return !object || json_index(p, v);
 }
 
-// The value at p->pos into v, which is zero but for its key.
+// Parses the value at p->pos into v, whose members other than the key must be zero.
 static inline bool json_parse_value(JsonParser* p, JsonValue* v) {
     if (!v->key) { v->offset = (uint32_t)p->pos; }
     uint8_t c = p->pos < p->n ? p->text[p->pos] : 0;
@@ -428,7 +432,7 @@ static inline bool json_parse_value(JsonParser* p, JsonValue* v) {
         v->boolean = c == 't';
         return json_parse_word(p, c == 't' ? "true" : "false");
     }
-    return json_parse_word(p, "null"); // JSON_NULL is 0
+    return json_parse_word(p, "null"); // v->type already is JSON_NULL, which is 0
 }
 
 // ---- reading -----------------------------------------------------------------------
@@ -443,7 +447,8 @@ static inline void json_free(JsonDoc* doc) {
     memset(doc, 0, sizeof(*doc));
 }
 
-// One JSON text of n bytes. `where` names it in messages. The text may go away afterwards. False: nothing to free.
+// Parses a JSON text of n bytes. `where` is its name in messages. The text is not needed afterwards. On false there is
+// nothing to free.
 static inline bool json_parse(JsonDoc* doc, const char* text, size_t n, const char* where, Error* err) {
     JsonParser p;
     memset(&p, 0, sizeof(p));
@@ -474,7 +479,7 @@ static inline bool json_parse(JsonDoc* doc, const char* text, size_t n, const ch
     return ok;
 }
 
-// The member of that name (n bytes), or NULL; also NULL when object is NULL or no object.
+// Returns the member with this key (n bytes), or NULL if there is none, or if `object` is NULL or not an object.
 static inline const JsonValue* json_get_n(const JsonValue* object, const char* key, size_t n) {
     if (!object || object->type != JSON_OBJECT) { return NULL; }
     size_t slots = json_num_slots(object->count);
@@ -502,7 +507,8 @@ static inline const char* json_type_name(JsonType type) {
     return names[type];
 }
 
-// The member of that name and type; else false, and the message names `where`, the key and what is wrong.
+// Sets *out to the member with this key. Returns false if it is missing or of another type; the error names `where` and
+// the key.
 static inline bool json_want(const JsonValue* object, const char* key, JsonType type, const JsonValue** out,
                              const char* where, Error* err) {
     const JsonValue* v = json_get(object, key);
@@ -514,7 +520,7 @@ static inline bool json_want(const JsonValue* object, const char* key, JsonType 
     return true;
 }
 
-// An integer in min..max. *out is set only after a success, here and below.
+// Reads an integer member in min..max. Like the functions below, it sets *out only on success.
 static inline bool json_int(const JsonValue* object, const char* key, int64_t min, int64_t max, int64_t* out,
                             const char* where, Error* err) {
     const JsonValue* v;
@@ -546,19 +552,20 @@ static inline bool json_bool(const JsonValue* object, const char* key, bool* out
     return true;
 }
 
-// A string that is safe to use as a C string: one that holds a NUL is refused. It lives as long as the JsonDoc.
+// Reads a string member that is safe to use as a C string: fails if it contains a NUL. It is valid as long as the
+// JsonDoc.
 static inline bool json_string(const JsonValue* object, const char* key, const char** out, const char* where,
                                Error* err) {
     const JsonValue* v;
     if (!json_want(object, key, JSON_STRING, &v, where, err)) { return false; }
-    if (strlen(v->string) != v->length) { return error_set(err, "%s: \"%s\" holds a NUL character", where, key); }
+    if (strlen(v->string) != v->length) { return error_set(err, "%s: \"%s\" contains a NUL character", where, key); }
     *out = v->string;
     return true;
 }
 
 // ---- writing -----------------------------------------------------------------------
 
-// n bytes as a JSON string with its quotes. Each byte that is no valid UTF-8 becomes U+FFFD.
+// Writes n bytes as a JSON string with quotes. Each byte that is not part of valid UTF-8 becomes U+FFFD.
 static inline void json_write_string(FileWriter* w, const char* s, size_t n) {
     static const char names[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
     writer_put(w, "\"", 1);

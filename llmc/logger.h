@@ -1,10 +1,11 @@
 /*
-What a run leaves behind in its directory: main.log (llm.c's lines, which people's notebooks parse), log.jsonl (the
-same and more, one JSON object a line) and a TensorBoard event file. Also llm.c's step line for the terminal.
+The logs of a training run, in its output directory: main.log (in llm.c's format, which existing notebooks parse),
+log.jsonl (the same data and more, one JSON object per line) and a TensorBoard event file. Also formats llm.c's step
+line for the terminal.
 
-Every line is one write(2), so that a killed process loses none. A write that fails warns once on stderr, its
-half-written line is taken back, and the run goes on. Formats: TFRecord framing, the Event and Summary messages of
-TensorBoard's event.proto and summary.proto; RFC 8259 for JSON.
+Every line is a single write(2), so a killed process loses none of them. If a write fails, a warning is printed once to
+stderr, the partial line is truncated, and the run continues. Formats: TFRecord framing with the Event and Summary
+messages of TensorBoard's event.proto and summary.proto; RFC 8259 for JSON.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -21,14 +22,14 @@ enum {
 
 // ---- text for the terminal ----------------------------------------------------------
 
-// "(+1.50z)"; nothing for a z-score that is NaN, because its window is still filling.
+// Formats "(+1.50z)". A NaN z-score, whose window is not full yet, gives "".
 static inline void format_z_score(char* buf, size_t size, double z) {
     buf[0] = '\0';
     if (!isnan(z)) { snprintf(buf, size, "(%+.2fz)", z); }
 }
 
-// llm.c's step line, without a newline and, while their windows fill, without z-scores. step is what is shown (llm.c
-// counts from 1), ms the time of the step, precision a word such as "bf16". Returns what snprintf returns.
+// Formats llm.c's step line without a newline; NaN z-scores are omitted. step: the number to print (llm.c counts from
+// 1). ms: time of the step. precision: for example "bf16". Returns the result of snprintf.
 static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t num_steps, double loss, double loss_z,
                                    double norm, double norm_z, double lr, double ms, double mfu_percent,
                                    const char* precision, double tokens_per_second) {
@@ -41,7 +42,7 @@ static inline int format_step_line(char* buf, size_t size, int64_t step, int64_t
                     precision, tokens_per_second);
 }
 
-// "42s", "3m07s", "2h05m", "3d04h"; "?" for what is no duration. Returns what snprintf returns.
+// Formats "42s", "3m07s", "2h05m", "3d04h"; "?" if seconds is not a valid duration. Returns the result of snprintf.
 static inline int format_duration(char* buf, size_t size, double seconds) {
     if (!(seconds >= 0 && seconds < 1e14)) { return snprintf(buf, size, "?"); }
     long long s = (long long)(seconds + 0.5);
@@ -53,7 +54,8 @@ static inline int format_duration(char* buf, size_t size, double seconds) {
 
 // ---- JSON ---------------------------------------------------------------------------
 
-// A JSON number with the fewest digits that read back as v (as a float, if v is one); null for NaN and infinity.
+// Formats a JSON number with the fewest digits (at least 6) that read back as v; if v is exactly a float, as that
+// float. NaN and infinity become null.
 static inline void log_json_number(char* buf, size_t size, double v) {
     bool is_float = fabs(v) <= (double)FLT_MAX && (double)(float)v == v;
     snprintf(buf, size, "null");
@@ -63,8 +65,9 @@ static inline void log_json_number(char* buf, size_t size, double v) {
     }
 }
 
-// Length of the UTF-8 character at s, 1 to 4; 0 if it is not one. *bad is then how many bytes one U+FFFD stands for.
-// Unicode 15, section 3.9, table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF.
+// Returns the length of the UTF-8 character at s, 1 to 4. If it is not well-formed, returns 0 and sets *bad to the
+// number of bytes to be replaced by one U+FFFD. Unicode 15, section 3.9, table 3-7: no overlong forms, no surrogates,
+// nothing above U+10FFFF.
 static inline size_t log_utf8_length(const uint8_t* s, size_t n, size_t* bad) {
     uint8_t c = s[0], low = 0x80, high = 0xBF;
     *bad = 1;
@@ -84,8 +87,8 @@ static inline size_t log_utf8_length(const uint8_t* s, size_t n, size_t* bad) {
     return length;
 }
 
-// Writes text (n bytes) as the inside of a JSON string to out, which has room for 6 n bytes; invalid UTF-8 becomes
-// U+FFFD. Returns the bytes written.
+// Escapes text (n bytes) for a JSON string and writes it without quotes to out, which has room for 6 n bytes. Invalid
+// UTF-8 becomes U+FFFD. Returns the number of bytes written.
 static inline size_t log_json_escape(char* out, const char* text, size_t n) {
     static const char* hex = "0123456789abcdef";
     const uint8_t* s = (const uint8_t*)text;
@@ -134,7 +137,7 @@ static inline size_t event_put_varint(uint8_t* out, uint64_t v) {
     return n;
 }
 
-// Tag byte, length, bytes: a protobuf field of type string or message.
+// Writes a protobuf field of type string or message: key byte, length, bytes. Returns its size.
 static inline size_t event_put_field(uint8_t* out, uint8_t key, const void* data, size_t bytes) {
     out[0] = key;
     size_t n = 1 + event_put_varint(out + 1, bytes);
@@ -142,8 +145,11 @@ static inline size_t event_put_field(uint8_t* out, uint8_t key, const void* data
     return n + bytes;
 }
 
-// Frames `body`, the fields of an Event after its wall time (seconds since 1970) and step, as one record in out
-// (EVENT_MAX_BYTES + 64). step < 0: left out. Returns the bytes of the record.
+// Writes an Event as a TFRecord to out (EVENT_MAX_BYTES + 64): wall_time (seconds since 1970), step, then `body`, which
+// holds the remaining fields. step < 0: the field is omitted. Returns the size of the record.
+//
+//     0        8            12        12 + n         16 + n
+//     | length | crc(length) | data (n) | crc(data) |
 static inline size_t event_record(uint8_t* out, double wall_time, int64_t step, const uint8_t* body, size_t bytes) {
     uint64_t bits;
     uint8_t* data = out + 12;
@@ -164,7 +170,8 @@ static inline size_t event_record(uint8_t* out, double wall_time, int64_t step, 
     return 12 + n + 4;
 }
 
-// One record with num_values scalars of a step: tags[i] and values[i]. Returns its bytes in out (EVENT_MAX_BYTES + 64).
+// Writes a record with num_values scalars of a step, tags[i] = values[i], to out (EVENT_MAX_BYTES + 64). Returns its
+// size.
 static inline size_t event_scalars(uint8_t* out, double wall_time, int64_t step, const char* const* tags,
                                    const double* values, int num_values) {
     uint8_t summary[EVENT_MAX_BYTES], body[EVENT_MAX_BYTES + 16];
@@ -189,13 +196,13 @@ static inline size_t event_scalars(uint8_t* out, double wall_time, int64_t step,
 
 typedef struct {
     int fd;       // -1: not open
-    int64_t size; // bytes of whole lines or records
+    int64_t size; // size in bytes, complete lines or records only
     char path[4096];
 } LogFile;
 
 typedef struct Logger {
-    bool active; // false: every call does nothing
-    bool failed; // a write has failed; error is the first one
+    bool active; // false: all calls are no-ops
+    bool failed; // a write has failed; error holds the first failure
     LogFile text, json, events;
     Error error;
 } Logger;
@@ -212,7 +219,7 @@ static inline bool log_path(LogFile* file, const char* dir, const char* name, Er
     return n < (int)sizeof(file->path) - 16 ? true : error_set(err, "%.200s...: path too long", dir);
 }
 
-// Opens file->path to append.
+// Opens file->path for appending.
 static inline bool log_open(LogFile* file, int flags, Error* err) {
     file->fd = open(file->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0666);
     if (file->fd < 0) { return error_set(err, "%s: cannot open the log: %s", file->path, strerror(errno)); }
@@ -221,7 +228,7 @@ static inline bool log_open(LogFile* file, int flags, Error* err) {
     return true;
 }
 
-// Appends a line or a record, whole or not at all.
+// Appends a line or a record. If the write fails, the partial line is removed again.
 static inline void log_append(Logger* l, LogFile* file, const void* data, size_t bytes) {
     const char* p = (const char*)data;
     size_t done = 0;
@@ -239,17 +246,17 @@ static inline void log_append(Logger* l, LogFile* file, const void* data, size_t
     }
     if (!l->failed) {
         error_set(&l->error, "%s: cannot write the log: %s", file->path, strerror(errno));
-        fprintf(stderr, "warning: %s; the run goes on, lines will be missing\n", l->error.text);
+        fprintf(stderr, "warning: %s; the run continues, but lines will be missing\n", l->error.text);
         l->failed = true;
     }
     if (done > 0 && ftruncate(file->fd, (off_t)file->size) != 0) {
-        // what follows a torn line could not be read: write no more
+        // the partial line cannot be removed, and lines after it could not be parsed: stop writing this file
         close(file->fd);
         file->fd = -1;
     }
 }
 
-// The step of a line that begins with prefix and a number; -1 if it has none.
+// Returns the step of a line that begins with prefix and a number, or -1 if the line does not.
 static inline int64_t log_line_step(const char* line, size_t bytes, const char* prefix) {
     size_t skip = strlen(prefix), i = skip;
     int64_t step = 0;
@@ -263,8 +270,8 @@ static inline int64_t log_line_step(const char* line, size_t bytes, const char* 
     return i > skip ? step : -1;
 }
 
-// Drops a torn last line and every line of a step after resume_step; a line without a step stays. If there is anything
-// to drop, the file is replaced by rename, so that a crash leaves either the old one or the new one.
+// Drops an incomplete last line and all lines of steps after resume_step; keeps lines without a step. If there is
+// anything to drop, writes a new file and renames it, so that a crash leaves either the old file or the new one.
 static inline bool log_cut(const char* path, const char* prefix, int64_t resume_step, Error* err) {
     MappedFile old;
     char temp[4096];
@@ -272,7 +279,7 @@ static inline bool log_cut(const char* path, const char* prefix, int64_t resume_
     if (!map_file(&old, path, err)) { return false; }
     const char* text = (const char*)old.data;
     FileWriter w;
-    bool cutting = false, ok = true; // the writer opens at the first line to drop
+    bool cutting = false, ok = true; // cutting: a line has been dropped, so the writer is open
     snprintf(temp, sizeof(temp), "%.4080s.tmp", path);
     for (size_t at = 0; at < old.size && ok;) {
         const char* newline = (const char*)memchr(text + at, '\n', old.size - at);
@@ -294,7 +301,7 @@ static inline bool log_cut(const char* path, const char* prefix, int64_t resume_
     return ok;
 }
 
-// A new event file, never an old one: its name holds time, host, process and a count.
+// Creates a new event file. Its name contains the time, host, process and a counter, so that it never exists already.
 static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, Error* err) {
     char host[128] = "localhost", name[320];
     uint8_t record[EVENT_MAX_BYTES + 64], body[32];
@@ -313,7 +320,7 @@ static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, 
     size_t bytes = event_put_field(body, 0x1a, "brain.Event:2", 13); // Event.file_version
     log_append(l, &l->events, record, event_record(record, now, -1, body, bytes));
     if (resume_step >= 0) {
-        // Event.session_log with status START: a reader forgets what older files say of this step and later ones
+        // Event.session_log with status START: readers discard the data of older files from this step on
         static const uint8_t start[2] = {0x08, 0x01};
         bytes = event_put_field(body, 0x3a, start, sizeof(start));
         log_append(l, &l->events, record, event_record(record, now, resume_step + 1, body, bytes));
@@ -321,7 +328,8 @@ static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, 
     return true;
 }
 
-// Closes the files. False when any write since logger_open() failed. A logger that was never opened must be zeroed.
+// Closes the files. Returns false if any write since logger_open() failed. May be called on a zeroed Logger that was
+// never opened.
 static inline bool logger_close(Logger* l, Error* err) {
     LogFile* files[3] = {&l->text, &l->json, &l->events};
     if (!l->active) { return true; }
@@ -336,9 +344,10 @@ static inline bool logger_close(Logger* l, Error* err) {
     return l->failed ? error_set(err, "%s", l->error.text) : true;
 }
 
-// Opens the logs in dir, which is made if need be; NULL or "": nothing will be logged. resume_step -1 is a fresh run,
-// which empties main.log and log.jsonl. Otherwise the run goes on after that step: lines of later steps, left by a run
-// that died after its checkpoint, are dropped. False, with nothing open, when a file cannot be opened.
+// Opens the logs in dir, which is created if necessary; if dir is NULL or "", nothing is logged. resume_step -1 is a
+// new run: main.log and log.jsonl are emptied. Otherwise the run resumes after resume_step: lines of later steps, which
+// a run wrote after its last checkpoint, are dropped. If a file cannot be opened, returns false and leaves nothing
+// open.
 static inline bool logger_open(Logger* l, const char* dir, int64_t resume_step, Error* err) {
     memset(l, 0, sizeof(*l));
     l->text.fd = l->json.fd = l->events.fd = -1;
@@ -374,7 +383,7 @@ static inline void log_scalars(Logger* l, int64_t step, const char* const* tags,
     log_append(l, &l->events, record, event_scalars(record, event_wall_time_s(), step, tags, values, num_values));
 }
 
-// A training step: its loss, learning rate, gradient norm, time and speed.
+// Logs a training step: its loss, learning rate, gradient norm, time and speed.
 static inline void logger_train(Logger* l, int64_t step, double loss, double lr, double grad_norm, double time_ms,
                                 double tokens_per_second) {
     static const char* const tags[4] = {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_second"};
@@ -391,7 +400,7 @@ static inline void logger_train(Logger* l, int64_t step, double loss, double lr,
     log_scalars(l, step, tags, values, 4);
 }
 
-// Validation loss.
+// Logs a validation loss.
 static inline void logger_val(Logger* l, int64_t step, double loss) {
     static const char* const tag = "val/loss";
     char number[32];
@@ -402,7 +411,7 @@ static inline void logger_val(Logger* l, int64_t step, double loss) {
     log_scalars(l, step, &tag, &loss, 1);
 }
 
-// HellaSwag accuracy, 0 to 1.
+// Logs a HellaSwag accuracy, 0 to 1.
 static inline void logger_eval(Logger* l, int64_t step, double accuracy) {
     static const char* const tag = "eval/hellaswag";
     char number[32];
@@ -413,7 +422,7 @@ static inline void logger_eval(Logger* l, int64_t step, double accuracy) {
     log_scalars(l, step, &tag, &accuracy, 1);
 }
 
-// A generated sample of n bytes, any bytes; log.jsonl only.
+// Logs a generated sample of n arbitrary bytes, to log.jsonl only.
 static inline void logger_text(Logger* l, int64_t step, const char* text, size_t n) {
     if (!l->active) { return; }
     require(n < SIZE_MAX / 8);

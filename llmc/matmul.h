@@ -1,17 +1,25 @@
 /*
-Matrix multiplication on the CPU, fp32: packed, register-blocked, threaded, for AVX-512, AVX2 or any other machine,
-chosen at run time. Three products are all that a linear layer needs; they share one loop nest:
+Matrix multiplication on the CPU in fp32: packed, register-blocked and multithreaded, with code for AVX-512, for AVX2
+and portable code, chosen at run time. A linear layer needs three products, which share one loop nest:
 
     matmul_nt   out (M,N) = a (M,K) b (N,K)^T + bias (N)     forward
     matmul_nn   out (M,N) = a (M,K) b (K,N)                  gradient of the input
     matmul_tn   out (M,N) = a (K,M)^T b (K,N)                gradient of the weight
 
-One operand stays: a block of K x N of it lies in L2, packed into panels of NR columns, or, when few rows use it, as it is.
-The other one streams: MR rows of it at a time are broadcast against every panel, while MR x NR sums stay in registers.
-matmul_nt streams the weights straight from their rows and writes the result transposed, matmul_nn keeps a block of them,
-and matmul_tn writes their gradient once.
-Each element is summed in the same order whatever the number of threads, so results do not depend on it.
-Source of the scheme: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3).
+The loop nest multiplies a streaming operand (M,K) by a resident operand (K,N), called a and b below. A block of KC x NC
+of b is kept in L2, packed into panels of NR columns; if few rows of a use it, it is read in place instead. Strips of MR
+rows of a stream past: they are broadcast against every panel, while MR x NR accumulators stay in registers.
+
+            KC                      NR   NR   NR
+         +-------+               +----+----+----+
+      MR | strip | of a     x    |    |    |    |  KC   block of b     ->   one MR x NR register tile per panel
+         +-------+               |    |    |    |
+                                 +----+----+----+
+
+matmul_nt streams the weights, read in place, and stores its result transposed. matmul_nn has the weights as the
+resident operand. matmul_tn, whose output is the gradient of the weights, packs the strips of a as well.
+Every element is summed in an order that does not depend on the number of threads, so neither does the result.
+Source: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3).
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -28,14 +36,15 @@ Source of the scheme: Goto and van de Geijn 2008, "Anatomy of high-performance m
 
 #define MATMUL_INLINE static inline __attribute__((always_inline))
 
-// 16 floats: one register with AVX-512, two with AVX2, four with SSE or NEON
+// 16 floats: one register of AVX-512, two of AVX2, four of SSE or NEON
 typedef float Float16 __attribute__((vector_size(64)));
 enum { MATMUL_VL = 16, MATMUL_MAX_MR = 8, MATMUL_MAX_NR = 48 };
 
 typedef enum { MATMUL_PORTABLE, MATMUL_AVX2, MATMUL_AVX512 } MatmulIsa;
 static const char* const matmul_isa_names[] = {"portable", "avx2", "avx512"};
 
-// The best that this machine has. LLMC_CPU=portable|avx2|avx512 in the environment asks for less.
+// Returns the best instruction set of this machine. The environment variable LLMC_CPU=portable|avx2|avx512 selects a
+// lesser one.
 static inline MatmulIsa matmul_isa(void) {
     static int chosen = -1;
     int isa = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
@@ -57,9 +66,9 @@ static inline MatmulIsa matmul_isa(void) {
     return (MatmulIsa)isa;
 }
 
-// One product in the form that the loop nest sees: rows of `a` stream, `b` is packed.
+// A product as the loop nest computes it: the rows of `a` stream, `b` is packed.
 typedef struct {
-    float* out; // (M,N) at stride ldo, or, transposed, (N,M) at stride ldo
+    float* out; // (M,N) with row stride ldo; if out_transposed, (N,M) with row stride ldo
     size_t ldo;
     bool out_transposed;
     bool accumulate; // out += instead of out =
@@ -67,24 +76,24 @@ typedef struct {
     size_t a_row, a_col;
     const float* b; // element (k,n) at b[k * b_row + n * b_col]
     size_t b_row, b_col;
-    const float* row_bias; // (M) or NULL: added to each row of the sum, before a transposed store
+    const float* row_bias; // (M) or NULL; row_bias[m] is added to row m of the product, before a transposed store
     size_t M, N, K;
 } MatmulArgs;
 
-// A packed block of b, and what to read ahead from memory while it is used.
+// A packed block of b, and the block of b to prefetch while it is used.
 typedef struct {
-    const float* packed;        // panels, one after the other; NULL: b is read where it lies
-    const float* b;             // the block's first element
-    size_t kb, n0, nb;          // its steps; its columns n0 .. n0 + nb of the product
-    bool accumulate, with_bias; // add to what earlier blocks left; is the first block
-    const float* ahead;         // the block of b that is packed next: rows of nb floats at stride b_row
-    size_t ahead_rows;          // 0: nothing to read ahead
+    const float* packed;        // the panels, one after the other; NULL: read b in place
+    const float* b;             // the block's first element in b
+    size_t kb, n0, nb;          // the block has kb steps of k, and columns n0 .. n0 + nb of the product
+    bool accumulate, with_bias; // add to the output of earlier blocks; add row_bias (first block only)
+    const float* ahead;         // the next block of b, to be prefetched: rows of nb floats with stride b_row
+    size_t ahead_rows;          // 0: nothing to prefetch
 } MatmulBlock;
 
 // ---- the register tile --------------------------------------------------------------
 
 #ifdef MATMUL_X86
-// out[j * ldo + i] = tile[i * MATMUL_MAX_NR + j] for i < 8, j < 8, or +=
+// Transposes 8 x 8 floats: out[j * ldo + i] = tile[i * MATMUL_MAX_NR + j] for i, j < 8; += if accumulate is true.
 __attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(float* out, size_t ldo,
                                                                                const float* tile, bool accumulate) {
     __m256 r[8], t[8];
@@ -110,7 +119,8 @@ __attribute__((target("avx2"))) static inline void matmul_store_8x8_transposed(f
 }
 #endif
 
-// Writes the finished tile (mr rows, n valid columns) where it belongs when that is not a plain full store.
+// Stores a finished tile (rows, cols) to the output. Used for transposed output and for tiles at the edge of the
+// matrix; matmul_tile() stores full tiles directly from registers.
 static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, const float* tile, size_t rows,
                                      size_t cols, bool accumulate) {
     if (!g->out_transposed) {
@@ -138,8 +148,9 @@ static inline void matmul_store_tile(const MatmulArgs* g, size_t m, size_t n0, c
     }
 }
 
-// rows x (nv * 16) sums over the block's steps of a (rows at a_row, steps at a_col) and one packed panel b (kb, nv * 16).
-// mr and nv are constants where this is inlined, so that the sums live in registers. Rows past `rows` repeat the last one.
+// The register tile: mr x (nv * 16) accumulators, summed over the block's kb steps. a has strides a_row and a_col; b
+// is one panel (kb, nv * 16) with stride b_step. mr and nv are compile-time constants at every call, so that the
+// accumulators stay in registers. If rows < mr, the tile's rows beyond `rows` repeat the last row and are not stored.
 MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int nv,
                                const float* a, const size_t a_row, const size_t a_col, const float* b, size_t b_step,
                                size_t m, size_t rows, size_t n, size_t cols) {
@@ -153,7 +164,7 @@ MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, co
 #pragma GCC unroll 3
         for (int v = 0; v < nv; v++) { sum[i][v] = (Float16){0}; }
     }
-    if (!g->out_transposed) { // the sums are written K steps from now: let their lines come meanwhile
+    if (!g->out_transposed) { // prefetch the output's cache lines, which are written after the K steps
         for (size_t i = 0; i < rows; i++) {
             const float* o = g->out + (m + i) * g->ldo + n0;
             for (int v = 0; v < nv; v++) { __builtin_prefetch(o + v * MATMUL_VL, 1); }
@@ -204,13 +215,14 @@ MATMUL_INLINE void matmul_tile(const MatmulArgs* g, const MatmulBlock* block, co
     matmul_store_tile(g, m, n0, tile, rows, cols, accumulate);
 }
 
-// Vectors in the next panel when `left` of them remain: never a narrow last one if two even ones do.
+// Number of vectors of 16 floats in the next panel if `left` of them remain. When 4 remain and max_nv is 3 it returns
+// 2, because two panels of 2 are better than panels of 3 and 1.
 MATMUL_INLINE size_t matmul_panel_vectors(size_t left, size_t max_nv) {
     if (left <= max_nv) { return left; }
     return left == max_nv + 1 && max_nv == 3 ? 2 : max_nv;
 }
 
-// mr rows of a, beginning with row m of the product, against all panels of a block
+// Multiplies a strip of mr rows of a, beginning with row m of the product, with all panels of a block.
 MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, const int mr, const int max_nv,
                                 const float* a, size_t a_row, size_t a_col, size_t m, size_t rows) {
     const float* packed = block->packed;
@@ -220,7 +232,7 @@ MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, c
     for (size_t n = 0; left > 0; tile++) {
         size_t nv = matmul_panel_vectors(left, (size_t)max_nv), width = nv * MATMUL_VL;
         size_t cols = block->nb - n < width ? block->nb - n : width;
-        // while this tile is summed, a row of the next block of b is read ahead
+        // while this tile is computed, prefetch one row of the next block of b
         size_t ahead = m / (size_t)mr * num_tiles + tile;
         if (ahead < block->ahead_rows) {
             const float* next = block->ahead + ahead * g->b_row;
@@ -248,7 +260,8 @@ MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, c
     }
 }
 
-// a: the strip's first row at the block's first step; a_col is 1, or mr when the strip is packed (then a_row is 1)
+// a points to the strip's first row at the block's first step. a_col is 1; for a packed strip a_col is mr and a_row is
+// 1.
 typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col,
                             size_t m, size_t rows);
 
@@ -259,13 +272,13 @@ typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const
     }
 #ifdef MATMUL_X86
 __attribute__((target("avx512f")))
-MATMUL_STRIP_FUNCTION(matmul_strip_avx512, 8, 3) // 24 sums, 3 of b: 27 of 32 registers
+MATMUL_STRIP_FUNCTION(matmul_strip_avx512, 8, 3) // 24 accumulators, 3 of b: 27 of 32 registers
     __attribute__((target("avx2,fma")))
-    MATMUL_STRIP_FUNCTION(matmul_strip_avx2, 6, 1) // 12 sums, 2 of b: 15 of 16 registers
+    MATMUL_STRIP_FUNCTION(matmul_strip_avx2, 6, 1) // 12 accumulators, 2 of b, 1 of a: 15 of 16 registers
 #endif
-    MATMUL_STRIP_FUNCTION(matmul_strip_portable, 3, 1) // 12 SSE or NEON sums
+    MATMUL_STRIP_FUNCTION(matmul_strip_portable, 3, 1) // 12 SSE or NEON accumulators
 
-    // kb rows of `width` floats, 64 bytes or a multiple, at stride ld, to contiguous memory
+    // Copies kb rows of `width` floats (a multiple of 16) with stride ld to contiguous memory.
     MATMUL_INLINE void matmul_copy_rows(float* dst, const float* src, size_t ld, size_t kb, size_t width) {
     for (size_t k = 0; k < kb; k++) {
         for (size_t j = 0; j < width; j += MATMUL_VL) {
@@ -313,7 +326,7 @@ static inline MatmulKernel matmul_kernel(void) {
 // ---- packing --------------------------------------------------------------------------
 
 #ifdef MATMUL_X86
-// dst[j * width + i] = src[i * ld + j] for i < 8, j < 8
+// Transposes 8 x 8 floats: dst[j * width + i] = src[i * ld + j] for i, j < 8.
 __attribute__((target("avx2"))) static inline void matmul_transpose_8x8(float* dst, size_t width, const float* src,
                                                                         size_t ld) {
     float tile[8 * MATMUL_MAX_NR];
@@ -322,7 +335,7 @@ __attribute__((target("avx2"))) static inline void matmul_transpose_8x8(float* d
 }
 #endif
 
-// steps k0..k0+kb, columns n0..n0+cols of b into one panel (kb, width), zeros beyond cols
+// Packs steps k0..k0+kb and columns n0..n0+cols of b into one panel (kb, width); columns beyond cols become zero.
 static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, const MatmulKernel* kernel, size_t k0, size_t kb,
                                      size_t n0, size_t cols, size_t width) {
     const float* src = g->b + k0 * g->b_row + n0 * g->b_col;
@@ -337,7 +350,7 @@ static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, const Matm
         }
         return;
     }
-    size_t k_done = 0, j_done = 0; // what the transposing loop has written
+    size_t k_done = 0, j_done = 0; // steps and columns that the 8 x 8 transposes have packed
 #ifdef MATMUL_X86
     if (matmul_isa() != MATMUL_PORTABLE && g->b_row == 1) {
         k_done = kb / 8 * 8;
@@ -356,14 +369,14 @@ static inline void matmul_pack_panel(float* dst, const MatmulArgs* g, const Matm
     }
 }
 
-// rows m..m+rows of a, steps k0..k0+kb, into (kb, mr)
+// Packs rows m..m+rows and steps k0..k0+kb of a into a strip (kb, mr).
 static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr, size_t m, size_t rows, size_t k0,
                                      size_t kb) {
     const float* src = g->a + m * g->a_row + k0 * g->a_col;
     if (rows == 8 && mr == 8 && g->a_row == 1) {
         for (size_t k = 0; k < kb; k++) {
             memcpy(dst + k * 8, src + k * g->a_col, 8 * sizeof(float));
-            __builtin_prefetch(src + k * g->a_col + 16); // two strips on: each step is on a page of its own
+            __builtin_prefetch(src + k * g->a_col + 16); // for the strip after next; every step is on another page
         }
         return;
     }
@@ -374,13 +387,14 @@ static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr,
 
 // ---- the loop nest -----------------------------------------------------------------------
 
-// Steps and columns of a packed block: 768 KB, most of a 1 MB L2. They depend on the product alone, never on the number of
-// threads, because they decide in which order an element is summed. A transposed store is dear, so there K is cut less often.
+// Steps (KC) and columns (NC) of a packed block: 768 KB, most of a 1 MB L2. They must not depend on the number of
+// threads, because they determine the order in which an element is summed. A transposed store is expensive, so
+// transposed products split K into fewer blocks.
 enum { MATMUL_KC = 256, MATMUL_NC = 768, MATMUL_KC_TRANSPOSED = 768, MATMUL_NC_TRANSPOSED = 256 };
-enum { MATMUL_DIRECT_ROWS = 512 }; // see matmul_run_shared
-enum { MATMUL_PACK_STEPS = 64 };   // steps of k that one thread packs at a time
+enum { MATMUL_DIRECT_ROWS = 512 }; // up to this many rows of a, b is not packed: see matmul_run_shared()
+enum { MATMUL_PACK_STEPS = 64 };   // steps of k that a thread packs at a time
 
-// Two buffers for each thread, kept from call to call and freed when the thread ends.
+// Two buffers per thread, which are reused between calls and freed when the thread ends.
 typedef struct {
     float* data[2];
     size_t size[2]; // floats
@@ -400,7 +414,7 @@ static inline void matmul_buffers_make_key(void) {
     if (pthread_key_create(&matmul_buffers_key, matmul_buffers_free) != 0) { die("pthread_key_create failed"); }
 }
 
-// Buffer 0 or 1 of the calling thread, of at least so many floats, on a cache line.
+// Returns buffer 0 or 1 of the calling thread, aligned to a cache line, with room for at least `floats` floats.
 static inline float* matmul_buffer(int which, size_t floats) {
     pthread_once(&matmul_buffers_once, matmul_buffers_make_key);
     MatmulBuffers* buffers = (MatmulBuffers*)pthread_getspecific(matmul_buffers_key);
@@ -411,13 +425,14 @@ static inline float* matmul_buffer(int which, size_t floats) {
     if (buffers->size[which] < floats) {
         free(buffers->data[which]);
         buffers->data[which] = (float*)aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
-        if (!buffers->data[which]) { die("out of memory: %zu bytes asked for", floats * sizeof(float)); }
+        if (!buffers->data[which]) { die("out of memory: cannot allocate %zu bytes", floats * sizeof(float)); }
         buffers->size[which] = floats;
     }
     return buffers->data[which];
 }
 
-// Packs steps k..k+steps of the block (k0.., kb) x (n0.., nb); `packed` holds its panels one after the other.
+// Packs steps k..k+steps of the block that begins at (k0, n0) and has kb steps and nb columns. `packed` is the block's
+// memory; its panels follow each other.
 static inline void matmul_pack_steps(float* packed, const MatmulArgs* g, const MatmulKernel* kernel, size_t k0,
                                      size_t kb, size_t n0, size_t nb, size_t k, size_t steps) {
     size_t left = (nb + MATMUL_VL - 1) / MATMUL_VL;
@@ -431,13 +446,14 @@ static inline void matmul_pack_steps(float* packed, const MatmulArgs* g, const M
     }
 }
 
-// One product by all threads together: they pack a block of b, then share out the strips of a.
+// Computes a product with all threads together: for each block of b, the threads pack it, then divide the strips of a
+// among themselves. Within a parallel region it runs on the calling thread alone.
 static inline void matmul_run_shared(const MatmulArgs* g) {
     const MatmulKernel kernel = matmul_kernel();
     const size_t max_kc = g->out_transposed ? MATMUL_KC_TRANSPOSED : MATMUL_KC;
     const size_t max_nc = g->out_transposed ? MATMUL_NC_TRANSPOSED : MATMUL_NC;
     const size_t nc = g->N < max_nc ? g->N : max_nc, kc = g->K < max_kc ? g->K : max_kc;
-    // few strips of a do not pay for a copy of b, if its panels are whole
+    // with few rows of a, packing b costs more than it saves; b can be read in place only if all panels are full
     const bool direct = g->b_col == 1 && g->N % MATMUL_VL == 0 && g->M <= MATMUL_DIRECT_ROWS;
     float* packed = direct ? NULL : matmul_buffer(0, kc * ((nc + MATMUL_VL - 1) / MATMUL_VL * MATMUL_VL));
     const long num_strips = (long)((g->M + kernel.mr - 1) / kernel.mr);
@@ -477,8 +493,8 @@ static inline void matmul_run_shared(const MatmulArgs* g) {
     }
 }
 
-// With many blocks of K one after the other, waiting for each other at every block costs more than it saves: there each
-// thread does columns of its own.
+// Computes a product. If K has many blocks, the barriers after every block cost more than sharing the packed block
+// saves: then each thread computes a range of columns on its own.
 static inline void matmul_run(const MatmulArgs* g) {
     if (g->M == 0 || g->N == 0) { return; }
     size_t threads = 1;
@@ -498,14 +514,14 @@ static inline void matmul_run(const MatmulArgs* g) {
         part.N = (end < g->N ? end : g->N) - first;
         part.b += first * g->b_col;
         part.out += first * (g->out_transposed ? g->ldo : 1);
-        matmul_run_shared(&part); // within a parallel region a further one has a single thread
+        matmul_run_shared(&part); // nested parallel regions have a single thread
     }
 }
 
 // ---- the three products ------------------------------------------------------------------
-// Strides ld* are in floats, from one row to the next. M, N or K may be any size; K = 0 gives zeros (plus bias).
+// Strides ld* count floats from one row to the next. M, N and K may have any size; K = 0 gives zeros (plus bias).
 
-// out[j] = weight[j,:] . x + bias[j] for one row x (K): bound by reading the weights once.
+// out[j] = weight[j,:] . x + bias[j] for a single row x (K). Bound: memory, each weight is read once.
 #define MATMUL_VECTOR_FUNCTION(NAME)                                                                                   \
     static inline float NAME(const float* w, const float* x, size_t K) {                                               \
         Float16 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, wv, xv;                                                        \
@@ -539,26 +555,26 @@ MATMUL_VECTOR_FUNCTION(matmul_dot_avx2)
     for (long j = 0; j < (long)N; j++) { out[j] = dot(weight + (size_t)j * ldw, x, K) + (bias ? bias[j] : 0.0f); }
 }
 
-// out (M,N) = a (M,K) b (N,K)^T + bias (N); bias may be NULL
+// out (M,N) = a (M,K) b (N,K)^T + bias (N); bias may be NULL; out += if accumulate is true
 static inline void matmul_nt(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb,
                              const float* bias, size_t M, size_t N, size_t K, bool accumulate) {
     if (M == 1 && !accumulate) {
         matmul_vector(out, a, b, ldb, bias, N, K);
         return;
     }
-    // b streams, a is packed, and what comes out is out^T: written transposed
+    // computes out^T = b a^T: the loop nest streams b and packs a, and stores its result transposed
     MatmulArgs g = {out, ldo, true, accumulate, b, ldb, 1, a, 1, lda, bias, N, M, K};
     matmul_run(&g);
 }
 
-// out (M,N) = a (M,K) b (K,N), or out += with accumulate
+// out (M,N) = a (M,K) b (K,N); out += if accumulate is true
 static inline void matmul_nn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
                              size_t N, size_t K, bool accumulate) {
     MatmulArgs g = {out, ldo, false, accumulate, a, lda, 1, b, ldb, 1, NULL, M, N, K};
     matmul_run(&g);
 }
 
-// out (M,N) = a (K,M)^T b (K,N), or out += with accumulate
+// out (M,N) = a (K,M)^T b (K,N); out += if accumulate is true
 static inline void matmul_tn(float* out, size_t ldo, const float* a, size_t lda, const float* b, size_t ldb, size_t M,
                              size_t N, size_t K, bool accumulate) {
     MatmulArgs g = {out, ldo, false, accumulate, a, 1, lda, b, ldb, 1, NULL, M, N, K};

@@ -1,12 +1,12 @@
 /*
-What a GPU could do at best: dense matmul rates of the vendor's data sheets, for MFU (model FLOPs utilization,
-Chowdhery et al. 2022, arXiv:2204.02311). Rates with fp32 sums: on GeForce cards these are half of the rate that the data
-sheet gives for 16-bit sums, on the others the same. Where only a rate with sparsity is given, half of it. C11, also
-compiles as C++17.
+Peak rates of GPUs: the dense matmul rates of the vendor's data sheets, for MFU (model FLOPs utilization, Chowdhery et
+al. 2022, arXiv:2204.02311). They are rates with fp32 accumulation. On GeForce cards this is half of the data sheet's
+rate with 16-bit accumulation; on the other cards both rates are equal. If the data sheet gives only a rate with
+sparsity, we use half of it. C11, also compiles as C++17.
 
-Sources: NVIDIA's data sheets of the data-centre cards; the white papers of GH100, GA102, Ada, and of the GeForce cards
-with Blackwell. GeForce cards that have no column there: 2 FLOP x CUDA cores x boost clock without tensor cores, twice
-that on them, which is what the white papers' columns come to.
+Sources: NVIDIA's data sheets of the data-center cards; the white papers of GH100, GA102, Ada and the Blackwell GeForce
+cards. For a GeForce card without a column in a white paper: 2 FLOP x CUDA cores x boost clock without tensor cores, and
+twice that with tensor cores, which agrees with the white papers for the cards that they list.
 */
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H
@@ -14,8 +14,8 @@ that on them, which is what the white papers' columns come to.
 #include "utils.h"
 
 typedef struct {
-    const char* name;                  // words of cudaDeviceProp.name; the first entry that gpu_is() counts
-    double tflops_16, tf32, tflops_32; // bf16 and fp16; tf32, 0: has neither tf32 nor bf16; fp32 without tensor cores
+    const char* name;                  // words of cudaDeviceProp.name; the first entry that gpu_is() matches is used
+    double tflops_16, tf32, tflops_32; // bf16 and fp16; tf32 (0: no tf32 and no bf16); fp32 without tensor cores
 } GpuPeak;
 
 static const GpuPeak gpu_peaks[] = {
@@ -63,8 +63,9 @@ static const GpuPeak gpu_peaks[] = {
     {"RTX 3060", 25.5, 12.7, 12.7},
 };
 
-// Is `words` part of a device's name, as whole words, and what follows them only says how much memory there is or how it
-// is plugged in? So "RTX 4070" is neither "RTX 4070 Ti" nor a "Laptop GPU", and "A100" no slice of one ("MIG 1g.5gb").
+// True if a device's name contains `words` as whole words, followed at most by its memory size or its connector (HBM,
+// SXM, PCI). So "RTX 4070" matches neither "RTX 4070 Ti" nor "RTX 4070 Laptop GPU", and "A100" does not match a slice
+// of an A100 ("MIG 1g.5gb").
 static inline bool gpu_is(const char* name, const char* words) {
     const char* at = strstr(name, words);
     if (!at || (at != name && at[-1] != ' ')) { return false; }
@@ -81,8 +82,8 @@ static inline bool gpu_is(const char* name, const char* words) {
     return true;
 }
 
-// TFLOP/s of the device called `name` in "bf16", "fp16" or "fp32" (tf32: on the tensor cores, if they can); 0 if it is not
-// known, or has no tensor cores for bf16.
+// Returns the peak TFLOP/s of the device called `name` in "bf16", "fp16" or "fp32" (tf32 is true: on the tensor cores,
+// if they support it). Returns 0 if the device is unknown, or if it has no tensor cores for bf16.
 static inline double gpu_peak_tflops(const char* name, const char* precision, bool tf32) {
     for (size_t i = 0; i < sizeof(gpu_peaks) / sizeof(gpu_peaks[0]); i++) {
         const GpuPeak* g = &gpu_peaks[i];

@@ -1,10 +1,10 @@
 /*
-Random numbers: torch's generator and its normal_(), bit for bit, so that a model begins from the same weights as in
-PyTorch and llm.c; the small generator of the sampler; permutations for shuffling data.
+Random numbers: PyTorch's generator and its normal_(), bit for bit, so that a new model starts from the same weights as
+in PyTorch and llm.c; a small generator for the sampler; and permutations for shuffling data.
 
 Sources: Matsumoto and Nishimura 1998 (mt19937); Box and Muller 1958; Vigna 2016, arXiv:1402.6246 (xorshift64*);
-Steele, Lea and Flood 2014 (splitmix64); Lemire 2019, arXiv:1805.10941 (bounded draws). Which of these torch calls, and
-in which order: ATen/core/DistributionsHelper.h, ATen/native/cpu/DistributionTemplates.h, ATen/native/cpu/avx_mathfun.h.
+Steele, Lea and Flood 2014 (splitmix64); Lemire 2019, arXiv:1805.10941 (bounded draws). PyTorch's use of them:
+ATen/core/DistributionsHelper.h, ATen/native/cpu/DistributionTemplates.h, ATen/native/cpu/avx_mathfun.h.
 */
 #ifndef LLMC_RAND_H
 #define LLMC_RAND_H
@@ -25,8 +25,8 @@ enum { MT19937_N = 624, MT19937_M = 397 };
 
 typedef struct {
     uint32_t state[MT19937_N];
-    uint32_t index;  // of the next word of state to hand out
-    bool has_cached; // the element-wise normals come in pairs, the second one waits here
+    uint32_t index;  // of the next word of state to return
+    bool has_cached; // mt19937_normal() computes normals in pairs: `cached` holds the second one
     double cached;   // standard normal
 } Mt19937;
 
@@ -53,7 +53,7 @@ RAND_INLINE uint32_t mt19937_temper(uint32_t y) {
     return y ^ (y >> 18);
 }
 
-// All 624 words at once, in loops without a modulo that compilers vectorise.
+// Advances all 624 words of the state. The loops have no modulo, so that compilers can vectorize them.
 static inline void mt19937_twist(Mt19937* mt) {
     uint32_t* s = mt->state;
     const int shift = MT19937_N - MT19937_M;
@@ -68,18 +68,18 @@ static inline uint32_t mt19937_u32(Mt19937* mt) {
     return mt19937_temper(mt->state[mt->index++]);
 }
 
-// the low 24 bits, over 2^24: [0, 1)
+// the low 24 bits divided by 2^24: in [0, 1)
 RAND_INLINE float mt19937_to_float(uint32_t u) { return (float)(int32_t)(u & 0xffffffu) * (1.0f / 16777216.0f); }
 
 static inline float mt19937_uniform(Mt19937* mt) { return mt19937_to_float(mt19937_u32(mt)); }
 
-// The low 53 bits of two draws, the first one above: [0, 1).
+// In [0, 1): the low 53 bits of a 64-bit number whose upper half is the first of two draws.
 static inline double mt19937_uniform_double(Mt19937* mt) {
     uint64_t high = mt19937_u32(mt), low = mt19937_u32(mt);
     return (double)(((high << 32) | low) & ((1ull << 53) - 1)) * (1.0 / 9007199254740992.0);
 }
 
-// out (n): what n calls of mt19937_uniform() give, a block of the state at a time.
+// Fills out (n) with the results of n calls of mt19937_uniform(), but processes a whole block of the state at a time.
 static inline void mt19937_fill_uniform(Mt19937* mt, float* out, size_t n) {
     while (n > 0) {
         if (mt->index == MT19937_N) { mt19937_twist(mt); }
@@ -94,9 +94,10 @@ static inline void mt19937_fill_uniform(Mt19937* mt, float* out, size_t n) {
 
 // ---- normals ----------------------------------------------------------------------
 
-// torch's logarithm, sine and cosine for blocks of 16 are the Cephes polynomials in single precision, in a build whose
-// compiler fuses a multiplication with the addition after it. So each fused one is an explicit fmaf here, and no other
-// product meets an addition: no compiler flag that keeps IEEE arithmetic can change a bit. libm's functions differ.
+// For blocks of 16 normals, PyTorch computes logarithm, sine and cosine with the single-precision Cephes polynomials,
+// built by a compiler that contracts multiply-add pairs to fma. Here every contracted pair is an explicit fmaf, and no
+// other product is followed by an addition, so that compiler flags which keep IEEE arithmetic cannot change a bit.
+// libm's functions give other results.
 
 RAND_INLINE float float_from_bits(uint32_t bits) {
     float x;
@@ -115,7 +116,7 @@ RAND_INLINE float normal_log(float x) {
     uint32_t bits = bits_from_float(x);
     float e = (float)((int32_t)(bits >> 23) - 126);
     x = float_from_bits((bits & 0x007fffffu) | 0x3f000000u); // mantissa in [0.5, 1)
-    float below = x < 0.707106781186547524f ? 1.0f : 0.0f;   // below sqrt(1/2): double it, for x - 1 around 0
+    float below = x < 0.707106781186547524f ? 1.0f : 0.0f;   // if below sqrt(1/2), double it, so that x - 1 is near 0
     x = (x - 1.0f) + (below != 0.0f ? x : 0.0f);
     e -= below;
     float z = x * x;
@@ -135,7 +136,7 @@ RAND_INLINE float normal_log(float x) {
 
 // sin(x) and cos(x), x in [0, 2 pi)
 RAND_INLINE void normal_sincos(float x, float* sine, float* cosine) {
-    int32_t octant = ((int32_t)(x * 1.27323954473516f) + 1) & ~1; // 4 / pi; even: the nearest multiple of pi / 2
+    int32_t octant = ((int32_t)(x * 1.27323954473516f) + 1) & ~1; // even octant: nearest multiple of pi / 2
     float y = (float)octant;
     x = __builtin_fmaf(y, -0.78515625f, x); // x - octant * pi / 4, with pi / 4 in three parts
     x = __builtin_fmaf(y, -2.4187564849853515625e-4f, x);
@@ -147,13 +148,14 @@ RAND_INLINE void normal_sincos(float x, float* sine, float* cosine) {
     float s = __builtin_fmaf(-1.9515295891e-4f, z, 8.3321608736e-3f);
     s = __builtin_fmaf(s, z, -1.6666654611e-1f);
     s = __builtin_fmaf(s * z, x, x);
-    bool swap = (octant & 2) != 0; // odd multiples of pi / 2 exchange the two
+    bool swap = (octant & 2) != 0; // odd multiples of pi / 2 swap sine and cosine
     uint32_t sine_sign = (uint32_t)(octant & 4) << 29, cosine_sign = (uint32_t)(~(octant - 2) & 4) << 29;
     *sine = float_from_bits(bits_from_float(swap ? c : s) ^ sine_sign);
     *cosine = float_from_bits(bits_from_float(swap ? s : c) ^ cosine_sign);
 }
 
-// inout (16 * num_blocks): uniforms in [0, 1) to normals; value j of a block pairs with value j + 8.
+// Turns uniforms in [0, 1) into normals, in place; inout (16 * num_blocks). Value j of a block is paired with value j +
+// 8.
 RAND_INLINE void box_muller_blocks(float* inout, size_t num_blocks, float mean, float std) {
     const float two_pi = (float)(2.0 * 3.14159265358979323846);
     for (size_t b = 0; b < num_blocks; b++, inout += 16) {
@@ -173,7 +175,7 @@ static inline void box_muller_portable(float* inout, size_t num_blocks, float me
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// the same code where fmaf is one instruction and not a call
+// the same code compiled for machines on which fmaf is an instruction instead of a call
 __attribute__((target("avx2,fma"))) static inline void box_muller_avx2(float* inout, size_t num_blocks, float mean,
                                                                        float std) {
     box_muller_blocks(inout, num_blocks, mean, std);
@@ -190,7 +192,7 @@ static inline void box_muller(float* inout, size_t num_blocks, float mean, float
     box_muller_portable(inout, num_blocks, mean, std);
 }
 
-// One normal in double precision, as torch draws them for tensors of fewer than 16 elements.
+// Draws a normal in double precision, as PyTorch does for tensors of fewer than 16 elements.
 static inline double mt19937_normal(Mt19937* mt, double mean, double std) {
     double value = mt->cached;
     if (!mt->has_cached) {
@@ -203,16 +205,16 @@ static inline double mt19937_normal(Mt19937* mt, double mean, double std) {
     return __builtin_fma(value, std, mean);
 }
 
-// out (n): bit-identical with torch.empty(n).normal_(mean, std) on an x86 CPU (mean and std are
-// doubles there, and so they matter when n < 16). The uniforms are drawn in order, for the
-// whole tensor; what is made of them is independent block by block, so the threads do not matter.
+// Fills out (n), bit-identical to torch.empty(n).normal_(mean, std) on an x86 CPU. mean and std are doubles, as in
+// PyTorch, because n < 16 is computed in double precision. The uniforms of the whole tensor are drawn in order; each
+// block is then transformed independently, so the result does not depend on the number of threads.
 static inline void normal_fill(float* out, size_t n, double mean, double std, Mt19937* mt) {
     if (n < 16) {
         for (size_t i = 0; i < n; i++) { out[i] = (float)mt19937_normal(mt, mean, std); }
         return;
     }
     mt19937_fill_uniform(mt, out, n);
-    const int64_t chunk = 512, num_blocks = (int64_t)(n / 16); // a thread's turn is 512 blocks, 32 KB
+    const int64_t chunk = 512, num_blocks = (int64_t)(n / 16); // a thread processes 512 blocks, 32 KB, at a time
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
 #endif
@@ -220,14 +222,15 @@ static inline void normal_fill(float* out, size_t n, double mean, double std, Mt
         int64_t left = num_blocks - b;
         box_muller(out + 16 * b, (size_t)(left < chunk ? left : chunk), (float)mean, (float)std);
     }
-    if (n % 16 != 0) { // the last 16 are drawn anew, over what stands there
+    if (n % 16 != 0) { // like PyTorch, draw the last 16 values again and overwrite them
         mt19937_fill_uniform(mt, out + n - 16, 16);
         box_muller(out + n - 16, 1, (float)mean, (float)std);
     }
 }
 
-// params (num_parameters(config)), in the order of gpt2_params: the weights that llm.c and PyTorch begin with for this
-// seed (42 in both). Draws: the embeddings, then layer by layer. Rows V..Vp of wte are padding, never drawn: 0.
+// Fills params (num_parameters(config)), in the order of gpt2_params, with the initial weights that llm.c and PyTorch
+// have for this seed (42 in both). The embeddings are drawn first, then layer after layer. The padding rows V..Vp of
+// wte are 0 and no numbers are drawn for them.
 static inline void gpt2_init_params(float* params, const GPT2Config* config, uint32_t seed) {
     Mt19937 mt;
     mt19937_seed(&mt, seed);
@@ -237,7 +240,7 @@ static inline void gpt2_init_params(float* params, const GPT2Config* config, uin
         float value = gpt2_params[p].init == INIT_ONE ? 1.0f : 0.0f;
         for (size_t i = 0; i < n; i++) { tensor[i] = value; }
     }
-    for (int layer = -1; layer < config->num_layers; layer++) { // -1: what no layer owns
+    for (int layer = -1; layer < config->num_layers; layer++) { // -1: the tensors that are not per layer
         for (int p = 0; p < NUM_PARAMS; p++) {
             InitKind init = gpt2_params[p].init;
             if (init != INIT_NORMAL && init != INIT_NORMAL_RESIDUAL) { continue; }
@@ -253,9 +256,9 @@ static inline void gpt2_init_params(float* params, const GPT2Config* config, uin
 
 // ---- sampling and shuffling ---------------------------------------------------------
 
-// xorshift64*. Any state will do, 0 too.
+// xorshift64*. Any state is allowed, also 0.
 static inline uint64_t random_u64(uint64_t* state) {
-    uint64_t x = *state ? *state : 0x9e3779b97f4a7c15ull; // 0 is the one state that it would never leave
+    uint64_t x = *state ? *state : 0x9e3779b97f4a7c15ull; // xorshift would never leave the state 0
     x ^= x >> 12;
     x ^= x << 25;
     x ^= x >> 27;
@@ -265,13 +268,13 @@ static inline uint64_t random_u64(uint64_t* state) {
 
 static inline uint32_t random_u32(uint64_t* state) { return (uint32_t)(random_u64(state) >> 32); }
 
-// [0, 1) in steps of 2^-24 and 2^-53
+// in [0, 1), in steps of 2^-24 (float) and 2^-53 (double)
 static inline float random_f32(uint64_t* state) { return (float)(random_u32(state) >> 8) * (1.0f / 16777216.0f); }
 static inline double random_f64(uint64_t* state) {
     return (double)(random_u64(state) >> 11) * (1.0 / 9007199254740992.0);
 }
 
-// Spreads 64 bits over 64 bits, one to one: turns seeds and counters that lie close together into unrelated ones.
+// A bijective mix of 64 bits: turns seeds and counters that are close together into unrelated numbers.
 static inline uint64_t splitmix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -279,20 +282,20 @@ static inline uint64_t splitmix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// One of 0 .. n-1, each exactly as likely as the others; n > 0.
+// Draws from 0 .. n-1 with exactly equal probabilities; n > 0.
 static inline uint32_t random_below(uint64_t* state, uint32_t n) {
     uint64_t product = (uint64_t)random_u32(state) * n;
     if ((uint32_t)product < n) {
-        uint32_t rejected = (0u - n) % n; // 2^32 mod n: as many of the lowest products are one too many
+        uint32_t rejected = (0u - n) % n; // 2^32 mod n; rejecting lower parts below it removes the bias
         while ((uint32_t)product < rejected) { product = (uint64_t)random_u32(state) * n; }
     }
     return (uint32_t)(product >> 32);
 }
 
-// out (n): 0 .. n-1 in an order that seed decides alone.
+// Fills out (n) with a permutation of 0 .. n-1 that depends only on seed and n.
 static inline void random_permutation(uint32_t* out, uint32_t n, uint64_t seed) {
     uint64_t state = splitmix64(seed);
-    for (uint32_t i = 0; i < n; i++) { // each new value takes a random place, the value there moves to the end
+    for (uint32_t i = 0; i < n; i++) { // inside-out Fisher-Yates: i goes to a random index j, the value at j moves to i
         uint32_t j = random_below(&state, i + 1);
         if (j != i) { out[i] = out[j]; }
         out[j] = i;

@@ -1,16 +1,17 @@
 /*
-Checkpoints of a training run: directories that Hugging Face's from_pretrained opens, and from which the run goes on
-bit for bit.
+Checkpoints of a training run. Each one is a directory that Hugging Face's from_pretrained can open, and from which the
+run resumes bit for bit.
 
     log/step_00000100/config.json, generation_config.json, model.safetensors (fp32)
-                      vocab.json, merges.txt (added_tokens.json, gpt2_tokenizer.bin where the vocabulary needs them)
-                      optimizer.safetensors: m.NAME and v.NAME of every parameter, fp32, NAME and shape as in
-                      model.safetensors
-                      state.json: the rest of the state, and size and crc32c of every file here, itself included
+                      vocab.json, merges.txt (added_tokens.json, gpt2_tokenizer.bin if the vocabulary needs them)
+                      optimizer.safetensors: AdamW's moments m.NAME and v.NAME of every parameter, in fp32, with the
+                      names and shapes of model.safetensors
+                      state.json: the rest of the state, plus the size and crc32c of every file listed above and a
+                      crc32c of state.json itself
 
-A checkpoint is written to a hidden directory, each file and the directory fsynced, then renamed, then out_dir fsynced:
-under its final name it is whole or absent, also after a power cut. One flipped bit anywhere in it is found. A run goes
-like this:
+A checkpoint is written to a hidden directory; every file and the directory are fsynced; the directory is renamed; then
+out_dir is fsynced. So a checkpoint is either complete or absent under its final name, even after a power failure. A
+single flipped bit in any of its files is detected on loading. A run uses this header as follows:
 
     run_install_signal_handlers();
     run_remove_leftovers(out_dir, &err);
@@ -22,7 +23,7 @@ like this:
         if (run_stop_signal) { break; }
     }
 
-One run at a time writes to an out_dir.
+Only one run at a time may write to an out_dir.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
@@ -42,22 +43,25 @@ One run at a time writes to an out_dir.
 
 // ---- stopping ---------------------------------------------------------------------
 
-// 0, or the signal that asked the run to stop. The training loop looks at it after each step: it saves and exits.
+// 0, or the signal that asked the run to stop. The training loop checks this after each step; if it is set, the loop
+// saves a checkpoint and exits.
 static volatile sig_atomic_t run_stop_signal;
 
-// The first signal asks, the second one of either kind ends the process at once with 128 + signal: 130 or 143.
+// The first signal requests a stop. A second one, SIGINT or SIGTERM, ends the process at once with exit code
+// 128 + signal: 130 or 143.
 static inline void run_on_signal(int signal_number) {
     static const char text[] = "\nstopping after this step; a second signal exits at once\n";
     int saved_errno = errno;
     if (run_stop_signal) { _exit(128 + signal_number); }
     run_stop_signal = signal_number;
-    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* nobody listens, which stops nothing */
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
     }
     errno = saved_errno;
 }
 
-// For SIGINT and SIGTERM, also where a shell started the program in the background with SIGINT ignored.
-// System calls go on after the handler, so that a signal in the middle of a save does not spoil it.
+// Installs the handler for SIGINT and SIGTERM, even if the shell ignored SIGINT when it started the program in the
+// background. SA_RESTART: interrupted system calls are restarted, so a signal during a save does not make the save
+// fail.
 static inline void run_install_signal_handlers(void) {
     struct sigaction action;
     memset(&action, 0, sizeof(action));
@@ -71,16 +75,16 @@ static inline void run_install_signal_handlers(void) {
 
 enum { RUN_PATH = 4096, RUN_NAME = 64 };
 
-// dir/name into out (RUN_PATH)
+// Writes "dir/name" to out (RUN_PATH bytes).
 static inline bool run_path(char* out, const char* dir, const char* name, Error* err) {
     int n = snprintf(out, RUN_PATH, "%s/%s", dir, name);
-    return (n >= 0 && n < RUN_PATH) || error_set(err, "%.200s...: the directory's name is too long", dir);
+    return (n >= 0 && n < RUN_PATH) || error_set(err, "%.200s...: the directory name is too long", dir);
 }
 
-// "step_00000100" into name (RUN_NAME)
+// Writes "step_00000100" to name (RUN_NAME bytes).
 static inline void run_step_name(char* name, int64_t step) { snprintf(name, RUN_NAME, "step_%08lld", (long long)step); }
 
-// The step of "step_00000100" and of nothing else, -1 otherwise.
+// Returns 100 for "step_00000100", and -1 for a name that run_step_name() would not produce.
 static inline int64_t run_step_of_name(const char* name) {
     char want[RUN_NAME];
     if (strncmp(name, "step_", 5) != 0 || strlen(name) > 5 + 18) { return -1; }
@@ -90,14 +94,14 @@ static inline int64_t run_step_of_name(const char* name) {
     return strcmp(want, name) == 0 ? step : -1;
 }
 
-// While it is written, and while it is removed, a checkpoint has a name that no reader looks at:
-// .tmp-step_00000100-PID. Where two directories cannot be exchanged, the replaced one is .old-step_00000100-PID for a
-// moment.
+// While a checkpoint is being written or removed, it has the hidden name .tmp-step_00000100-PID, which no reader opens.
+// If the file system cannot exchange two directories atomically, the checkpoint that is being replaced is briefly
+// called .old-step_00000100-PID.
 static inline void run_hidden_name(char* name, const char* prefix, int64_t step) {
     snprintf(name, RUN_NAME, "%sstep_%08lld-%ld", prefix, (long long)step, (long)getpid());
 }
 
-// The PID in such a name and its step; 0 for other names.
+// Returns the PID in a hidden name and stores its step in *step; returns 0 for any other name.
 static inline long run_pid_of_hidden_name(const char* name, const char* prefix, int64_t* step) {
     char part[RUN_NAME];
     size_t n = strlen(prefix);
@@ -112,7 +116,7 @@ static inline long run_pid_of_hidden_name(const char* name, const char* prefix, 
     return *step >= 0 && digits > 0 && digits < 10 && dash[1 + digits] == '\0' ? strtol(dash + 1, NULL, 10) : 0;
 }
 
-// Removes a directory of plain files. One that does not exist is a success.
+// Removes a directory that contains only plain files. Succeeds if the directory does not exist.
 static inline bool run_remove_directory(const char* path, Error* err) {
     DIR* dir = opendir(path);
     if (!dir) { return errno == ENOENT || error_set(err, "%s: %s", path, strerror(errno)); }
@@ -135,8 +139,8 @@ static inline int run_compare_steps(const void* a, const void* b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-// The steps of all checkpoints in out_dir, newest first, whole or not; the caller frees *steps. False if out_dir cannot
-// be read.
+// Lists the steps of all checkpoints in out_dir, newest first, without checking that they are complete. The caller
+// frees *steps. Returns false if out_dir cannot be read.
 static inline bool run_list_steps(const char* out_dir, int64_t** steps, int* num_steps, Error* err) {
     *steps = NULL;
     *num_steps = 0;
@@ -153,7 +157,7 @@ static inline bool run_list_steps(const char* out_dir, int64_t** steps, int* num
     return true;
 }
 
-// Whether there is any checkpoint in out_dir, good or not.
+// True if out_dir contains a checkpoint, intact or damaged.
 static inline bool run_has_checkpoints(const char* out_dir) {
     int64_t* steps = NULL;
     int num_steps = 0;
@@ -163,7 +167,7 @@ static inline bool run_has_checkpoints(const char* out_dir) {
     return any;
 }
 
-// One entry of out_dir that a dead run may have left; see run_remove_leftovers().
+// Handles one directory entry of out_dir, which may be the leftover of a dead run; see run_remove_leftovers().
 static inline bool run_remove_leftover(const char* out_dir, const char* name, Error* err) {
     static const char* const prefixes[] = {".tmp-", ".old-"};
     char path[RUN_PATH], step_name[RUN_NAME], final_path[RUN_PATH];
@@ -171,11 +175,11 @@ static inline bool run_remove_leftover(const char* out_dir, const char* name, Er
         int64_t step = -1;
         long pid = run_pid_of_hidden_name(name, prefixes[i], &step);
         if (pid == 0) { continue; }
-        // one with our own PID is from a dead run as well: this run has not begun to write
+        // an entry with our own PID also comes from a dead run, because this run has not written anything yet
         if (pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno == EPERM)) { continue; }
         run_step_name(step_name, step);
         if (!run_path(path, out_dir, name, err) || !run_path(final_path, out_dir, step_name, err)) { return false; }
-        if (i == 1 && !file_exists(final_path)) { // killed between the two renames of run_publish()
+        if (i == 1 && !file_exists(final_path)) { // the run died between the two renames of run_publish()
             return rename(path, final_path) == 0 || error_set(err, "%s: cannot rename: %s", path, strerror(errno));
         }
         return run_remove_directory(path, err);
@@ -183,8 +187,8 @@ static inline bool run_remove_leftover(const char* out_dir, const char* name, Er
     return true;
 }
 
-// Removes what runs that are no longer alive left half-written or half-removed in out_dir. To be called at the start of
-// a run, before anything is read or saved. An out_dir that does not exist is a success.
+// Removes the half-written and half-removed checkpoints that dead runs left in out_dir. Must be called at the start of
+// a run, before anything is read or saved. Succeeds if out_dir does not exist.
 static inline bool run_remove_leftovers(const char* out_dir, Error* err) {
     DIR* dir = opendir(out_dir);
     if (!dir) { return errno == ENOENT || error_set(err, "%s: %s", out_dir, strerror(errno)); }
@@ -196,9 +200,9 @@ static inline bool run_remove_leftovers(const char* out_dir, Error* err) {
     return ok;
 }
 
-// Gives the directory tmp_path, all of it on the disk, its final name. A checkpoint of the same step that stands there
-// is exchanged with it in one go and then removed. False: out_dir is as it was, or, if its fsync failed, the new
-// checkpoint stands.
+// Gives the directory tmp_path, which is already synced to disk, its final name. If out_dir already has a checkpoint of
+// this step, the two are exchanged atomically, so that tmp_path then holds the old one; the caller removes it.
+// On false out_dir is unchanged, or, if only its fsync failed, contains the new checkpoint.
 static inline bool run_publish(const char* out_dir, const char* tmp_path, int64_t step, Error* err) {
     char name[RUN_NAME], final_path[RUN_PATH], old_path[RUN_PATH];
     run_step_name(name, step);
@@ -212,7 +216,7 @@ static inline bool run_publish(const char* out_dir, const char* tmp_path, int64_
         return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
     }
 #endif
-    // a file system that cannot exchange: run_remove_leftovers() mends it if we die between the two
+    // this file system cannot exchange: if we die between the two renames, run_remove_leftovers() restores the old one
     bool moved = replace && !exchanged;
     if (moved && rename(final_path, old_path) != 0) {
         return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
@@ -228,11 +232,12 @@ static inline bool run_publish(const char* out_dir, const char* tmp_path, int64_
     return (!moved || run_remove_directory(old_path, ok ? err : NULL)) && ok;
 }
 
-// ---- sums ---------------------------------------------------------------------------
+// ---- checksums ----------------------------------------------------------------------
 
-// Size and crc32c of a file by read(2): a bad sector gives an error here, in a mapping it would be a SIGBUS.
+// Computes the size and crc32c of a file. It uses read(2), because a bad sector then gives an error; in a mapping it
+// would raise SIGBUS.
 static inline bool run_sum_file(const char* path, uint64_t* bytes, uint32_t* crc, Error* err) {
-    enum { CHUNK = 1 << 18 }; // stays in the second-level cache between the copy and the sum
+    enum { CHUNK = 1 << 18 }; // 256 KB: stays in the L2 cache between read() and crc32c()
     *bytes = 0;
     *crc = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -256,7 +261,7 @@ static inline bool run_sum_file(const char* path, uint64_t* bytes, uint32_t* crc
     return n == 0;
 }
 
-// One file of a checkpoint against the size and sum that state.json gives.
+// Compares the size and crc32c of one checkpoint file with those in state.json.
 static inline bool run_check_file(const char* dir, const SavedFile* file, Error* err) {
     char path[RUN_PATH];
     struct stat st;
@@ -279,27 +284,28 @@ static inline bool run_check_file(const char* dir, const SavedFile* file, Error*
 
 enum { RUN_VERSION = 1, RUN_MAX_FILES = 32, RUN_TEXT = 16, RUN_MAX_STATE_BYTES = 1 << 20 };
 
-// All that a run is besides params, m and v. Plain data: zero it first, so that two of them can be compared by memcmp.
+// The state of a run, except params, m and v. Plain data; zero a RunState before filling it, so that memcmp can compare
+// two of them.
 typedef struct {
     GPT2Config config;
-    int64_t step;                  // steps of the optimizer that were taken; names the directory
-    int64_t num_tokens_seen;       // by training
-    int64_t skipped_steps;         // of these, updates left out for an outlier
-    double loss_scale;             // fp16: gradients are so many times too large; elsewhere 1
-    int64_t loss_scale_good_steps; // steps since it was last changed
+    int64_t step;                  // optimizer steps taken so far, skipped ones included; names the directory
+    int64_t num_tokens_seen;       // tokens trained on so far
+    int64_t skipped_steps;         // steps whose update was skipped: outlier, or not finite
+    double loss_scale;             // fp16: the factor by which the loss and all gradients are scaled; otherwise 1
+    int64_t loss_scale_good_steps; // steps since loss_scale was last changed
     uint64_t sampler_rng;
-    int32_t eot_id; // id of <|endoftext|>, -1 if there is none; run_save() takes it from the tokenizer where it has one
-    bool has_tokenizer; // vocab.json and merges.txt are there; set by run_save()
+    int32_t eot_id; // id of <|endoftext|>, -1 if there is none; run_save() takes it from the tokenizer if it has one
+    bool has_tokenizer; // vocab.json and merges.txt are in the directory; set by run_save()
 
     // settings, which run_print_changes() compares
-    int32_t B, T;               // sequences in a micro batch, tokens in a sequence
-    int64_t total_batch_tokens; // of one step
+    int32_t B, T;               // sequences per micro-batch, tokens per sequence
+    int64_t total_batch_tokens; // tokens per step
     uint64_t seed;
-    char schedule[RUN_TEXT]; // of the learning rate
+    char schedule[RUN_TEXT]; // learning rate schedule
     int64_t num_steps, warmup_steps;
-    double learning_rate, final_fraction; // LrSchedule
+    double learning_rate, final_fraction; // see LrSchedule
     double weight_decay, beta1, beta2, eps, grad_clip;
-    double skip_loss_z, skip_norm_z; // z-scores from which an update is left out
+    double skip_loss_z, skip_norm_z; // an update whose z-score is larger is skipped; 0: never
 
     DataLoaderState loader;
     OutlierDetector loss_outliers, norm_outliers;
@@ -310,14 +316,15 @@ typedef enum { RUN_INT32, RUN_INT64, RUN_UINT64, RUN_DOUBLE, RUN_BOOL, RUN_STRIN
 typedef struct {
     const char* key;
     RunFieldKind kind;
-    bool setting; // must be the same when the run goes on
+    bool setting; // comes from a flag: run_print_changes() reports it if it differs after a resume
     size_t offset;
 } RunField;
 
 #define RUN_FIELD(key, kind, setting, member)                                                                          \
     { key, kind, setting, offsetof(RunState, member) }
 
-// Writes, reads and compares: what is not here, and no outlier window, is not saved.
+// Drives writing, reading and comparing state.json. A member of RunState is saved only if it is listed here; the two
+// outlier windows are the exception.
 static const RunField run_fields[] = {
     RUN_FIELD("step", RUN_INT64, false, step),
     RUN_FIELD("num_tokens_seen", RUN_INT64, false, num_tokens_seen),
@@ -362,7 +369,8 @@ static const RunField run_fields[] = {
 
 enum { RUN_NUM_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]) };
 
-// A double that reads back as the same bits; JSON has no word for the infinities and NaN, so they are strings.
+// Formats a double so that it reads back as the same bits (NaN as a NaN). Infinities and NaN become strings, because
+// JSON numbers cannot express them.
 static inline void run_format_double(char* out, size_t size, double x) {
     if (isfinite(x)) {
         snprintf(out, size, "%.17g", x);
@@ -383,7 +391,7 @@ static inline bool run_read_double(double* out, const JsonValue* v) {
     return true;
 }
 
-// The field's value as JSON into out (64).
+// Writes the field's value as JSON to out (64 bytes).
 static inline void run_format_field(char* out, const RunField* f, const RunState* state) {
     enum { SIZE = 64 };
     const char* p = (const char*)state + f->offset;
@@ -394,7 +402,7 @@ static inline void run_format_field(char* out, const RunField* f, const RunState
     case RUN_INT64:
         snprintf(out, SIZE, "%lld", (long long)*(const int64_t*)p);
         break;
-    case RUN_UINT64: // a string: many readers of JSON keep 53 bits of a number
+    case RUN_UINT64: // as a string, because many JSON readers keep only 53 bits of a number
         snprintf(out, SIZE, "\"%llu\"", (unsigned long long)*(const uint64_t*)p);
         break;
     case RUN_DOUBLE:
@@ -471,10 +479,10 @@ static inline bool run_read_outliers(OutlierDetector* d, const JsonValue* root, 
     d->index = (int32_t)index;
     d->count = ok ? (int32_t)window->count : 0;
     ok = ok && outlier_valid(d);
-    return ok || error_set(err, "%s: \"%s\" is no window of losses or norms", where, key);
+    return ok || error_set(err, "%s: \"%s\" is not a valid window of losses or norms", where, key);
 }
 
-// The last line but one is a sum of all that stands before it.
+// The end of state.json: the crc32c of all bytes before this text.
 #define RUN_SUM_LINE "  \"state_crc32c\": \"%08x\"\n}\n"
 enum { RUN_SUM_BYTES = 31 };
 
@@ -514,11 +522,11 @@ static inline bool run_read_files(SavedFile* files, int* num_files, const JsonVa
         if (!json_string(&list->items[i], "name", &name, where, err)) { return false; }
         if (!json_int(&list->items[i], "bytes", 0, INT64_MAX, &bytes, where, err)) { return false; }
         if (!run_read_uint64(&crc, json_get(&list->items[i], "crc32c"), 16, 8)) {
-            return error_set(err, "%s: \"crc32c\" is missing or not a sum in quotes", where);
+            return error_set(err, "%s: \"crc32c\" is missing or not a checksum in quotes", where);
         }
-        // a plain name: a list that was tampered with reads nothing outside the directory
+        // only plain names, so that a manipulated list cannot make us read outside the directory
         if (strlen(name) >= sizeof(files[i].name) || strchr(name, '/') || name[0] == '.' || name[0] == '\0') {
-            return error_set(err, "%s: \"files\" names something that is no file of a checkpoint", where);
+            return error_set(err, "%s: \"files\" contains a name that no checkpoint file has", where);
         }
         memcpy(files[i].name, name, strlen(name));
         files[i].bytes = (uint64_t)bytes;
@@ -527,7 +535,7 @@ static inline bool run_read_files(SavedFile* files, int* num_files, const JsonVa
     return true;
 }
 
-// A checkpoint whose list leaves out a file that it needs would pass every sum.
+// The list must name all required files: a required file that is not listed would not be checked at all.
 static inline bool run_check_files(const SavedFile* files, int num_files, const char* where, Error* err) {
     static const char* const wanted[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
     for (int i = 0; i < 3; i++) {
@@ -544,12 +552,12 @@ static inline bool run_parse_state(const JsonValue* root, RunState* state, Saved
     int64_t version = 0;
     if (!json_int(root, "version", 0, INT64_MAX, &version, where, err)) { return false; }
     if (version != RUN_VERSION) {
-        return error_set(err, "%s: version %lld, this program reads version %d", where, (long long)version,
+        return error_set(err, "%s: version %lld, but this program reads version %d", where, (long long)version,
                          (int)RUN_VERSION);
     }
     if (!json_string(root, "program", &program, where, err)) { return false; }
     if (strcmp(program, "train_gpt2") != 0) {
-        return error_set(err, "%s: not of train_gpt2, but of %s", where, program);
+        return error_set(err, "%s: not written by train_gpt2, but by %s", where, program);
     }
     for (int i = 0; i < RUN_NUM_FIELDS; i++) {
         if (!run_read_field(state, &run_fields[i], root, where, err)) { return false; }
@@ -560,8 +568,8 @@ static inline bool run_parse_state(const JsonValue* root, RunState* state, Saved
            run_read_files(files, num_files, root, where, err) && run_check_files(files, *num_files, where, err);
 }
 
-// state.json of the checkpoint `dir`, its own sum checked: state and files (RUN_MAX_FILES). The files are not looked
-// at.
+// Reads state.json of the checkpoint `dir` into state and files (RUN_MAX_FILES entries), after checking its own crc32c.
+// The files that it lists are not opened.
 static inline bool run_read_state(const char* dir, RunState* state, SavedFile* files, int* num_files, Error* err) {
     char path[RUN_PATH], sum_line[64];
     MappedFile file;
@@ -574,7 +582,7 @@ static inline bool run_read_state(const char* dir, RunState* state, SavedFile* f
         snprintf(sum_line, sizeof(sum_line), RUN_SUM_LINE, crc32c(0, file.data, summed));
         ok = memcmp(file.data + summed, sum_line, RUN_SUM_BYTES) == 0;
     }
-    if (!ok) { error_set(err, "%s: is damaged: its own crc32c, in its last line, does not hold", path); }
+    if (!ok) { error_set(err, "%s: is damaged: the crc32c in its last line does not match", path); }
     if (ok && (ok = json_parse(&doc, (const char*)file.data, file.size, path, err))) {
         ok = run_parse_state(doc.root, state, files, num_files, path, err);
         json_free(&doc);
@@ -583,14 +591,15 @@ static inline bool run_read_state(const char* dir, RunState* state, SavedFile* f
     return ok;
 }
 
-// The state alone, as for the configuration before memory is allocated.
+// Reads the state without the list of files, for example to learn the configuration before memory is allocated.
 static inline bool run_load_state(const char* path, RunState* state, Error* err) {
     SavedFile files[RUN_MAX_FILES];
     int num_files;
     return run_read_state(path, state, files, &num_files, err);
 }
 
-// One line for each setting in which the run that goes on differs from the one that was saved. Returns their number.
+// Prints a line for each setting whose value in the resumed run (`now`) differs from the saved one. Returns the number
+// of lines.
 static inline int run_print_changes(FILE* f, const RunState* saved, const RunState* now) {
     char a[64], b[64];
     int num_changes = 0;
@@ -634,10 +643,10 @@ static inline bool run_write_files(const char* dir, const RunState* given, const
            run_write_state(dir, &state, files, num_files, err) && sync_directory(dir, err);
 }
 
-// Saves out_dir/step_%08d of state->step; out_dir is made if it is not there. params, m, v (num_parameters(config))
-// fp32; tokenizer may be NULL. One of the same step is replaced: at every moment the old one or the new one is there.
-// False, with the reason, if any operation failed: the hidden directory is removed again and every older checkpoint is
-// as it was.
+// Saves the checkpoint out_dir/step_%08d of state->step; creates out_dir if necessary. params, m, v are fp32 arrays of
+// num_parameters(config); tokenizer may be NULL. An existing checkpoint of the same step is replaced; at every moment
+// the old or the new one exists. If any operation fails, returns false with the reason in err, removes the hidden
+// directory and leaves all older checkpoints untouched.
 static inline bool run_save(const char* out_dir, const RunState* state, const float* params, const float* m,
                             const float* v, const Tokenizer* tokenizer, Error* err) {
     char name[RUN_NAME], path[RUN_PATH];
@@ -645,12 +654,12 @@ static inline bool run_save(const char* out_dir, const RunState* state, const fl
     require(state->step >= 0 && outlier_valid(&state->loss_outliers) && outlier_valid(&state->norm_outliers));
     run_hidden_name(name, ".tmp-", state->step);
     if (!make_directories(out_dir, err) || !run_path(path, out_dir, name, err)) { return false; }
-    // a dead run with our PID may have left one
+    // a dead run with the same PID may have left this directory
     if (!run_remove_directory(path, err)) { return false; }
     if (mkdir(path, 0777) != 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)); }
     bool ok =
         run_write_files(path, state, params, m, v, tokenizer, err) && run_publish(out_dir, path, state->step, err);
-    // what is there now is a failed one, or the one that was replaced
+    // if path still exists, it holds a failed save or, after an exchange, the checkpoint that was replaced
     if (!run_remove_directory(path, &removal)) { fprintf(stderr, "warning: %s\n", removal.text); }
     return ok;
 }
@@ -663,14 +672,15 @@ static inline uint64_t run_total_bytes(const SavedFile* files, int num_files) {
     return bytes;
 }
 
-// Whether the checkpoint at path is whole: reads every byte of it. state is filled as far as it could be read.
+// True if the checkpoint at path is intact; reads every byte of it. If state.json can be read, *state holds its
+// contents even when another file is damaged.
 static inline bool run_verify(const char* path, RunState* state, Error* err) {
     SavedFile files[RUN_MAX_FILES];
     Error errors[RUN_MAX_FILES];
     bool good[RUN_MAX_FILES];
     int num_files = 0;
     if (!run_read_state(path, state, files, &num_files, err)) { return false; }
-    // the two large files at the same time; waking threads up costs more than summing a few megabytes
+    // checks the two large files in parallel; for a few megabytes, waking up threads would cost more than it saves
 #pragma omp parallel for schedule(dynamic, 1) if (run_total_bytes(files, num_files) > 1 << 24)
     for (int i = 0; i < num_files; i++) { good[i] = run_check_file(path, &files[i], &errors[i]); }
     for (int i = 0; i < num_files; i++) {
@@ -679,18 +689,19 @@ static inline bool run_verify(const char* path, RunState* state, Error* err) {
     return true;
 }
 
-// run_verify() of out_dir's checkpoint of a step, whose name must say the same step as its state.json.
+// Calls run_verify() on out_dir's checkpoint of the given step and writes its path to path (RUN_PATH bytes). Also
+// checks that state.json contains the step of the directory's name.
 static inline bool run_verify_step(const char* out_dir, int64_t step, char* path, Error* err) {
     char name[RUN_NAME];
     RunState state;
     run_step_name(name, step);
     if (!run_path(path, out_dir, name, err) || !run_verify(path, &state, err)) { return false; }
-    return state.step == step ||
-           error_set(err, "%s: its state.json is of step %lld: was it renamed?", path, (long long)state.step);
+    return state.step == step || error_set(err, "%s: its state.json is for step %lld: was the directory renamed?", path,
+                                           (long long)state.step);
 }
 
-// The newest whole checkpoint of out_dir into path (size bytes). One line on stderr for each newer one, with the reason
-// why it is passed over. False if there is none.
+// Writes the path of the newest intact checkpoint of out_dir to path (size bytes). For each newer, damaged one it
+// prints a line with the reason to stderr. Returns false if there is no intact checkpoint.
 static inline bool run_find_newest(const char* out_dir, char* path, size_t size, Error* err) {
     char candidate[RUN_PATH];
     int64_t* steps;
@@ -704,16 +715,16 @@ static inline bool run_find_newest(const char* out_dir, char* path, size_t size,
     }
     free(steps);
     if (!found && num_steps == 0) {
-        return error_set(err, "%s: no checkpoint there (no directory step_NNNNNNNN)", out_dir);
+        return error_set(err, "%s: contains no checkpoint (no directory step_NNNNNNNN)", out_dir);
     }
-    if (!found) { return error_set(err, "%s: none of its %d checkpoints is whole", out_dir, num_steps); }
+    if (!found) { return error_set(err, "%s: none of its %d checkpoints is intact", out_dir, num_steps); }
     int n = snprintf(path, size, "%s", candidate);
     return (n >= 0 && (size_t)n < size) || error_set(err, "%.200s...: the path is too long", candidate);
 }
 
-// The checkpoint at path, as run_find_newest() or run_verify() found it whole: sums of files are not taken again.
-// state->config is the shape that params, m, v (num_parameters(config)) have; another one is refused, and then, as
-// after every failure, *state is as it was. run_load_state() tells the shape beforehand.
+// Loads the checkpoint at path. The caller must have checked it with run_find_newest() or run_verify(); the files'
+// checksums are not computed again. params, m, v have num_parameters(state->config) elements; a checkpoint of another
+// config is refused. On failure *state is unchanged. To learn the config beforehand, call run_load_state().
 static inline bool run_load(const char* path, RunState* state, float* params, float* m, float* v, Error* err) {
     static const char* const no_prefix[] = {""};
     static const char* const prefixes[] = {"m.", "v."};
@@ -725,7 +736,7 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
     if (memcmp(a, b, sizeof(*a)) != 0) {
         return error_set(
             err,
-            "%s: is of a model with L %d C %d NH %d V %d (padded %d) T %d, this run's has L %d C %d NH %d V %d "
+            "%s: holds a model with L %d C %d NH %d V %d (padded %d) T %d, this run's has L %d C %d NH %d V %d "
             "(padded %d) T %d",
             path, a->num_layers, a->channels, a->num_heads, a->vocab_size, a->padded_vocab_size, a->max_seq_len,
             b->num_layers, b->channels, b->num_heads, b->vocab_size, b->padded_vocab_size, b->max_seq_len);
@@ -741,7 +752,7 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
 
 // ---- pruning -----------------------------------------------------------------------------
 
-// Removes one checkpoint: it loses its name first, so that no half of it is ever taken for a whole one.
+// Removes one checkpoint. It first renames it to a hidden name, so that no half-removed checkpoint is ever read.
 static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err) {
     char name[RUN_NAME], path[RUN_PATH], hidden[RUN_PATH];
     run_step_name(name, step);
@@ -752,8 +763,8 @@ static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err
     return sync_directory(out_dir, err) && run_remove_directory(hidden, err);
 }
 
-// Keeps the newest `keep` checkpoints (0 keeps all), every one whose step is a multiple of major_every (0: none is kept
-// for that), and in any case the newest one that is whole: to know it, that one is read. Removes the others.
+// Keeps the newest `keep` checkpoints (0 keeps all), every checkpoint whose step is a multiple of major_every (0: no
+// such exception), and the newest intact one, which is read in full to find it. Removes all others.
 static inline bool run_prune(const char* out_dir, int keep, int major_every, Error* err) {
     char path[RUN_PATH];
     int64_t* steps;

@@ -1,10 +1,13 @@
 /*
-Safetensors: u64 N, N bytes of JSON, then the data of all tensors without a gap. Little-endian.
+Reads and writes safetensors files, all little-endian:
 
-The reader maps the file and checks all of it before it hands out a pointer: header, names, shapes, offsets, the size to
-the byte. It is as strict as the reference reader (huggingface/safetensors 0.8), and stricter in this: the header
-begins with '{', no name stands twice or holds a NUL, a tensor has at most SAFE_MAX_DIMS dimensions. Unknown keys in a
-tensor's entry are passed over, as there. The writer streams: all tensors are declared first, then their data follow.
+    | N (8 bytes) | header: N bytes of JSON | data of all tensors, without gaps |
+
+The reader maps the file and checks it completely before it returns a pointer: header, names, shapes, offsets and the
+exact file size. It is as strict as the reference reader (huggingface/safetensors 0.8) and stricter in three ways: the
+header must begin with '{', names must be unique and must not contain a NUL, and a tensor may have at most SAFE_MAX_DIMS
+dimensions. Like the reference reader, it ignores unknown keys in the entry of a tensor. The writer streams: first all
+tensors are declared, then their data is written.
 
     SafeTensors st;
     if (!safetensors_open(&st, path, &err)) { return false; }
@@ -16,7 +19,7 @@ tensor's entry are passed over, as there. The writer streams: all tensors are de
     safewriter_init(&w);
     safewriter_add(&w, "wte.weight", SAFE_F32, 2, shape);
     if (!safewriter_begin(&w, path, &err)) { return false; }
-    safewriter_data(&w, wte, bytes); // as often as it takes
+    safewriter_data(&w, wte, bytes); // may be called several times
     return safewriter_end(&w, &err, NULL, NULL);
 */
 #ifndef LLMC_SAFETENSORS_H
@@ -27,7 +30,7 @@ tensor's entry are passed over, as there. The writer streams: all tensors are de
 
 enum { SAFE_MAX_DIMS = 8, SAFE_MAX_HEADER = 100000000 };
 
-// every type of the reference reader; their order is that of safe_dtypes
+// all types of the reference reader, in the order of safe_dtypes
 typedef enum {
     SAFE_BOOL,
     SAFE_F4,
@@ -56,7 +59,7 @@ typedef enum {
 
 typedef struct {
     const char* name;
-    int bits; // of one element
+    int bits; // bits per element
 } SafeDtypeInfo;
 
 static const SafeDtypeInfo safe_dtypes[SAFE_NUM_DTYPES] = {
@@ -71,9 +74,9 @@ typedef struct {
     SafeDtype dtype;
     int num_dims;
     uint64_t shape[SAFE_MAX_DIMS];
-    size_t elements;     // product of shape; 1 when there are no dimensions
-    size_t begin;        // its first byte, counted from the end of the header
-    const uint8_t* data; // (bytes), at any address: copy, never cast
+    size_t elements;     // product of shape; 1 if there are no dimensions
+    size_t begin;        // offset of the first byte from the end of the header
+    const uint8_t* data; // (bytes), possibly misaligned: copy elements, do not cast the pointer
     size_t bytes;
 } SafeTensor;
 
@@ -106,14 +109,14 @@ static inline uint32_t safe_bits_from_float(float f) {
 
 static inline float safe_float_from_bf16(uint16_t h) { return safe_float_from_bits((uint32_t)h << 16); }
 
-// Nearest, ties to even; a NaN stays a NaN.
+// Rounds to nearest, ties to even; a NaN stays a NaN.
 static inline uint16_t safe_bf16_from_float(float f) {
     uint32_t u = safe_bits_from_float(f);
     uint32_t rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16, quiet = (u >> 16) | 0x40;
     return (uint16_t)((u & 0x7FFFFFFF) > 0x7F800000 ? quiet : rounded);
 }
 
-// IEEE half precision, exact, subnormals and NaN payloads included. No branches: it vectorises.
+// Converts IEEE half precision exactly, including subnormals and NaN payloads. Has no branches, so that it vectorizes.
 static inline float safe_float_from_f16(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7FFF) << 13, sign = (uint32_t)(h & 0x8000) << 16;
     uint32_t exponent = magnitude & 0x0F800000;
@@ -126,7 +129,7 @@ static inline float safe_float_from_f16(uint16_t h) {
     return safe_float_from_bits(bits | sign);
 }
 
-// dst[0..n) = elements offset..offset+n of an F32, F16 or BF16 tensor.
+// Converts elements offset..offset+n of an F32, F16 or BF16 tensor to dst[0..n).
 static inline void safetensors_to_float(float* dst, const SafeTensor* t, size_t offset, size_t n) {
     require(safe_is_float(t->dtype) && offset <= t->elements && n <= t->elements - offset);
     const uint8_t* src = t->data + offset * (size_t)(safe_dtypes[t->dtype].bits / 8);
@@ -149,7 +152,8 @@ static inline uint64_t safe_header_bytes(const uint8_t* data, size_t size) {
     return n;
 }
 
-// Whether these bytes begin as a safetensors file does. (80 02, the mark of a pickle, is also a header of 640 bytes.)
+// True if the bytes begin like a safetensors file. Test this before testing for a pickle: the pickle's magic 80 02 also
+// is a header length of 640 bytes.
 static inline bool safe_looks_right(const uint8_t* data, size_t size) {
     return size > 8 && safe_header_bytes(data, size) <= SAFE_MAX_HEADER && data[8] == '{';
 }
@@ -163,14 +167,15 @@ static inline bool safe_begins(const uint8_t* data, size_t size, const char* tex
     return true;
 }
 
-// What somebody handed in instead of a model file, with the remedy, or NULL.
+// Recognizes files that are commonly passed by mistake instead of a model file. Returns a description with the remedy,
+// or NULL.
 static inline const char* mistaken_file(const uint8_t* data, size_t size) {
     if (size == 0) { return "is empty; download it again"; }
-    if (size <= 8 || safe_looks_right(data, size)) { return NULL; } // up to 8 bytes: cut off, of whatever it was
+    if (size <= 8 || safe_looks_right(data, size)) { return NULL; } // up to 8 bytes: truncated, kind unknown
     if (safe_begins(data, size, "version https://git-lfs")) {
         return "is a git-LFS pointer, not the file itself; run `git lfs pull` in that repository, or download the file";
     }
-    size_t start = 0; // a page may begin with a byte order mark and white space
+    size_t start = 0; // a web page may begin with a byte order mark and white space
     if (size >= 3 && memcmp(data, "\xEF\xBB\xBF", 3) == 0) { start = 3; }
     while (start < size && start < 64 && strchr(" \t\r\n", data[start]) && data[start]) { start++; }
     const uint8_t* text = data + start;
@@ -191,7 +196,7 @@ static inline const char* mistaken_file(const uint8_t* data, size_t size) {
         return "is a GGUF file of llama.cpp; use the model.safetensors of the same model";
     }
     if (size >= 2 && data[0] == 0x1F && data[1] == 0x8B) { return "is compressed with gzip; unpack it with gunzip"; }
-    if (data[0] == '{') { return "is a JSON file, not a model; give the directory that it lies in"; }
+    if (data[0] == '{') { return "is a JSON file, not a model; give the directory that contains it"; }
     return NULL;
 }
 
@@ -209,14 +214,14 @@ static inline void safetensors_close(SafeTensors* st) {
 static inline int safe_compare_begin(const void* a, const void* b) {
     const SafeTensor *x = (const SafeTensor*)a, *y = (const SafeTensor*)b;
     if (x->begin != y->begin) { return x->begin < y->begin ? -1 : 1; }
-    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; // an empty tensor comes before its neighbour
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; // at the same offset, an empty tensor comes first
 }
 
 static inline int safe_compare_name(const void* a, const void* b) {
     return strcmp((*(const SafeTensor* const*)a)->name, (*(const SafeTensor* const*)b)->name);
 }
 
-// Non-negative integers of an array into out (up to max); their number, or -1.
+// Reads an array of up to max non-negative integers into out. Returns their number, or -1 if it is something else.
 static inline int safe_read_sizes(const JsonValue* array, uint64_t* out, size_t max) {
     if (!array || array->type != JSON_ARRAY || array->count > max) { return -1; }
     for (size_t i = 0; i < array->count; i++) {
@@ -227,7 +232,8 @@ static inline int safe_read_sizes(const JsonValue* array, uint64_t* out, size_t 
     return (int)array->count;
 }
 
-// elements and bytes from shape and dtype. False: they overflow, or do not fill whole bytes.
+// Computes t->elements and *bytes from shape and dtype. Returns false if they overflow or are not a whole number of
+// bytes.
 static inline bool safe_tensor_size(SafeTensor* t, size_t* bytes) {
     size_t bits;
     t->elements = 1;
@@ -239,11 +245,13 @@ static inline bool safe_tensor_size(SafeTensor* t, size_t* bytes) {
     return bits % 8 == 0;
 }
 
-// One member of the header into t, but for its data: where it lies is known to be good when all tensors are known.
+// Reads one member of the header into t, except t->data: the offsets can only be checked when all tensors are known.
 static inline bool safe_read_tensor(SafeTensor* t, const JsonValue* v, const char* file, Error* err) {
     char name[128];
     json_printable(name, sizeof(name), v->key, v->key_length);
-    if (strlen(v->key) != v->key_length) { return error_set(err, "%s: tensor '%s': a NUL in its name", file, name); }
+    if (strlen(v->key) != v->key_length) {
+        return error_set(err, "%s: tensor '%s': its name contains a NUL", file, name);
+    }
     t->name = v->key;
     const JsonValue* dtype = json_get(v, "dtype");
     if (!dtype || dtype->type != JSON_STRING) {
@@ -289,11 +297,11 @@ static inline bool safe_read_metadata(SafeTensors* st, const JsonValue* v, const
     return true;
 }
 
-// All tensors of a header that has been parsed; body: (body_size) the data area.
+// Reads all tensors of the parsed header; body (body_size) is the data area of the file.
 static inline bool safe_read_tensors(SafeTensors* st, const uint8_t* body, size_t body_size, const char* file,
                                      Error* err) {
     const JsonValue* root = st->json.root;
-    if (root->type != JSON_OBJECT) { return error_set(err, "%s: the header is no JSON object", file); }
+    if (root->type != JSON_OBJECT) { return error_set(err, "%s: the header is not a JSON object", file); }
     st->tensors = (SafeTensor*)calloc_check(root->count, sizeof(SafeTensor));
     for (size_t i = 0; i < root->count; i++) {
         const JsonValue* v = &root->items[i];
@@ -330,7 +338,8 @@ static inline bool safe_read_tensors(SafeTensors* st, const uint8_t* body, size_
     return true;
 }
 
-// A safetensors file in memory, which must outlive st. `name` is its name in messages. False: nothing to close.
+// Parses a safetensors file in memory; data (size) must outlive st. `name` is its name in messages. On false there is
+// nothing to close.
 static inline bool safetensors_parse(SafeTensors* st, const uint8_t* data, size_t size, const char* name, Error* err) {
     memset(st, 0, sizeof(*st));
     st->file.data = (const uint8_t*)"";
@@ -363,7 +372,7 @@ static inline bool safetensors_parse(SafeTensors* st, const uint8_t* data, size_
     return true;
 }
 
-// Maps path. The tensors live until safetensors_close(). False: nothing to close.
+// Maps and parses a file. The tensors are valid until safetensors_close(). On false there is nothing to close.
 static inline bool safetensors_open(SafeTensors* st, const char* path, Error* err) {
     MappedFile file;
     if (!map_file(&file, path, err)) { return false; }
@@ -375,7 +384,7 @@ static inline bool safetensors_open(SafeTensors* st, const char* path, Error* er
     return true;
 }
 
-// The tensor of that name, or NULL.
+// Returns the tensor with this name, or NULL.
 static inline const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
     size_t low = 0, high = st->num_tensors;
     while (low < high) {
@@ -391,7 +400,7 @@ static inline const SafeTensor* safetensors_find(const SafeTensors* st, const ch
     return NULL;
 }
 
-// "[2, 3]" into out (size bytes), for messages. Returns out.
+// Formats a shape as "[2, 3]" in out (size bytes), for messages. Returns out.
 static inline const char* safe_shape_text(char* out, size_t size, const uint64_t* shape, int num_dims) {
     size_t used = (size_t)snprintf(out, size, "[");
     for (int i = 0; i < num_dims && used < size; i++) {
@@ -419,9 +428,9 @@ typedef struct {
     FileWriter file;
     SafeDeclared* tensors; // (num_tensors), in the order of their data
     size_t num_tensors, capacity;
-    SafePair* pairs; // (num_pairs) of "__metadata__", behind "format": "pt"
+    SafePair* pairs; // (num_pairs) entries of "__metadata__" after "format": "pt"
     size_t num_pairs;
-    uint64_t declared, given; // bytes of data
+    uint64_t declared, given; // bytes of data declared, and written so far
 } SafeWriter;
 
 static inline void safewriter_init(SafeWriter* w) { memset(w, 0, sizeof(*w)); }
@@ -439,7 +448,7 @@ static inline void safewriter_free(SafeWriter* w) {
     w->num_tensors = w->num_pairs = 0;
 }
 
-// Declares the next tensor. Names are UTF-8 and must differ; they are copied.
+// Declares the next tensor. Names are UTF-8 and must be unique; they are copied.
 static inline void safewriter_add(SafeWriter* w, const char* name, SafeDtype dtype, int num_dims,
                                   const uint64_t* shape) {
     require(num_dims >= 0 && num_dims <= SAFE_MAX_DIMS && dtype < SAFE_NUM_DTYPES);
@@ -447,7 +456,7 @@ static inline void safewriter_add(SafeWriter* w, const char* name, SafeDtype dty
         w->capacity = w->capacity ? 2 * w->capacity : 64;
         w->tensors = (SafeDeclared*)realloc_check(w->tensors, w->capacity * sizeof(SafeDeclared));
     }
-    SafeTensor size; // for its arithmetic
+    SafeTensor size; // only to compute the size with safe_tensor_size()
     memset(&size, 0, sizeof(size));
     size.dtype = dtype;
     size.num_dims = num_dims;
@@ -461,7 +470,7 @@ static inline void safewriter_add(SafeWriter* w, const char* name, SafeDtype dty
     memcpy(t->shape, size.shape, sizeof(t->shape));
 }
 
-// One more pair of "__metadata__".
+// Adds a pair to "__metadata__".
 static inline void safewriter_metadata(SafeWriter* w, const char* key, const char* value) {
     w->pairs = (SafePair*)realloc_check(w->pairs, (w->num_pairs + 1) * sizeof(SafePair));
     w->pairs[w->num_pairs].key = strdup_check(key);
@@ -493,13 +502,13 @@ static inline void safewriter_header(const SafeWriter* w, FileWriter* out) {
     writer_put(out, "}", 1);
 }
 
-// Creates path and writes the header. False: the writer is freed, nothing more to do.
+// Creates path and writes the header. On false the writer has been freed.
 static inline bool safewriter_begin(SafeWriter* w, const char* path, Error* err) {
-    FileWriter count; // writes nothing, but counts
+    FileWriter count; // marked as failed: it only counts bytes
     memset(&count, 0, sizeof(count));
     count.failed = true;
     safewriter_header(w, &count);
-    uint64_t length = (count.bytes + 7) / 8 * 8; // so that the data begin at a multiple of 8
+    uint64_t length = (count.bytes + 7) / 8 * 8; // pad, so that the data begins at a multiple of 8
     require(length <= SAFE_MAX_HEADER);
     if (!writer_open(&w->file, path, err)) {
         safewriter_free(w);
@@ -513,14 +522,15 @@ static inline bool safewriter_begin(SafeWriter* w, const char* path, Error* err)
     return true;
 }
 
-// The next bytes of the data, in the order of declaration; pieces may be of any size.
+// Writes the next bytes of the data, in the order of declaration. A tensor may be split into several calls.
 static inline void safewriter_data(SafeWriter* w, const void* data, size_t bytes) {
     w->given += bytes;
     require(w->given <= w->declared);
     writer_put(&w->file, data, bytes);
 }
 
-// Syncs and closes; frees the writer in any case. bytes and crc (each may be NULL): size and crc32c of the file.
+// Syncs and closes the file; frees the writer in any case. *bytes and *crc (each may be NULL) receive the file's size
+// and crc32c.
 static inline bool safewriter_end(SafeWriter* w, Error* err, uint64_t* bytes, uint32_t* crc) {
     require(w->given == w->declared);
     safewriter_free(w);

@@ -1,6 +1,6 @@
 /*
-From the logits of one position to the next token: greedy, or drawn after temperature, top-k and top-p, in the order of
-Hugging Face's generate().
+Chooses the next token from the logits of a position: greedily, or drawn at random after temperature, top-k and top-p,
+which are applied in this order, as in Hugging Face's generate().
 
 Sources: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
 Hoare 1961 (selection by partition).
@@ -14,15 +14,15 @@ Hoare 1961 (selection by partition).
 #include "utils.h"
 
 typedef struct {
-    float temperature; // 0: greedy, the largest logit
-    int top_k;         // draw among the k largest; 0: all
-    float top_p;       // draw among the fewest that hold this share of the probability; 1: all
-    uint64_t rng;      // state, moves on with every token drawn; saved, it makes a run repeatable
+    float temperature; // 0: greedy, take the largest logit
+    int top_k;         // draw from the k largest logits; 0: from all
+    float top_p;       // draw from the fewest tokens whose probabilities add up to this; 1: from all
+    uint64_t rng;      // state of the generator, advances with every draw; checkpoints save it
 } Sampler;
 
 static inline bool sampler_check(const Sampler* s, Error* err) {
     if (!(s->temperature >= 0.0f) || isinf(s->temperature)) {
-        return error_set(err, "temperature %g: want a number from 0 (greedy) up, usually 0.7 to 1", s->temperature);
+        return error_set(err, "temperature %g: want 0 (greedy) or more, usually 0.7 to 1", s->temperature);
     }
     if (s->top_k < 0) { return error_set(err, "top-k %d: want 0 (off) or more", s->top_k); }
     if (!(s->top_p > 0.0f && s->top_p <= 1.0f)) {
@@ -32,22 +32,24 @@ static inline bool sampler_check(const Sampler* s, Error* err) {
 }
 
 typedef struct {
-    float score; // a logit, later its share before division by the sum: exp((logit - max) / temperature)
+    float score; // first the logit, then the unnormalized probability exp((logit - max) / temperature)
     int id;
 } Candidate;
 
-// of the scratch memory that sample_token() wants
+// Size of the scratch memory of sample_token().
 static inline size_t sampler_scratch_bytes(int vocab_size) { return (size_t)vocab_size * sizeof(Candidate); }
 
-// A total order, so that ties fall the same way on every machine: the lower id comes first.
+// The order of candidates, largest score first. On a tie the lower id comes first, so that the order is total and the
+// same on every machine.
 static inline bool candidate_before(Candidate a, Candidate b) {
     return a.score > b.score || (a.score == b.score && a.id < b.id);
 }
 
-// Splits c (n >= 1) around one of its elements: those before it come to lie before it. Returns its place.
+// Partitions c (n >= 1) around a pivot, the median of three elements: candidates that come before the pivot are moved
+// to its left. Returns the index of the pivot.
 static inline int candidates_partition(Candidate* c, int n) {
     Candidate a = c[0], b = c[n / 2], d = c[n - 1];
-    int middle = n / 2; // the median of the three
+    int middle = n / 2; // index of the median of a, b, d
     if (candidate_before(b, a) == candidate_before(a, d)) {
         middle = 0;
     } else if (candidate_before(b, d) == candidate_before(d, a)) {
@@ -56,7 +58,7 @@ static inline int candidates_partition(Candidate* c, int n) {
     Candidate pivot = c[middle];
     c[middle] = c[n - 1];
     int place = 0;
-    for (int i = 0; i < n - 1; i++) { // without a branch on the comparison, which nobody can predict
+    for (int i = 0; i < n - 1; i++) { // no branch on the comparison: it would be unpredictable
         Candidate x = c[i];
         c[i] = c[place];
         c[place] = x;
@@ -67,7 +69,7 @@ static inline int candidates_partition(Candidate* c, int n) {
     return place;
 }
 
-// Brings the k first of c (n) to its front, in no order; 0 < k <= n. Linear time on average.
+// Moves the first k candidates of c (n) to its front, unordered; 0 < k <= n. Quickselect: linear time on average.
 static inline void candidates_select(Candidate* c, int n, int k) {
     while (k < n) {
         int place = candidates_partition(c, n);
@@ -82,34 +84,36 @@ static inline void candidates_select(Candidate* c, int n, int k) {
     }
 }
 
-// Brings the fewest of c (n) whose scores add up to at least `mass` to its front, unordered; returns how many, never 0.
+// Moves the fewest candidates of c (n) whose scores add up to at least `mass` to its front, unordered. Returns their
+// number, at least 1.
 static inline int candidates_select_mass(Candidate* c, int n, double mass) {
-    int kept = 0, end = n; // c[0 .. kept) is in, c[end .. n) is out
+    int kept = 0, end = n; // c[0 .. kept) is selected, c[end .. n) is excluded
     while (end - kept > 1) {
         int place = candidates_partition(c + kept, end - kept);
         double above = 0.0;
         for (int i = kept; i < kept + place; i++) { above += c[i].score; }
         if (place > 0 && above >= mass) {
             end = kept + place;
-        } else { // the pivot is in too
+        } else { // everything up to and including the pivot is selected
             mass -= above + c[kept + place].score;
             kept += place + 1;
             if (mass <= 0.0) { return kept; }
         }
     }
-    return end; // what is left, one or none, is needed, if only for the rounding of the sums
+    return end; // at most one candidate is undecided; it is needed, be it only because the sums were rounded
 }
 
-// The k largest logits into c (vocab_size), in no order; returns how many there are, fewer when not all are candidates.
+// Collects the k largest logits in c (vocab_size), unordered. Returns their number, which is less than k if there are
+// not enough logits above -inf.
 static inline int sampler_top_k(Candidate* c, const float* logits, int vocab_size, int k) {
     int n = 0, room = k < vocab_size / 4 ? 2 * k + 256 : vocab_size;
     if (room > vocab_size) { room = vocab_size; }
-    float floor = -INFINITY; // at least k of those seen reach it
+    float floor = -INFINITY; // at least k of the logits seen so far are >= floor
     for (int i = 0; i < vocab_size; i++) {
-        if (!(logits[i] > floor)) { continue; } // a later one that ties with the k-th is out
+        if (!(logits[i] > floor)) { continue; } // also skips a tie with the k-th: the lower id wins
         c[n].score = logits[i];
         c[n++].id = i;
-        if (n == room && n > k) { // as each round frees at least half of the room, the whole stays linear
+        if (n == room && n > k) { // each selection frees at least half of the room, so the total time is linear
             candidates_select(c, n, k);
             n = k;
             floor = c[0].score;
@@ -135,8 +139,9 @@ static inline int sampler_argmax(const float* logits, int vocab_size) {
     return best;
 }
 
-// The next token for logits (vocab_size); scratch has sampler_scratch_bytes(vocab_size). A NaN or -inf logit is never
-// drawn; -1 when there is no other, so that the caller can say that the model has diverged. Of +inf, one is drawn.
+// Returns the next token for logits (vocab_size); scratch has sampler_scratch_bytes(vocab_size) bytes. A token whose
+// logit is NaN or -inf is never chosen; if there is no other, returns -1, so that the caller can report that the model
+// has diverged. If some logits are +inf, one of these tokens is chosen.
 static inline int sample_token(Sampler* s, const float* logits, int vocab_size, void* scratch) {
     if (s->temperature == 0.0f) { return sampler_argmax(logits, vocab_size); }
     Candidate* c = (Candidate*)scratch; // (vocab_size)
@@ -148,13 +153,15 @@ static inline int sample_token(Sampler* s, const float* logits, int vocab_size, 
     double scale = 1.0 / s->temperature, sum = 0.0;
     for (int i = 0; i < n; i++) {
         double distance =
-            c[i].score == best.score ? 0.0 : ((double)c[i].score - best.score) * scale; // inf - inf is NaN
-        c[i].score = distance > -200.0 ? expf((float)distance) : 0.0f;                  // 0 in a float, too
+            c[i].score == best.score ? 0.0 : ((double)c[i].score - best.score) * scale; // avoids inf - inf, a NaN
+        c[i].score = distance > -200.0 ? expf((float)distance) : 0.0f;                  // expf would underflow to 0
         sum += c[i].score;
     }
     if (s->top_p < 1.0f) {
         double mass = sum * s->top_p, least = (sum - mass) / n;
-        int m = 0; // together, those below the least cannot reach the share that may go: most need no selection
+        // all candidates below `least` together have less than the mass that may be dropped: drop them without
+        // selection
+        int m = 0;
         for (int i = 0; i < n; i++) {
             if (c[i].score >= least) { c[m++] = c[i]; }
         }
@@ -163,7 +170,7 @@ static inline int sample_token(Sampler* s, const float* logits, int vocab_size, 
         for (int i = 0; i < n; i++) { sum += c[i].score; }
     }
     double rest = random_f64(&s->rng) * sum;
-    int last = best.id; // rounding may leave a rest after the last one
+    int last = best.id; // if rounding leaves rest >= 0 at the end, the last candidate is drawn
     for (int i = 0; i < n; i++) {
         if (!(c[i].score > 0.0f)) { continue; }
         last = c[i].id;

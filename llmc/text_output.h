@@ -1,5 +1,6 @@
 /*
-Prints generated text as it comes, in whole UTF-8 characters, without letting a model's bytes command the terminal.
+Prints generated text token by token, in complete UTF-8 characters. Control characters are masked on a terminal, so that
+generated text cannot control it.
 */
 #ifndef LLMC_TEXT_OUTPUT_H
 #define LLMC_TEXT_OUTPUT_H
@@ -7,17 +8,17 @@ Prints generated text as it comes, in whole UTF-8 characters, without letting a 
 #include "tokenizer.h"
 #include "utils.h"
 
-// Prints text as it comes, in whole characters; token ids when there is no vocabulary.
+// The text that is being printed. Without a vocabulary, token ids are printed instead.
 typedef struct {
-    const Tokenizer* tokenizer; // or NULL
+    const Tokenizer* tokenizer; // NULL if there is no vocabulary
     FILE* file;
     Utf8Stream utf8;
-    char* text; // all bytes so far, for the log
+    char* text; // (length) all bytes so far, for the log
     size_t length;
-    bool terminal; // control characters are shown as '?'
+    bool terminal; // file is a terminal: print control characters as '?'
 } TextOutput;
 
-// A text that begins; tokenizer may be NULL. out.text is the caller's to free.
+// Begins a text; tokenizer may be NULL. The caller frees the text member of the result.
 static inline TextOutput text_begin(const Tokenizer* tokenizer, FILE* file) {
     TextOutput out = {tokenizer, file, {{0}, 0}, NULL, 0, isatty(fileno(file)) != 0};
     return out;
@@ -27,7 +28,7 @@ static inline void text_bytes(TextOutput* out, const char* bytes, size_t n) {
     out->text = (char*)realloc_check(out->text, out->length + n + 1);
     memcpy(out->text + out->length, bytes, n);
     out->length += n;
-    for (size_t i = 0; i < n; i++) { // what a model says must not command the terminal
+    for (size_t i = 0; i < n; i++) { // generated text must not control the terminal
         bool control = ((uint8_t)bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7F;
         fputc(out->terminal && control ? '?' : bytes[i], out->file);
     }
@@ -37,7 +38,7 @@ static inline void text_bytes(TextOutput* out, const char* bytes, size_t n) {
 static inline void text_token(TextOutput* out, int token) {
     size_t n = 0;
     const char* bytes = out->tokenizer ? tokenizer_decode(out->tokenizer, token, &n) : NULL;
-    if (!bytes) { // no vocabulary, or an id that it does not know
+    if (!bytes) { // no vocabulary, or an id outside of it
         char number[16];
         text_bytes(out, number, (size_t)snprintf(number, sizeof(number), "%d ", token));
         return;

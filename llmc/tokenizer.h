@@ -7,14 +7,15 @@ GPT-2's byte-level BPE: text to token ids and back, lossless for every byte stri
     tokenizer_encode(&t, text, n, &tokens); // appends to tokens.ids (tokens.count)
     bytes = tokenizer_decode(&t, tokens.ids[0], &length);
 
-Encoding has three steps. The scanner cuts the text into pieces (GPT-2's regular expression, by hand). A piece that was
-met before comes from a cache. Another one begins as its bytes, and its neighbours are merged by lowest rank, leftmost
-first, until no pair is in the list of merges: short pieces by plain search, long ones with a heap, O(n log n).
-Text of special tokens has no meaning in the input: "<|endoftext|>" is encoded as the characters it is made of.
+Encoding has three steps. First, a hand-written scanner for GPT-2's regular expression splits the text into pieces.
+Second, the piece is looked up in a cache of pieces that were encoded before. Third, on a miss, the piece starts as one
+token per byte, and adjacent tokens are merged, the pair of lowest rank first and the leftmost of equal rank, until no
+pair is in the list of merges. Short pieces search all pairs for each merge; long ones use a heap, O(n log n).
+Special tokens are not recognised in the input: the text "<|endoftext|>" is encoded as ordinary characters.
 
-Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, llm.c's tokenizer.bin
-(decode only). Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", 2.2; Sennrich et
-al. 2016, arXiv:1508.07909.
+Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, and llm.c's tokenizer.bin
+(decode only). Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2;
+Sennrich et al. 2016, arXiv:1508.07909.
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -25,55 +26,56 @@ al. 2016, arXiv:1508.07909.
 
 enum {
     TOKENIZER_MAX_VOCAB = 1 << 20,
-    TOKENIZER_MAX_FILE = 1 << 28, // bytes; GPT-2's largest is 2 MB
+    TOKENIZER_MAX_FILE = 1 << 28, // bytes; GPT-2's largest file has 2 MB
     TOKENIZER_BIN_MAGIC = 20240328,
 };
 #define TOKENIZER_EOT "<|endoftext|>"
 
 // ---- types --------------------------------------------------------------------------------------
 
-// One merge in the hash table of merges: tokens left, right become id.
+// A slot of the hash table of merges: the adjacent tokens left, right are merged into the token id.
 typedef struct {
     uint32_t left, right; // left is UINT32_MAX in an empty slot
-    uint32_t rank;        // its place in merges.txt; lower ranks merge first
+    uint32_t rank;        // index in merges.txt; lower ranks are merged first
     uint32_t id;
 } MergeSlot;
 
 typedef struct {
     int vocab_size;          // V
     int eot_id;              // id of <|endoftext|>; -1 if there is none
-    bool can_encode;         // false: read from a tokenizer.bin, which has no merges
-    uint32_t fingerprint[2]; // sums of tokens and merges: equal for equal vocabularies
+    bool can_encode;         // false if read from a tokenizer.bin, which has no merges
+    uint32_t fingerprint[2]; // checksums of tokens and merges: equal for equal vocabularies
 
-    uint8_t* bytes;    // bytes of all tokens, one after the other
-    uint32_t* offsets; // (V+1) token i is bytes[offsets[i]] .. bytes[offsets[i+1]]
-    uint8_t* added;    // (V) 1: an added token, written in files as it is, not byte by byte
-    uint32_t* merges;  // (num_merges, 2) ids of left and right, by rank
+    uint8_t* bytes;    // bytes of all tokens, concatenated
+    uint32_t* offsets; // (V+1) token i is bytes[offsets[i] .. offsets[i+1]-1]
+    uint8_t* added;    // (V) 1: an added token; files spell it literally instead of through the byte map
+    uint32_t* merges;  // (num_merges, 2) ids of left and right, sorted by rank
     int num_merges;
-    MergeSlot* slots; // (1 << slot_bits) open addressing, at most half full
+    MergeSlot* slots; // (1 << slot_bits) hash table with open addressing, at most half full
     int slot_bits;
 
-    uint32_t byte_ids[256];  // id of each single byte
-    uint8_t byte_class[256]; // class of an ASCII character, CLASS_WIDE for the others
-    uint8_t* char_class;     // (0x110000) class of a code point
+    uint32_t byte_ids[256];  // id of each single-byte token
+    uint8_t byte_class[256]; // class of an ASCII character; CLASS_WIDE for bytes >= 128
+    uint8_t* char_class;     // (0x110000) class of each code point
 } Tokenizer;
 
-// Pieces that were encoded before. Direct-mapped, of fixed size.
+// An entry of the cache of encoded pieces, which is direct-mapped and of fixed size.
 enum { CACHE_BITS = 15, CACHE_KEY = 24, CACHE_IDS = 8 };
 typedef struct {
     uint64_t key[CACHE_KEY / 8]; // the piece's bytes, padded with zeros
     uint32_t ids[CACHE_IDS];
-    uint8_t length; // bytes; 0: empty
-    uint8_t count;  // ids
+    uint8_t length; // of the piece in bytes; 0: empty entry
+    uint8_t count;  // number of ids
     uint8_t pad[6];
 } CacheEntry; // one cache line
 
-// Where tokenizer_encode() appends. Zeroed to begin with; one for each thread; set count = 0 to use it again.
+// The output of tokenizer_encode(), and its cache. Zero it before first use; use one per thread; set count = 0 to reuse
+// it.
 typedef struct {
-    uint32_t* ids; // (capacity), the first count are set
+    uint32_t* ids; // (capacity), the first count are valid
     size_t count, capacity;
-    CacheEntry* cache; // (1 << CACHE_BITS), of the vocabulary with this fingerprint
-    uint32_t cache_owner[2];
+    CacheEntry* cache;       // (1 << CACHE_BITS)
+    uint32_t cache_owner[2]; // fingerprint of the vocabulary that the cached ids belong to
 } TokenBuffer;
 
 static inline void token_buffer_free(TokenBuffer* b) {
@@ -92,20 +94,20 @@ static inline void token_buffer_reserve(TokenBuffer* b, size_t more) {
 
 // ---- UTF-8 --------------------------------------------------------------------------------------
 
-// Are p[0..n) the beginning, not the whole, of a well-formed sequence? n is 1 to 3. Unicode 16.0, table 3-7.
+// True if p[0..n), n = 1 to 3, is an incomplete prefix of a well-formed UTF-8 sequence. Unicode 16.0, table 3-7.
 static inline bool utf8_is_prefix(const uint8_t* p, size_t n) {
     if (p[0] < 0xC2 || p[0] > 0xF4) { return false; }
     size_t length = p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
     if (n >= length) { return false; }
     if (n >= 2) {
         uint8_t low = p[0] == 0xE0 ? 0xA0 : p[0] == 0xF0 ? 0x90 : 0x80;  // no overlong forms
-        uint8_t high = p[0] == 0xED ? 0x9F : p[0] == 0xF4 ? 0x8F : 0xBF; // no surrogates, nothing past 10FFFF
+        uint8_t high = p[0] == 0xED ? 0x9F : p[0] == 0xF4 ? 0x8F : 0xBF; // no surrogates, nothing above U+10FFFF
         if (p[1] < low || p[1] > high) { return false; }
     }
     return n < 3 || (p[2] & 0xC0) == 0x80;
 }
 
-// Bytes of the code point at p < end, 0 if there is no well-formed one. Fills *code.
+// Decodes the code point at p < end into *code. Returns its length in bytes, or 0 if the sequence is not well-formed.
 static inline size_t utf8_decode(const uint8_t* p, const uint8_t* end, uint32_t* code) {
     int n = json_utf8_length(p, (size_t)(end - p));
     *code = n > 1 ? p[0] & (0x7Fu >> n) : p[0];
@@ -113,15 +115,15 @@ static inline size_t utf8_decode(const uint8_t* p, const uint8_t* end, uint32_t*
     return (size_t)n;
 }
 
-// Bytes in, whole characters out: tokens often end within a character, a terminal wants whole ones. An incomplete
-// sequence is held back until it is complete; what can become no character comes out as U+FFFD, one for each
-// maximal part that began like one. Zeroed to begin with.
+// Turns a stream of bytes into complete UTF-8 characters, because tokens often end in the middle of a character. An
+// incomplete sequence is held back until it is complete. Ill-formed bytes become U+FFFD, one per maximal prefix of a
+// well-formed sequence, or per byte. Zero it before use.
 typedef struct {
-    uint8_t held[4];
+    uint8_t held[4]; // (count) the incomplete sequence
     size_t count;
 } Utf8Stream;
 
-// Takes n bytes, writes to out (3 * (n + 3)) and returns the bytes written.
+// Takes n bytes, writes complete characters to out (3 * (n + 3) bytes), and returns the number of bytes written.
 static inline size_t utf8_stream_push(Utf8Stream* s, const void* bytes, size_t n, char* out) {
     const uint8_t* p = (const uint8_t*)bytes;
     size_t written = 0;
@@ -148,7 +150,8 @@ static inline size_t utf8_stream_push(Utf8Stream* s, const void* bytes, size_t n
     return written;
 }
 
-// At the end of the text: U+FFFD for what is still held back, to out (3).
+// Call at the end of the text: if an incomplete sequence is held back, writes U+FFFD to out (3 bytes). Returns the
+// number of bytes written.
 static inline size_t utf8_stream_flush(Utf8Stream* s, char* out) {
     size_t n = s->count ? 3 : 0;
     memcpy(out, "\xEF\xBF\xBD", n);
@@ -176,8 +179,8 @@ static inline void tokenizer_fill_classes(Tokenizer* t) {
     memset(t->byte_class + 128, CLASS_WIDE, 128);
 }
 
-// Class of the character at p < end; *length is its bytes. A byte that begins no well-formed one is a character
-// "other".
+// Returns the class of the character at p < end and stores its length in bytes in *length. A byte that does not start a
+// well-formed sequence counts as a character of class CLASS_OTHER.
 static inline int tokenizer_class_at(const Tokenizer* t, const uint8_t* p, const uint8_t* end, size_t* length) {
     uint32_t code;
     *length = 1;
@@ -188,7 +191,7 @@ static inline int tokenizer_class_at(const Tokenizer* t, const uint8_t* p, const
     return t->char_class[code];
 }
 
-// End of the run of characters of one class that begins at p.
+// Returns the end of the run of characters of class `wanted` that begins at p.
 static inline const uint8_t* tokenizer_run(const Tokenizer* t, const uint8_t* p, const uint8_t* end, int wanted) {
     while (p < end) {
         int c = t->byte_class[*p];
@@ -200,8 +203,8 @@ static inline const uint8_t* tokenizer_run(const Tokenizer* t, const uint8_t* p,
     return p;
 }
 
-// White space from p on: all of it at the end of the text, else all but its last character, which the next piece may
-// take as its leading space, and at least one.
+// Returns the end of the piece of white space that begins at p. It is the whole run if the run ends the text; otherwise
+// the run without its last character (but at least one character), because the next piece may begin with that space.
 static inline const uint8_t* tokenizer_space_piece(const Tokenizer* t, const uint8_t* p, const uint8_t* end) {
     const uint8_t *q = p, *last = p;
     while (q < end) {
@@ -213,7 +216,7 @@ static inline const uint8_t* tokenizer_space_piece(const Tokenizer* t, const uin
     return end;
 }
 
-// End of the piece that begins at p < end. Pieces, the first that fits:
+// Returns the end of the piece that begins at p < end, as GPT-2's regular expression matches it:
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 static inline const uint8_t* tokenizer_next_piece(const Tokenizer* t, const uint8_t* p, const uint8_t* end) {
     const uint8_t* q = p;
@@ -230,10 +233,10 @@ static inline const uint8_t* tokenizer_next_piece(const Tokenizer* t, const uint
     return c == CLASS_SPACE ? tokenizer_space_piece(t, p, end) : tokenizer_run(t, q + length, end, c);
 }
 
-// The last place c in 0 < c < n where text may be cut, so that the ids of text[0..c) and then of the rest are those of
-// the whole, whatever comes before it or after it; 0 if there is none. For texts that come in chunks: a piece ends
-// before white space that follows something else, and between ASCII letters or digits and ASCII characters of another
-// class.
+// Returns the last position c, 0 < c < n, at which a text can be cut for encoding in chunks: encoding text[0..c) and
+// the rest separately gives the ids of the whole, whatever precedes and follows these n bytes. Returns 0 if there is
+// none. A piece always ends before white space that follows a non-space character, and between an ASCII letter or digit
+// and an ASCII character of another class.
 static inline size_t tokenizer_find_cut(const Tokenizer* t, const void* text, size_t n) {
     const uint8_t* p = (const uint8_t*)text;
     for (size_t i = n; i-- > 1;) {
@@ -242,7 +245,7 @@ static inline size_t tokenizer_find_cut(const Tokenizer* t, const void* text, si
         if (before == CLASS_LETTER || before == CLASS_NUMBER) { return i; }
         if (after != CLASS_SPACE) { continue; }
         if (before == CLASS_OTHER) { return i; }
-        // before is the last byte of a wide character, or of none: not a cut if it may be white space
+        // p[i - 1] is not ASCII, so it may end a multi-byte white space character: then do not cut here
         bool space = false;
         for (size_t k = 2; k <= 3 && k <= i; k++) {
             size_t length;
@@ -259,7 +262,7 @@ static inline size_t tokenizer_slot(const Tokenizer* t, uint32_t left, uint32_t 
     return (size_t)(((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u >> (64 - t->slot_bits));
 }
 
-// The merge of two neighbours; in one without a merge rank is UINT32_MAX.
+// Returns the slot of the merge of two adjacent tokens. If there is no such merge, the slot's rank is UINT32_MAX.
 static inline const MergeSlot* tokenizer_find_merge(const Tokenizer* t, uint32_t left, uint32_t right) {
     size_t mask = ((size_t)1 << t->slot_bits) - 1, i = tokenizer_slot(t, left, right);
     while (t->slots[i].left != UINT32_MAX && (t->slots[i].left != left || t->slots[i].right != right)) {
@@ -268,11 +271,12 @@ static inline const MergeSlot* tokenizer_find_merge(const Tokenizer* t, uint32_t
     return &t->slots[i];
 }
 
-enum { MERGE_SHORT = 64 }; // bytes; a longer piece pays for a heap
+enum { MERGE_SHORT = 64 }; // bytes; a heap pays off only for longer pieces
 
-// ids (n) holds n <= MERGE_SHORT ids of single bytes; merges in place and returns how many are left.
+// Merges the tokens of one piece in place: ids (n), n <= MERGE_SHORT, starts as the ids of its bytes. Returns the
+// number of ids that remain.
 static inline size_t tokenizer_merge_short(const Tokenizer* t, uint32_t* ids, size_t n) {
-    uint32_t ranks[MERGE_SHORT], merged[MERGE_SHORT]; // of ids[i] with ids[i + 1]
+    uint32_t ranks[MERGE_SHORT], merged[MERGE_SHORT]; // rank and result of merging ids[i] with ids[i + 1]
     for (size_t i = 0; i + 1 < n; i++) {
         const MergeSlot* m = tokenizer_find_merge(t, ids[i], ids[i + 1]);
         ranks[i] = m->rank;
@@ -300,7 +304,7 @@ static inline size_t tokenizer_merge_short(const Tokenizer* t, uint32_t* ids, si
     return n;
 }
 
-// A binary heap of rank << 32 | position: the lowest rank first, then the leftmost.
+// A binary min-heap of rank << 32 | position: the lowest rank comes first, among equal ranks the leftmost position.
 typedef struct {
     uint64_t* items;
     size_t count;
@@ -322,17 +326,17 @@ static inline void merge_heap_push(MergeHeap* h, uint64_t item) {
     h->items[i] = item;
 }
 
-// The same for a piece of any length below 4 GiB. A doubly linked list of tokens over the positions of the bytes; an
-// item of the heap is stale if the rank at its position has changed since.
+// Same as tokenizer_merge_short() for a piece of any length below 4 GiB. The tokens form a doubly linked list, indexed
+// by the position of their first byte. A heap item is stale, and is ignored, if the rank at its position has changed.
 static inline size_t tokenizer_merge_long(const Tokenizer* t, uint32_t* ids, size_t n) {
     require(n < UINT32_MAX);
     uint32_t* prev = (uint32_t*)malloc_check(3 * n * sizeof(uint32_t));
-    uint32_t *next = prev + n, *ranks = prev + 2 * n; // ranks: of position i with next[i]
-    // each merge takes one token away and adds at most two pairs
+    uint32_t *next = prev + n, *ranks = prev + 2 * n; // ranks[i]: rank of the pair at positions i, next[i]
+    // 3n items are enough: n - 1 initial pairs, and each of at most n - 1 merges pushes at most two new ones
     MergeHeap heap = {(uint64_t*)malloc_check(3 * n * sizeof(uint64_t)), 0};
     for (size_t i = 0; i < n; i++) {
-        prev[i] = (uint32_t)i - 1; // of the first: UINT32_MAX, nothing
-        next[i] = (uint32_t)i + 1; // of the last: n, nothing
+        prev[i] = (uint32_t)i - 1; // UINT32_MAX for the first token: no predecessor
+        next[i] = (uint32_t)i + 1; // n for the last token: no successor
         ranks[i] = i + 1 < n ? tokenizer_find_merge(t, ids[i], ids[i + 1])->rank : UINT32_MAX;
         if (ranks[i] != UINT32_MAX) { heap.items[heap.count++] = (uint64_t)ranks[i] << 32 | i; }
     }
@@ -360,7 +364,7 @@ static inline size_t tokenizer_merge_long(const Tokenizer* t, uint32_t* ids, siz
     return count;
 }
 
-// ids (n) gets the tokens of one piece of n > 0 bytes; returns their number.
+// Encodes one piece of n > 0 bytes into ids (room for n). Returns the number of tokens.
 static inline size_t tokenizer_merge(const Tokenizer* t, const uint8_t* piece, size_t n, uint32_t* ids) {
     for (size_t i = 0; i < n; i++) { ids[i] = t->byte_ids[piece[i]]; }
     return n <= MERGE_SHORT ? tokenizer_merge_short(t, ids, n) : tokenizer_merge_long(t, ids, n);
@@ -368,13 +372,14 @@ static inline size_t tokenizer_merge(const Tokenizer* t, const uint8_t* piece, s
 
 // ---- encode and decode --------------------------------------------------------------------------
 
+// Allocates b's cache, or clears it if its entries belong to another vocabulary.
 static inline void tokenizer_open_cache(const Tokenizer* t, TokenBuffer* b) {
     size_t bytes = sizeof(CacheEntry) << CACHE_BITS;
     bool fresh = !b->cache;
     if (fresh) {
         void* cache;
         if (posix_memalign(&cache, sizeof(CacheEntry), bytes) != 0) {
-            die("out of memory: %zu bytes asked for", bytes);
+            die("out of memory: cannot allocate %zu bytes", bytes);
         }
         b->cache = (CacheEntry*)cache;
     }
@@ -389,7 +394,7 @@ static inline uint64_t tokenizer_load_word(const uint8_t* p, size_t n) {
     return n < 8 ? w & ((1ull << 8 * n) - 1) : w;
 }
 
-// Appends the ids of text (n bytes, any bytes) to out. Threads may share t when each has its own out.
+// Appends the ids of text (n arbitrary bytes) to out. Threads may share t if each has its own out.
 static inline void tokenizer_encode(const Tokenizer* t, const void* text, size_t n, TokenBuffer* out) {
     require(t->can_encode);
     tokenizer_open_cache(t, out);
@@ -397,7 +402,7 @@ static inline void tokenizer_encode(const Tokenizer* t, const void* text, size_t
     while (n > 0 && p < end) {
         const uint8_t* next = tokenizer_next_piece(t, p, end);
         size_t length = (size_t)(next - p);
-        token_buffer_reserve(out, length + CACHE_IDS); // a hit copies all of an entry's ids
+        token_buffer_reserve(out, length + CACHE_IDS); // a cache hit always copies CACHE_IDS ids
         uint32_t* ids = out->ids + out->count;
         if (length > CACHE_KEY) {
             out->count += tokenizer_merge(t, p, length, ids);
@@ -405,8 +410,8 @@ static inline void tokenizer_encode(const Tokenizer* t, const void* text, size_t
             continue;
         }
         uint8_t copy[CACHE_KEY] = {0};
-        const uint8_t* from = p;
-        if (end - p < CACHE_KEY) { from = (const uint8_t*)memcpy(copy, p, length); } // no reading past the end
+        const uint8_t* from = p; // near the end of the text, copy: the loads below read whole words
+        if (end - p < CACHE_KEY) { from = (const uint8_t*)memcpy(copy, p, length); }
         uint64_t a = tokenizer_load_word(from, length), b = 0, c = 0;
         if (length > 8) { b = tokenizer_load_word(from + 8, length - 8); }
         if (length > 16) { c = tokenizer_load_word(from + 16, length - 16); }
@@ -428,7 +433,7 @@ static inline void tokenizer_encode(const Tokenizer* t, const void* text, size_t
     }
 }
 
-// The bytes of one token (*length of them, no NUL after them); NULL for an id outside 0..V-1.
+// Returns the bytes of a token, *length of them without a terminating NUL; NULL for an id outside 0..V-1.
 static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* length) {
     *length = 0;
     if (id < 0 || id >= t->vocab_size) { return NULL; }
@@ -436,29 +441,30 @@ static inline const char* tokenizer_decode(const Tokenizer* t, int id, size_t* l
     return (const char*)t->bytes + t->offsets[id];
 }
 
-// ---- vocabularies from files: tokens and merges as they are read --------------------------------
+// ---- a vocabulary while its files are read -------------------------------------------------------
 
 typedef struct {
     size_t offset; // into bytes
     uint32_t length;
     uint32_t id;
-    bool added; // not in the index: merges do not reach it
+    bool added; // an added token: not in the index, so merges cannot refer to it
 } VocabEntry;
 
 typedef struct {
-    uint8_t* bytes; // (bytes_capacity), num_bytes set; scratch space behind them
+    uint8_t* bytes; // (bytes_capacity), num_bytes are valid; the rest is scratch space, see vocab_scratch()
     size_t num_bytes, bytes_capacity;
-    VocabEntry* entries; // (capacity), count set
+    VocabEntry* entries; // (capacity), count are valid
     size_t count, capacity;
-    uint32_t* index; // (index_size, a power of 2) hash table of 1 + place in entries, or 0
+    uint32_t* index; // (index_size, a power of 2) hash table from bytes to 1 + index into entries; 0: empty slot
     size_t index_size;
-    uint32_t* merges; // (merges_capacity, 3) ids of left, right and both
+    uint32_t* merges; // (merges_capacity, 3) ids of left, right and the merged token
     size_t num_merges, merges_capacity;
-    uint16_t code_of[256];     // the printable code point that stands for a byte in files
-    int16_t byte_of[256 + 68]; // the way back; -1: stands for none
+    uint16_t code_of[256];     // the byte map: the printable code point that files use for a byte
+    int16_t byte_of[256 + 68]; // the inverse map; -1: the code point represents no byte
 } Vocab;
 
-// Printable bytes stand for themselves, the other 68 are numbered from 256 on, so that a file shows no white space.
+// Initializes an empty vocabulary and GPT-2's byte map: printable bytes map to themselves, the other 68 to code points
+// from 256 on, so that no token in a file contains white space or control characters.
 static inline void vocab_init(Vocab* v) {
     memset(v, 0, sizeof(*v));
     for (int i = 0; i < 256 + 68; i++) { v->byte_of[i] = -1; }
@@ -477,7 +483,7 @@ static inline void vocab_free(Vocab* v) {
     memset(v, 0, sizeof(*v));
 }
 
-// Room for n bytes behind bytes[num_bytes].
+// Returns scratch space for n bytes at the end of bytes. It is valid until the next call; vocab_add() makes it a token.
 static inline uint8_t* vocab_scratch(Vocab* v, size_t n) {
     if (!v->bytes || v->bytes_capacity - v->num_bytes < n) {
         v->bytes_capacity = 2 * v->bytes_capacity + n + 4096;
@@ -486,7 +492,7 @@ static inline uint8_t* vocab_scratch(Vocab* v, size_t n) {
     return v->bytes + v->num_bytes;
 }
 
-// Slot of these bytes in the index: holds 0 if they are not in it.
+// Returns the slot of a token's bytes (n) in the index. The slot contains 0 if the index has no such token.
 static inline uint32_t* vocab_slot(const Vocab* v, const uint8_t* bytes, size_t n) {
     uint64_t h = n;
     for (size_t i = 0; i < n; i++) { h = (h ^ bytes[i]) * 0x100000001B3u; } // FNV-1a
@@ -503,13 +509,13 @@ static inline VocabEntry* vocab_find(const Vocab* v, const uint8_t* bytes, size_
     return slot ? &v->entries[slot - 1] : NULL;
 }
 
-// Adds the token whose n bytes stand in the scratch space. One that is not `added` must not be there yet.
+// Adds the token whose n bytes are in the scratch space. Fails if a token that is not `added` already exists.
 static inline bool vocab_add(Vocab* v, size_t n, int64_t id, bool added, const char* where, Error* err) {
     const uint8_t* bytes = vocab_scratch(v, n);
     const char* reason = n == 0                                ? "is empty"
                          : id < 0 || id >= TOKENIZER_MAX_VOCAB ? "has an id outside 0 to 1048575"
                          : v->count == TOKENIZER_MAX_VOCAB     ? "is one too many: 1048576 is the limit"
-                         : !added && vocab_find(v, bytes, n)   ? "stands twice"
+                         : !added && vocab_find(v, bytes, n)   ? "occurs twice"
                                                                : NULL;
     if (reason) {
         char name[128];
@@ -535,7 +541,8 @@ static inline bool vocab_add(Vocab* v, size_t n, int64_t id, bool added, const c
     return true;
 }
 
-// A token as files spell it to its bytes, in the scratch space. False if a character stands for no byte.
+// Converts a token from its spelling in files to its bytes, in the scratch space. Returns false if a character
+// represents no byte.
 static inline bool vocab_unmap(Vocab* v, const char* text, size_t n, size_t* num_bytes) {
     const uint8_t *p = (const uint8_t*)text, *end = p + n;
     uint8_t* out = vocab_scratch(v, n);
@@ -550,22 +557,23 @@ static inline bool vocab_unmap(Vocab* v, const char* text, size_t n, size_t* num
     return true;
 }
 
-// The token that a file spells so; NULL if there is none.
+// Finds the token with this spelling in files; NULL if there is none.
 static inline VocabEntry* vocab_find_spelled(Vocab* v, const char* text, size_t n) {
     size_t num_bytes;
     if (!vocab_unmap(v, text, n, &num_bytes)) { return NULL; }
     return vocab_find(v, v->bytes + v->num_bytes, num_bytes);
 }
 
-// One side of a merge.
+// Finds the left or right token of a merge; NULL with an error if it does not exist.
 static inline const VocabEntry* vocab_merge_side(Vocab* v, const char* text, size_t n, const char* where, Error* err) {
     char name[128];
     const VocabEntry* e = vocab_find_spelled(v, text, n);
-    if (!e) { error_set(err, "%s: '%s' is no token so far", where, json_printable(name, sizeof(name), text, n)); }
+    if (!e) { error_set(err, "%s: '%s' is not a known token", where, json_printable(name, sizeof(name), text, n)); }
     return e;
 }
 
-// The next merge in rank order. Without a vocab.json (grow) each merge makes the next token, else it must be known.
+// Adds the next merge, in the order of rank. grow (there is no vocab.json): the merge creates the token with the next
+// id; otherwise the merged token must already exist.
 static inline bool vocab_add_merge(Vocab* v, const char* left, size_t num_left, const char* right, size_t num_right,
                                    bool grow, const char* where, Error* err) {
     if (v->num_merges == TOKENIZER_MAX_VOCAB) {
@@ -598,7 +606,8 @@ static inline bool vocab_add_merge(Vocab* v, const char* left, size_t num_left, 
     return true;
 }
 
-// The 256 bytes in map order: ids 0 to 255 of a vocabulary that merges.txt alone describes.
+// Adds the 256 bytes in the order of the byte map. They have ids 0 to 255 in a vocabulary that consists of merges.txt
+// alone.
 static inline void vocab_add_bytes(Vocab* v) {
     for (int code = 0; code < 256 + 68; code++) {
         if (v->byte_of[code] < 0) { continue; }
@@ -613,7 +622,7 @@ static inline bool vocab_add_eot(Vocab* v, const char* where, Error* err) {
     return vocab_add(v, n, (int64_t)v->count, true, where, err);
 }
 
-// ---- the tokenizer from its parts ---------------------------------------------------------------
+// ---- building the tokenizer from a vocabulary ---------------------------------------------------
 
 static inline void tokenizer_free(Tokenizer* t) {
     free(t->bytes);
@@ -625,11 +634,11 @@ static inline void tokenizer_free(Tokenizer* t) {
     memset(t, 0, sizeof(*t));
 }
 
-// The tokens in order of id; ids must be 0..V-1, each once.
+// Copies the tokens in the order of their ids. Every id from 0 to V-1 must occur exactly once.
 static inline bool tokenizer_set_tokens(Tokenizer* t, const Vocab* v, const char* where, Error* err) {
     size_t V = v->count;
     if (V == 0) { return error_set(err, "%s: no tokens", where); }
-    uint32_t* by_id = (uint32_t*)calloc_check(V, sizeof(uint32_t)); // 1 + place in entries
+    uint32_t* by_id = (uint32_t*)calloc_check(V, sizeof(uint32_t)); // 1 + index into entries
     for (size_t i = 0; i < V; i++) {
         uint32_t id = v->entries[i].id;
         if (id < V && by_id[id] == 0) {
@@ -668,7 +677,7 @@ static inline bool tokenizer_set_merges(Tokenizer* t, const Vocab* v, const char
     t->merges = (uint32_t*)malloc_check(2 * v->num_merges * sizeof(uint32_t));
     for (t->slot_bits = 4; (size_t)1 << t->slot_bits < 2 * v->num_merges; t->slot_bits++) {}
     t->slots = (MergeSlot*)malloc_check(sizeof(MergeSlot) << t->slot_bits);
-    memset(t->slots, 0xFF, sizeof(MergeSlot) << t->slot_bits); // empty, rank UINT32_MAX
+    memset(t->slots, 0xFF, sizeof(MergeSlot) << t->slot_bits); // all slots empty: left and rank are UINT32_MAX
     for (size_t r = 0; r < v->num_merges; r++) {
         const uint32_t* ids = v->merges + 3 * r;
         MergeSlot* slot = (MergeSlot*)tokenizer_find_merge(t, ids[0], ids[1]);
@@ -683,7 +692,7 @@ static inline bool tokenizer_set_merges(Tokenizer* t, const Vocab* v, const char
     return true;
 }
 
-// Frees v in every case. On failure t is empty.
+// Builds t from v. Frees v in any case. On failure t is zeroed.
 static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, const char* where, Error* err) {
     memset(t, 0, sizeof(*t));
     bool ok = tokenizer_set_tokens(t, v, where, err) && (!can_encode || tokenizer_set_merges(t, v, where, err));
@@ -701,7 +710,8 @@ static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, cons
     return true;
 }
 
-// The vocabulary when there is none: 256 bytes in GPT-2's map order and <|endoftext|> = 256, no merges.
+// Builds the default tokenizer for text without a vocabulary: the 256 bytes in the order of GPT-2's byte map,
+// <|endoftext|> = 256, no merges.
 static inline void tokenizer_init_bytes(Tokenizer* t) {
     Vocab v;
     vocab_init(&v);
@@ -713,14 +723,14 @@ static inline void tokenizer_init_bytes(Tokenizer* t) {
 
 // ---- reading ------------------------------------------------------------------------------------
 
-// A text in memory and its name in messages.
+// The text of a file in memory.
 typedef struct {
-    const char* text; // (n); NULL: there is no such file
+    const char* text; // (n); NULL if the file does not exist
     size_t n;
-    const char* where;
+    const char* where; // its path, for messages
 } TokenizerText;
 
-// merges.txt: a line "#version: ...", then "left right" on each line.
+// Reads merges.txt: a line "#version: ...", then one "left right" per line.
 static inline bool tokenizer_read_merges(Vocab* v, TokenizerText f, bool grow, Error* err) {
     char where[1100];
     size_t line = 0;
@@ -744,7 +754,7 @@ static inline bool tokenizer_read_merges(Vocab* v, TokenizerText f, bool grow, E
     return true;
 }
 
-// Fills v with merges.txt (or vocab.bpe) alone: 256 bytes, a token for each merge, <|endoftext|>.
+// Builds t from merges.txt (or vocab.bpe) alone: the 256 bytes, one token per merge, then <|endoftext|>.
 static inline bool tokenizer_parse_merges(Tokenizer* t, TokenizerText merges, Error* err) {
     Vocab v;
     vocab_init(&v);
@@ -757,8 +767,8 @@ static inline bool tokenizer_parse_merges(Tokenizer* t, TokenizerText merges, Er
     return false;
 }
 
-// {"token": id, ...}, or as added tokens (their text as it is) when raw is true. What stands in `except` keeps its
-// text too.
+// Reads the tokens of {"token": id, ...} into v. If raw is true, they are added tokens, which are spelled literally
+// instead of through the byte map. So are tokens that are listed in `except` (may be NULL).
 static inline bool tokenizer_read_tokens(Vocab* v, const JsonValue* object, bool raw, Vocab* except, const char* where,
                                          Error* err) {
     char name[128];
@@ -768,7 +778,7 @@ static inline bool tokenizer_read_tokens(Vocab* v, const JsonValue* object, bool
             json_printable(name, sizeof(name), e->key, e->key_length);
             return error_set(err, "%s: the id of token '%s' is not an integer", where, name);
         }
-        // an added token may stand in vocab.json too: one spelling, one id
+        // an added token may also be in vocab.json; both must then give the same id
         VocabEntry* same = except ? vocab_find(except, (const uint8_t*)e->key, e->key_length) : NULL;
         VocabEntry* known = raw ? vocab_find_spelled(v, e->key, e->key_length) : same;
         if (known && known->id != (uint64_t)e->integer) {
@@ -782,9 +792,9 @@ static inline bool tokenizer_read_tokens(Vocab* v, const JsonValue* object, bool
             memcpy(vocab_scratch(v, n), e->key, n);
         } else if (!vocab_unmap(v, e->key, n, &n)) {
             json_printable(name, sizeof(name), e->key, e->key_length);
-            return error_set(err, "%s: token '%s' holds a character that stands for no byte", where, name);
+            return error_set(err, "%s: token '%s' contains a character that represents no byte", where, name);
         }
-        if (same) { same->added = true; } // met
+        if (same) { same->added = true; } // marks it as already added to v
         if (!vocab_add(v, n, e->integer, raw || same, where, err)) { return false; }
     }
     return true;
@@ -799,7 +809,7 @@ static inline bool tokenizer_read_token_file(Vocab* v, TokenizerText f, bool raw
     return ok;
 }
 
-// vocab.json + merges.txt, and Hugging Face's added_tokens.json where there is one.
+// Builds t from vocab.json + merges.txt and, if added.text is not NULL, Hugging Face's added_tokens.json.
 static inline bool tokenizer_parse_vocab(Tokenizer* t, TokenizerText vocab, TokenizerText merges, TokenizerText added,
                                          Error* err) {
     Vocab v;
@@ -817,13 +827,13 @@ static inline const char* tokenizer_json_type(const JsonValue* object) {
     return type && type->type == JSON_STRING ? type->string : "";
 }
 
-// Absent, null, false, 0, "" and an empty list all mean: not in use.
+// True if an option of tokenizer.json is not in use: absent, null, false, 0 or "".
 static inline bool tokenizer_json_unset(const JsonValue* v) {
     return !v || v->type == JSON_NULL || (v->type == JSON_BOOL && !v->boolean) ||
            (v->type == JSON_NUMBER && v->number == 0) || (v->type == JSON_STRING && v->length == 0);
 }
 
-// Refuses by name what would encode in another way than GPT-2 does.
+// Fails, naming the setting, if tokenizer.json has a setting that would encode differently from GPT-2.
 static inline bool tokenizer_check_json(const JsonValue* root, const char* where, Error* err) {
     const JsonValue *model = json_get(root, "model"), *pre = json_get(root, "pre_tokenizer");
     if (!model || model->type != JSON_OBJECT) { return error_set(err, "%s: no \"model\" object", where); }
@@ -909,14 +919,14 @@ static inline bool tokenizer_read_json(Vocab* v, Vocab* added, const JsonValue* 
     }
     for (size_t i = 0; i < added->count; i++) {
         const VocabEntry* e = &added->entries[i];
-        if (e->added) { continue; } // it stands in model.vocab too
+        if (e->added) { continue; } // also in model.vocab, so it has already been read
         memcpy(vocab_scratch(v, e->length), added->bytes + e->offset, e->length);
         if (!vocab_add(v, e->length, e->id, true, where, err)) { return false; }
     }
     return tokenizer_read_json_merges(v, merges, where, err);
 }
 
-// tokenizer.json of Hugging Face's tokenizers.
+// Builds t from tokenizer.json, the format of Hugging Face's tokenizers library.
 static inline bool tokenizer_parse_json(Tokenizer* t, TokenizerText f, Error* err) {
     JsonDoc doc;
     Vocab v, added;
@@ -932,14 +942,15 @@ static inline bool tokenizer_parse_json(Tokenizer* t, TokenizerText f, Error* er
     return false;
 }
 
-// llm.c's tokenizer.bin: 256 int32 of header, then for each token its length in one byte and its bytes. Decode only.
+// Builds t from llm.c's tokenizer.bin: a header of 256 int32, then per token one byte of length and the token's bytes.
+// It has no merges, so the tokenizer can only decode.
 static inline bool tokenizer_parse_bin(Tokenizer* t, TokenizerText f, Error* err) {
     int32_t h[256];
     memset(t, 0, sizeof(*t));
     if (f.n < sizeof(h)) { return error_set(err, "%s: %zu bytes, too short for a header of 1024", f.where, f.n); }
     memcpy(h, f.text, sizeof(h));
     if (h[0] != TOKENIZER_BIN_MAGIC) { return error_set(err, "%s: not a tokenizer.bin of llm.c", f.where); }
-    if (h[1] != 1 && h[1] != 2) { return error_set(err, "%s: version %d; 1 and 2 are known", f.where, h[1]); }
+    if (h[1] != 1 && h[1] != 2) { return error_set(err, "%s: version %d; only 1 and 2 are supported", f.where, h[1]); }
     if (h[2] <= 0 || h[2] > TOKENIZER_MAX_VOCAB) { return error_set(err, "%s: %d tokens", f.where, h[2]); }
     if (h[1] == 2 && (h[3] < 0 || h[3] >= h[2])) {
         return error_set(err, "%s: end-of-text is %d of %d tokens", f.where, h[3], h[2]);
@@ -959,7 +970,7 @@ static inline bool tokenizer_parse_bin(Tokenizer* t, TokenizerText f, Error* err
     }
     if (at != f.n) {
         vocab_free(&v);
-        return error_set(err, "%s: %zu bytes behind the last token", f.where, f.n - at);
+        return error_set(err, "%s: %zu bytes after the last token", f.where, f.n - at);
     }
     if (!tokenizer_build(t, &v, false, f.where, err)) { return false; }
     if (h[1] == 2) { t->eot_id = h[3]; }
@@ -985,7 +996,7 @@ static inline bool tokenizer_map(MappedFile* file, TokenizerText* text, const ch
     return true;
 }
 
-// vocab and merges by their paths; added_tokens.json beside vocab is read if it is there.
+// Loads the files vocab and merges, and added_tokens.json if the directory of vocab contains one.
 static inline bool tokenizer_load_pair(Tokenizer* t, const char* vocab, const char* merges, Error* err) {
     char added[4096];
     const char* slash = strrchr(vocab, '/');
@@ -1006,7 +1017,8 @@ static inline bool tokenizer_load_pair(Tokenizer* t, const char* vocab, const ch
     return ok;
 }
 
-// path with the end `from` replaced by `to`, if it ends so and that file exists.
+// If path ends in `from`, replaces that ending by `to`. Returns true if the resulting file exists; its path is in out
+// (size).
 static inline bool tokenizer_partner(char* out, size_t size, const char* path, const char* from, const char* to) {
     size_t n = strlen(path), k = strlen(from);
     if (n < k || strcmp(path + n - k, from) != 0) { return false; }
@@ -1044,7 +1056,8 @@ static inline bool tokenizer_load_file(Tokenizer* t, const char* path, Error* er
     return ok;
 }
 
-// path: a directory, or one file; see the top of this file. False with err filled: t is empty, nothing to free.
+// Loads a vocabulary. path is a directory or a file in one of the formats listed at the top. On false, err holds the
+// reason, t is zeroed and there is nothing to free.
 static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
     static const char* const names[][2] = {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", NULL}, {"merges.txt", NULL},
@@ -1066,8 +1079,9 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
                      path);
 }
 
-// The same for who writes ids of 16 bits: it must be able to encode, and have max_tokens at most. path: NULL for the 256
-// bytes and <|endoftext|>; what: the files that are written, for the message. eot_id may be -1, as after tokenizer_load.
+// Loads a vocabulary for a program that writes 16-bit ids: it must be able to encode and have at most max_tokens
+// tokens. path NULL: the 256 bytes and <|endoftext|>. what: the kind of files that will be written, for the message. As
+// after tokenizer_load(), eot_id may be -1.
 static inline bool tokenizer_load_encoder(Tokenizer* t, const char* path, int max_tokens, const char* what,
                                           Error* err) {
     if (!path) {
@@ -1077,7 +1091,7 @@ static inline bool tokenizer_load_encoder(Tokenizer* t, const char* path, int ma
     if (!tokenizer_load(t, path, err)) { return false; }
     if (t->can_encode && t->vocab_size <= max_tokens) { return true; }
     if (!t->can_encode) {
-        error_set(err, "%s: decodes only; want vocab.json + merges.txt or tokenizer.json", path);
+        error_set(err, "%s: can only decode; want vocab.json + merges.txt or tokenizer.json", path);
     } else {
         error_set(err, "%s: %d tokens; %s hold 16-bit ids, %d at most", path, t->vocab_size, what, max_tokens);
     }
@@ -1087,7 +1101,7 @@ static inline bool tokenizer_load_encoder(Tokenizer* t, const char* path, int ma
 
 // ---- writing ------------------------------------------------------------------------------------
 
-// A token as vocab.json and merges.txt spell it; the file's escapes are JSON's when json is true.
+// Writes a token as vocab.json (json is true: with JSON escapes) or merges.txt spells it.
 static inline void tokenizer_write_token(const Tokenizer* t, const Vocab* map, uint32_t id, bool json, FileWriter* w) {
     for (uint32_t i = t->offsets[id]; i < t->offsets[id + 1]; i++) {
         uint16_t code = map->code_of[t->bytes[i]];
@@ -1103,7 +1117,8 @@ static inline void tokenizer_write_token(const Tokenizer* t, const Vocab* map, u
     }
 }
 
-// An added token that the byte map would change when it is read again: it has its place in added_tokens.json.
+// True if the token is an added token that the byte map would change. It must be written to added_tokens.json, which
+// spells tokens literally.
 static inline bool tokenizer_is_raw(const Tokenizer* t, const Vocab* map, int id) {
     for (uint32_t i = t->offsets[id]; t->added[id] && i < t->offsets[id + 1]; i++) {
         if (t->bytes[i] > 126 || map->code_of[t->bytes[i]] != t->bytes[i]) { return true; }
@@ -1151,7 +1166,8 @@ static inline void tokenizer_write_bin(const Tokenizer* t, FileWriter* w) {
 
 typedef enum { TOKENIZER_VOCAB, TOKENIZER_ADDED, TOKENIZER_MERGES, TOKENIZER_BIN } TokenizerFile;
 
-// Written beside its place and renamed, so that an older file is whole until the new one is.
+// Writes the file under a temporary name and renames it, so that an existing file stays intact until the new one is
+// complete.
 static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, const char* dir, const char* name,
                                         TokenizerFile kind, Error* err) {
     char path[4000], tmp[4096];
@@ -1173,10 +1189,11 @@ static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, co
     return ok;
 }
 
-// Writes dir/vocab.json and dir/merges.txt as GPT-2's look, and added_tokens.json if the two cannot say it all; a
-// vocabulary that only decodes as dir/gpt2_tokenizer.bin. dir must exist. Reading dir gives the same tokenizer.
+// Writes dir/vocab.json and dir/merges.txt in GPT-2's format, and dir/added_tokens.json if these two cannot represent
+// all tokens. A vocabulary that can only decode is written as dir/gpt2_tokenizer.bin. dir must exist. Loading dir gives
+// the same tokenizer again.
 static inline bool tokenizer_save(const Tokenizer* t, const char* dir, Error* err) {
-    Vocab map; // for its table of bytes alone
+    Vocab map; // only its byte map is used
     vocab_init(&map);
     if (!t->can_encode) { return tokenizer_write_file(t, &map, dir, "gpt2_tokenizer.bin", TOKENIZER_BIN, err); }
     bool raw = false;

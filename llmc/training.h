@@ -1,7 +1,7 @@
 /*
-What train_gpt2.c and train_gpt2.cu share beside the model: the flags, the way from them to a vocabulary, a model, data
-and a checkpoint, what is due between two steps, and the book-keeping and the words of a run. The layers and the training
-loop itself are not here.
+The code that train_gpt2.c and train_gpt2.cu share besides the model: the flags; opening the tokenizer, the model, the
+data and the checkpoint that the flags name; the schedule of validation, samples and checkpoints; and the bookkeeping
+and printed output of a run. The layers and the training loop itself are in the two programs.
 */
 #ifndef LLMC_TRAINING_H
 #define LLMC_TRAINING_H
@@ -23,7 +23,7 @@ loop itself are not here.
 
 // ---- flags ------------------------------------------------------------------------
 
-// Every flag as it was typed, or its default. What a run makes of them is in Batch and Training.
+// The value of every flag, as typed or its default. Values that a run derives from them are in Batch and Training.
 typedef struct {
     const char *model, *tokenizer, *train_data, *val_data, *output;
     int layers, heads, channels, positions;
@@ -35,15 +35,15 @@ typedef struct {
     const char* prompt;
     int num_tokens, top_k, stop_at_eot;
     float temperature, top_p;
-    int naive; // train_gpt2 alone
-    // train_gpt2cu alone
+    int naive; // only in train_gpt2
+    // only in train_gpt2cu
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
     const char *hellaswag, *prompts;
     int num_samples;
 } Settings;
 
-// Only the table below writes this, when the flags are parsed; everything else reads args.
-#if defined(__cplusplus) // what is not named is 0, as in C
+// Written only through the option table below, while the flags are parsed. All other code reads it through args.
+#if defined(__cplusplus) // members that are not listed are 0, as in C
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #endif
@@ -81,127 +81,126 @@ static Settings settings = {
 #endif
 static const Settings* const args = &settings;
 
-// choices of OPT_STR stand in its unit, separated by |
+// for OPT_STR with a fixed set of choices, the unit field lists them, separated by |
 static const Option options[] = {
     {OPT_SECTION, 0, NULL, "Model", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 'e', NULL, "model", &settings.model, "MODEL",
-     "a new model by descriptor (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights: a Hugging Face directory, a file "
-     "(.safetensors, llm.c's .bin), the output directory of a run",
+     "descriptor of a new model (d6 d12 d24 d36 d48, gpt3:c768 ...), or weights to load: a Hugging Face directory, a "
+     "file (.safetensors, llm.c's .bin) or the output directory of a run",
      0, 0},
     {OPT_STR, 0, NULL, "tokenizer", &settings.tokenizer, "PATH",
-     "vocabulary: a directory or file; default: the one beside the model, else beside the training data", 0, 0},
-    {OPT_INT, 0, NULL, "layers", &settings.layers, "L", "layers of a new model, 0: as the descriptor says", 0, 4096},
-    {OPT_INT, 0, NULL, "heads", &settings.heads, "NH", "attention heads of a new model, 0: as the descriptor says", 0,
+     "vocabulary, a directory or a file; default: look beside the model, then beside the training data", 0, 0},
+    {OPT_INT, 0, NULL, "layers", &settings.layers, "L", "layers of a new model; 0: from the descriptor", 0, 4096},
+    {OPT_INT, 0, NULL, "heads", &settings.heads, "NH", "attention heads of a new model; 0: from the descriptor", 0,
      4096},
-    {OPT_INT, 0, NULL, "channels", &settings.channels, "C", "channels of a new model, 0: as the descriptor says", 0,
+    {OPT_INT, 0, NULL, "channels", &settings.channels, "C", "channels of a new model; 0: from the descriptor", 0,
      65536},
-    {OPT_INT, 0, NULL, "positions", &settings.positions, "T", "positions of a new model, 0: as the descriptor says", 0,
-     1 << 20},
+    {OPT_INT, 0, NULL, "positions", &settings.positions, "T",
+     "positions (maximum sequence length) of a new model; 0: from the descriptor", 0, 1 << 20},
 
     {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
     {OPT_STR, 'i', NULL, "train-data", &settings.train_data, "GLOB",
      "token shards to train on, made by dev/data/tokenize", 0, 0},
     {OPT_STR, 'j', NULL, "val-data", &settings.val_data, "GLOB", "token shards to validate on", 0, 0},
     {OPT_STR, 'o', NULL, "output", &settings.output, "DIR",
-     "checkpoints and logs go here; without it nothing is written", 0, 0},
-    {OPT_INT, 'b', NULL, "batch-size", &settings.B, "sequences", "sequences in a micro-batch, B", 1, 65536},
+     "write checkpoints and logs to this directory; without it nothing is written", 0, 0},
+    {OPT_INT, 'b', NULL, "batch-size", &settings.B, "sequences", "sequences per micro-batch, B", 1, 65536},
     {OPT_INT, 't', NULL, "seq-len", &settings.T, "tokens",
-     "length of a sequence, T; 0: the model's positions, at most 1024", 0, 1 << 20},
+     "tokens per sequence, T; 0: as many as the model has positions, at most 1024", 0, 1 << 20},
     {OPT_LONG, 'd', NULL, "total-batch", &settings.total_batch, "tokens",
-     "tokens in a step, a multiple of B * T: the rest is gradient accumulation; 0: B * T", 0, 1e12},
-    {OPT_BOOL, 0, NULL, "shuffle", &settings.shuffle, NULL, "permute shards and batches in each epoch, by the seed", 0,
-     0},
-    {OPT_BOOL, 'a', NULL, "overfit", &settings.overfit, NULL,
-     "train on the first batch again and again, a test of the set-up", 0, 0},
+     "tokens per step, a multiple of B * T; gradients of several micro-batches are accumulated; 0: B * T", 0, 1e12},
+    {OPT_BOOL, 0, NULL, "shuffle", &settings.shuffle, NULL,
+     "permute the shards, and the sequences within each shard, in every epoch, by the seed", 0, 0},
+    {OPT_BOOL, 'a', NULL, "overfit", &settings.overfit, NULL, "train on the first batch only, to test the setup", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Optimization", NULL, NULL, NULL, 0, 0},
-    {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "steps to train for, -1: one epoch", -1, 1e12},
-    {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "highest learning rate", 0, 100},
-    {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "how the learning rate falls", 0,
-     0},
+    {OPT_LONG, 'x', NULL, "steps", &settings.num_steps, "steps", "number of training steps; -1: one epoch", -1, 1e12},
+    {OPT_FLOAT, 'l', NULL, "learning-rate", &settings.learning_rate, NULL, "peak learning rate", 0, 100},
+    {OPT_STR, 'k', NULL, "schedule", &settings.schedule, "cosine|linear|constant|wsd", "learning rate schedule", 0, 0},
     {OPT_LONG, 'u', NULL, "warmup", &settings.warmup_steps, "steps", "steps of linear warm-up", 0, 1e12},
     {OPT_FLOAT, 'q', NULL, "final-fraction", &settings.final_fraction, NULL,
-     "learning rate at the end, as a fraction of the highest", 0, 1},
+     "final learning rate, as a fraction of the peak", 0, 1},
     {OPT_FLOAT, 'c', NULL, "weight-decay", &settings.weight_decay, NULL,
-     "decoupled decay of tensors of two or more dimensions", 0, 100},
+     "decoupled weight decay, applied to tensors with two or more dimensions", 0, 100},
     {OPT_FLOAT, 0, NULL, "beta1", &settings.beta1, NULL, "AdamW: decay of the first moment", 0, 0.999999},
     {OPT_FLOAT, 0, NULL, "beta2", &settings.beta2, NULL, "AdamW: decay of the second moment", 0, 0.999999},
-    {OPT_FLOAT, 0, NULL, "eps", &settings.eps, NULL, "AdamW: added to the root of the second moment", 1e-20, 1},
-    {OPT_FLOAT, 0, NULL, "clip", &settings.clip, NULL, "longest gradient, by norm; 0: no clipping", 0, 1e9},
+    {OPT_FLOAT, 0, NULL, "eps", &settings.eps, NULL, "AdamW: added to the square root of the second moment", 1e-20, 1},
+    {OPT_FLOAT, 0, NULL, "clip", &settings.clip, NULL, "clip the gradient to a norm of X; 0: no clipping", 0, 1e9},
     {OPT_FLOAT, 0, "sl", "skip-loss-z", &settings.skip_loss_z, "sigmas",
-     "skip an update whose loss is this far out; 0: never", 0, 1000},
+     "skip an update if the z-score of its loss is above X; 0: never", 0, 1000},
     {OPT_FLOAT, 0, "sg", "skip-norm-z", &settings.skip_norm_z, "sigmas",
-     "skip an update whose gradient norm is this far out; 0: never", 0, 1000},
+     "skip an update if the z-score of its gradient norm is above X; 0: never", 0, 1000},
     {OPT_INT, 0, NULL, "max-nonfinite", &settings.max_nonfinite, "steps",
-     "stop after so many steps in a row whose loss or gradient is not finite", 1, 1000000},
-    {OPT_LONG, 0, NULL, "seed", &settings.seed, NULL, "of the initial weights, of shuffling and of sampling", 0,
+     "stop after N steps in a row whose loss or gradient is not finite", 1, 1000000},
+    {OPT_LONG, 0, NULL, "seed", &settings.seed, NULL, "seed of the initial weights, shuffling and sampling", 0,
      4294967295.0},
 
     {OPT_SECTION, 0, NULL, "Evaluation and checkpoints", NULL, NULL, NULL, 0, 0},
-    {OPT_INT, 'v', NULL, "val-every", &settings.val_every, "steps", "validation loss every so many steps, 0: never", 0,
+    {OPT_INT, 'v', NULL, "val-every", &settings.val_every, "steps",
+     "compute the validation loss every N steps; 0: never", 0, 1e9},
+    {OPT_INT, 'm', NULL, "val-steps", &settings.val_steps, "batches",
+     "batches per validation, at most all of the validation data", 1, 1e9},
+    {OPT_INT, 's', NULL, "sample-every", &settings.sample_every, "steps", "print a sample every N steps; 0: never", 0,
      1e9},
-    {OPT_INT, 'm', NULL, "val-steps", &settings.val_steps, "batches", "batches of a validation, at most the whole data",
-     1, 1e9},
-    {OPT_INT, 's', NULL, "sample-every", &settings.sample_every, "steps",
-     "print a sample every so many steps, 0: never", 0, 1e9},
     {OPT_INT, 'g', NULL, "sample-tokens", &settings.sample_tokens, "tokens", "length of that sample", 1, 1e9},
     {OPT_INT, 'n', NULL, "save-every", &settings.save_every, "steps",
-     "checkpoint every so many steps and at the end, 0: only at the end", 0, 1e9},
-    {OPT_INT, 0, "nk", "keep", &settings.keep, "checkpoints", "newest checkpoints to keep, 0: all", 0, 1e9},
+     "save a checkpoint every N steps and at the end; 0: only at the end", 0, 1e9},
+    {OPT_INT, 0, "nk", "keep", &settings.keep, "checkpoints", "keep the newest N checkpoints; 0: all", 0, 1e9},
     {OPT_INT, 0, "nm", "major-every", &settings.major_every, "steps",
-     "checkpoints of these steps are never deleted, 0: none", 0, 1e9},
+     "never delete a checkpoint whose step is a multiple of N; 0: no such exception", 0, 1e9},
     {OPT_BOOL, 'y', NULL, "resume", &settings.resume, NULL,
-     "go on from the newest good checkpoint in the output directory", 0, 0},
+     "resume from the newest intact checkpoint in the output directory", 0, 0},
 
 #ifdef __CUDACC__
     {OPT_STR, 0, NULL, "hellaswag", &settings.hellaswag, "FILE",
-     "evaluate on this file of multiple choices, made by dev/data/hellaswag, along with the validation", 0, 0},
+     "with each validation, also evaluate on this multiple-choice file, made by dev/data/hellaswag", 0, 0},
 #endif
 
     {OPT_SECTION, 0, NULL, "Sampling", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 0, NULL, "prompt", &settings.prompt, "TEXT", "continue this text and exit; \"\" begins a document", 0, 0},
+    {OPT_STR, 0, NULL, "prompt", &settings.prompt, "TEXT", "continue this text and exit; \"\" starts a new document", 0,
+     0},
 #ifdef __CUDACC__
     {OPT_STR, 0, NULL, "prompts", &settings.prompts, "FILE", "continue each line of this file and exit", 0, 0},
-    {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts", "continue the prompt so many times, side by side",
-     1, 64},
+    {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts",
+     "number of continuations of the prompt, generated in parallel", 1, 64},
 #endif
-    {OPT_INT, 0, NULL, "num-tokens", &settings.num_tokens, "tokens", "tokens to add at most", 1, 1e9},
+    {OPT_INT, 0, NULL, "num-tokens", &settings.num_tokens, "tokens", "maximum number of tokens to generate", 1, 1e9},
     {OPT_FLOAT, 0, NULL, "temperature", &settings.temperature, NULL,
-     "divides the logits; 0: always the likeliest token", 0, 1000},
-    {OPT_INT, 0, NULL, "top-k", &settings.top_k, "tokens", "only the k likeliest tokens, 0: all", 0, 1e9},
-    {OPT_FLOAT, 0, NULL, "top-p", &settings.top_p, NULL, "only the likeliest tokens of this total probability, 1: all",
-     1e-6, 1},
-    {OPT_BOOL, 0, NULL, "stop-at-eot", &settings.stop_at_eot, NULL, "end at the end-of-text token", 0, 0},
+     "divides the logits; 0: always the most likely token", 0, 1000},
+    {OPT_INT, 0, NULL, "top-k", &settings.top_k, "tokens", "sample from the N most likely tokens; 0: all", 0, 1e9},
+    {OPT_FLOAT, 0, NULL, "top-p", &settings.top_p, NULL,
+     "sample from the most likely tokens whose probabilities add up to X; 1: all", 1e-6, 1},
+    {OPT_BOOL, 0, NULL, "stop-at-eot", &settings.stop_at_eot, NULL, "stop at the end-of-text token", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
 #ifdef __CUDACC__
     {OPT_INT, 'r', NULL, "recompute", &settings.recompute, NULL,
-     "spend time to save memory: 1 computes GELU again in the backward pass, 2 the layernorms too", 0, 2},
+     "save memory by recomputing in the backward pass: 1 GELU, 2 also the layernorms", 0, 2},
     {OPT_INT, 0, "ge", "gelu-fusion", &settings.gelu_fusion, NULL,
-     "accepted for llm.c's command lines, without effect: GELU is always part of the matmuls", 0, 2},
+     "has no effect, accepted for llm.c's command lines: GELU is always fused into the matmuls", 0, 2},
     {OPT_BOOL, 'f', NULL, "tf32", &settings.tf32, NULL,
-     "fp32 builds: matmuls on the tensor cores, with 10 bits of mantissa", 0, 0},
+     "fp32 builds: run matmuls on the tensor cores, with a mantissa of 10 bits", 0, 0},
     {OPT_BOOL, 'w', NULL, "master-weights", &settings.master_weights, NULL,
-     "keep an fp32 copy of 16-bit weights, which AdamW changes", 0, 0},
+     "AdamW updates an fp32 copy of the 16-bit weights", 0, 0},
     {OPT_BOOL, 0, NULL, "stochastic-rounding", &settings.stochastic_rounding, NULL,
-     "bf16 weights are rounded up or down by chance, so that small changes are not lost on average", 0, 0},
+     "round updated bf16 weights up or down at random, so that small updates are kept on average", 0, 0},
     {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch a step as one CUDA graph", 0, 0},
     {OPT_BOOL, 0, NULL, "tune", &settings.tune, NULL,
-     "time the matmul algorithms of the library and keep the fastest; off: its first proposal, the same in every run",
-     0, 0},
+     "time cuBLASLt's matmul algorithms and use the fastest; off: use its first proposal, the same in every run", 0, 0},
     {OPT_BOOL, 0, NULL, "profile", &settings.profile, NULL,
      "time every operation of a step, print the table and exit; needs training data", 0, 0},
     {OPT_INT, 0, "lg", "log-memory", &settings.log_memory_every, "steps",
-     "print GPU memory every so many steps, 0: never", 0, 1e9},
+     "print the GPU memory in use every N steps; 0: never", 0, 1e9},
 #else
     {OPT_BOOL, 0, NULL, "naive", &settings.naive, NULL,
-     "run matmul and attention as the plain loops of this file: slow, to compare with", 0, 0},
+     "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
 #endif
 };
 
 // ---- the vocabulary and the model ---------------------------------------------------
 
-// A vocabulary at `path`, a file or a directory; false without an error text when there is none there.
+// Loads a vocabulary from the directory `path`. If the directory has no vocabulary file, returns false with an empty
+// err->text; if loading fails, returns false with the reason in err.
 static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error* err) {
     static const char* const names[] = {"vocab.json",     "encoder.json",       "merges.txt",
                                         "tokenizer.json", "gpt2_tokenizer.bin", "tokenizer.bin"};
@@ -214,7 +213,7 @@ static inline bool find_tokenizer(Tokenizer* tokenizer, const char* path, Error*
     return false;
 }
 
-// The directory that a file or a glob pattern stands in, into dir (4096).
+// Returns the directory of a file or glob pattern: dir (4096 bytes), or "." if path contains no slash.
 static const char* directory_of(const char* path, char* dir) {
     snprintf(dir, 4096, "%s", path);
     char* slash = strrchr(dir, '/');
@@ -223,7 +222,8 @@ static const char* directory_of(const char* path, char* dir) {
     return dir;
 }
 
-// The vocabulary: --tokenizer, else what stands with the model, else what stands with the training data. False: none.
+// Loads the vocabulary from --tokenizer, or else from the model's directory, or else from the training data's. Returns
+// false if there is none; ends the program if one exists but cannot be loaded.
 static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
     Error err;
     char dir[4096];
@@ -244,7 +244,8 @@ static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) 
     return false;
 }
 
-// The path that -e names: itself, or the newest good checkpoint when it is the output directory of a run.
+// Returns the path of the model that -e names. If `path` is the output directory of a run, this is the path of its
+// newest intact checkpoint, in resolved (size bytes); otherwise it is `path` itself.
 static const char* resolve_model_path(const char* path, char* resolved, size_t size) {
     Error err;
     if (!is_directory(path) || !run_has_checkpoints(path)) { return path; }
@@ -253,15 +254,15 @@ static const char* resolve_model_path(const char* path, char* resolved, size_t s
     return resolved;
 }
 
-// What -e names, opened but not read: the shape is known, and nothing is allocated or written yet.
+// The model that -e names. It is opened but its weights are not read: config is known, nothing is allocated or written.
 typedef struct {
     const char* path;
-    bool fresh;        // a descriptor: new weights by the seed
-    ModelFile file;    // otherwise
-    GPT2Config config; // of either
+    bool fresh;        // path is a descriptor: the weights are initialized at random from the seed
+    ModelFile file;    // the opened file; used only if !fresh
+    GPT2Config config; // valid in either case
 } ModelSource;
 
-// Opens what `path` names, and its vocabulary, which may be absent.
+// Opens the model `path` and its vocabulary. *has_tokenizer is false if there is no vocabulary.
 static inline void model_source_open(ModelSource* source, const char* path, bool* has_tokenizer, Tokenizer* tokenizer) {
     Error err;
     GPT2Config* config = &source->config;
@@ -281,8 +282,8 @@ static inline void model_source_open(ModelSource* source, const char* path, bool
         if (!config_check(config, "-e with --layers, --heads, --channels", &err)) { die("%s", err.text); }
     } else {
         if (!file_exists(path)) {
-            die("-e %s: %s; it wants a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
-                ".bin or the -o of a run",
+            die("-e %s: %s; -e takes a descriptor like d12, a Hugging Face directory, a .safetensors file, an llm.c "
+                ".bin or the -o directory of a run",
                 path, strerror(errno));
         }
         if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
@@ -296,8 +297,8 @@ static inline void model_source_open(ModelSource* source, const char* path, bool
         }
     }
     if (*has_tokenizer && tokenizer->vocab_size > config->vocab_size) {
-        die("the vocabulary has %d tokens, the model %s only %d: they do not belong together", tokenizer->vocab_size,
-            path, config->vocab_size);
+        die("the vocabulary has %d tokens, but the model %s only %d: they do not belong together",
+            tokenizer->vocab_size, path, config->vocab_size);
     }
 }
 
@@ -305,7 +306,7 @@ static inline void model_source_close(ModelSource* source) {
     if (!source->fresh) { model_close(&source->file); }
 }
 
-// The weights into params (num_parameters); closes the source.
+// Reads the weights, or initializes new ones, into params (num_parameters), and closes the source.
 static inline void model_source_read(ModelSource* source, float* params) {
     Error err;
     if (source->fresh) {
@@ -318,22 +319,23 @@ static inline void model_source_read(ModelSource* source, float* params) {
 
 // ---- the batch and the data ---------------------------------------------------------
 
-// The shape of a step.
+// The batch shape of a training step.
 typedef struct {
-    int B;               // sequences in a micro-batch
-    int T;               // tokens in a sequence
-    int64_t total;       // tokens in a step
-    int64_t micro_steps; // micro-batches in a step
+    int B;               // sequences per micro-batch
+    int T;               // tokens per sequence
+    int64_t total;       // tokens per step
+    int64_t micro_steps; // micro-batches per step
 } Batch;
 
-// Checks the shape that was typed against the model and fills in the defaults, which depend on it.
+// Fills in the defaults of -t and -d, which depend on the model, and checks that -b, -t and -d fit the model and each
+// other.
 static inline Batch settle_batch(const GPT2Config* config) {
     int maxT = config->max_seq_len;
     Batch batch = {args->B, args->T, args->total_batch, 0};
     if (batch.T == 0) { batch.T = maxT < 1024 ? maxT : 1024; }
     if (batch.T > maxT) {
-        die("-t %d is past the %d positions of the model%s", batch.T, maxT,
-            is_descriptor(args->model) ? "; --positions gives a new model more" : "");
+        die("-t %d is more than the %d positions of the model%s", batch.T, maxT,
+            is_descriptor(args->model) ? "; --positions sets those of a new model" : "");
     }
     int64_t tokens = (int64_t)batch.B * batch.T;
     if (batch.total == 0) { batch.total = tokens; }
@@ -349,22 +351,23 @@ static inline Batch settle_batch(const GPT2Config* config) {
 
 // A training run without its model.
 typedef struct {
-    RunState run;            // step, position in the data, outlier windows: what a checkpoint holds beside the weights
-    Batch batch;             // of settle_batch(), set by the program once it knows the model
-    int64_t num_steps;       // the run ends after this step: -x, or one epoch
-    int64_t num_val_batches; // of a validation: -m, at most the whole data; 0 without validation data
+    RunState run;            // step, position in the data, outlier windows: all checkpointed state but the tensors
+    Batch batch;             // from settle_batch(); set by the training program once it has opened the model
+    int64_t num_steps;       // the run ends after this many steps: -x, or one epoch
+    int64_t num_val_batches; // batches per validation: -m, at most all of the data; 0 without validation data
     DataLoader train, val;
     bool has_val;
     Tokenizer tokenizer;
     bool has_tokenizer;
     Logger logger;
     LrSchedule schedule;
-    char checkpoint[4200]; // the run goes on from there; "" for a new one
+    char checkpoint[4200]; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
-    double step_ms; // smoothed, for the estimate of the time left
+    double step_ms; // exponential moving average, for the estimate of the time left
 } Training;
 
-// What -o and -y say, before anything is read or written: a new run, or t->checkpoint to go on from.
+// Decides from -o and -y whether this is a new run or resumes from t->checkpoint. Called before the model and the data
+// are opened and before anything is saved.
 static inline void training_find_checkpoint(Training* t) {
     Error err;
     memset(t, 0, sizeof(*t));
@@ -372,33 +375,34 @@ static inline void training_find_checkpoint(Training* t) {
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
     }
-    // first of all: it may bring back a checkpoint that an interrupted save had set aside
+    // must come first, because it may restore a checkpoint that an interrupted save had renamed
     if (args->output && is_directory(args->output) && !run_remove_leftovers(args->output, &err)) {
         die("%s", err.text);
     }
     bool has_checkpoints = args->output && run_has_checkpoints(args->output);
     if (has_checkpoints && !args->resume) {
-        die("%s holds checkpoints of an earlier run; go on from there with -y 1, or give another -o", args->output);
+        die("%s holds checkpoints of an earlier run; resume it with -y 1, or give another -o", args->output);
     }
     if (has_checkpoints && !run_find_newest(args->output, t->checkpoint, sizeof(t->checkpoint), &err)) {
         die("%s", err.text);
     }
-    if (args->resume && !args->output) { die("-y 1 resumes the run in -o, which is not given"); }
-    if (args->resume && !has_checkpoints) { printf("%s holds no checkpoint yet: a new run\n", args->output); }
+    if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
+    if (args->resume && !has_checkpoints) { printf("%s holds no checkpoint yet: starting a new run\n", args->output); }
 }
 
-// The model to begin with: the checkpoint's, or what -e names. resolved (4200) is room for a path.
+// Opens the model to start from: the one in t->checkpoint, or for a new run the one that -e names. resolved (4200
+// bytes) may receive its path and must stay alive as long as source.
 static inline void training_open_model(Training* t, ModelSource* source, char* resolved) {
     const char* path = t->checkpoint[0] ? t->checkpoint : resolve_model_path(args->model, resolved, 4200);
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
 }
 
-// Opens the loaders for t->batch and settles the number of steps and of validation batches.
+// Opens the data loaders for batches of shape t->batch, and sets t->num_steps, t->num_val_batches and t->schedule.
 static inline void training_open_data(Training* t, const GPT2Config* config) {
     Error err;
     int B = t->batch.B, T = t->batch.T, V = config->vocab_size;
     bool shuffle = args->shuffle && !args->overfit;
-    require(t->batch.micro_steps > 0); // the batch is settled first
+    require(t->batch.micro_steps > 0); // t->batch must have been set by settle_batch()
     if (!dataloader_open(&t->train, args->train_data, B, T, 0, 1, V, shuffle, (uint64_t)args->seed, &err)) {
         die("%s", err.text);
     }
@@ -420,14 +424,15 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }
 }
 
-// The value that a user would have typed: 0.02, and not the float next to it, 0.0199999996.
+// The shortest decimal number that rounds to the float x, as a user would have typed it: 0.02 instead of 0.0199999996.
 static inline double as_typed(float x) {
     char text[64];
     cli_format_float(text, sizeof(text), x);
     return strtod(text, NULL);
 }
 
-// Into run: what must not change unnoticed between the parts of a run, as it stands in state.json.
+// Fills the settings of `run` from the flags. They are saved in state.json, so that a change between a run and its
+// resumption can be reported.
 static inline void fill_run_settings(RunState* run, const Training* t) {
     run->B = t->batch.B;
     run->T = t->batch.T;
@@ -447,8 +452,8 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
     run->skip_norm_z = as_typed(args->skip_norm_z);
 }
 
-// Begins the run, or continues that of t->checkpoint: fills params, m, v (num_parameters each) from it; in a new run they
-// are left as they are. From here on there is something written, in -o.
+// Starts a new run, or resumes from t->checkpoint. A resumed run loads params, m, v (num_parameters each) from the
+// checkpoint; a new run leaves them unchanged. This is the first function that creates files in the -o directory.
 static inline void training_begin(Training* t, const GPT2Config* config, float* params, float* m, float* v) {
     Error err;
     t->run.config = *config;
@@ -469,13 +474,15 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     if (!logger_open(&t->logger, args->output, t->checkpoint[0] ? t->run.step : -1, &err)) { die("-o %s", err.text); }
 }
 
-// Saves the state after t->run.step steps with params, m, v (num_parameters each), and deletes what -nk lets go.
+// Saves a checkpoint after t->run.step steps with params, m, v (num_parameters each), then deletes older checkpoints
+// as -nk and -nm allow.
 static inline void training_save(Training* t, const float* params, const float* m, const float* v) {
     Error err;
     double start = time_ms();
     dataloader_state(&t->train, &t->run.loader);
     if (!run_save(args->output, &t->run, params, m, v, t->has_tokenizer ? &t->tokenizer : NULL, &err)) {
-        die("checkpoint of step %lld not saved, earlier ones are untouched: %s", (long long)t->run.step, err.text);
+        die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step,
+            err.text);
     }
     if (!run_prune(args->output, args->keep, args->major_every, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     printf("saved %s/step_%08lld (%.0f ms)\n", args->output, (long long)t->run.step, time_ms() - start);
@@ -483,12 +490,13 @@ static inline void training_save(Training* t, const float* params, const float* 
 
 // ---- a step -------------------------------------------------------------------------
 
-// What is done between two steps, in this order.
+// The tasks between two steps, in the order in which they are done.
 typedef struct {
     bool validate, sample, save, stop;
 } Due;
 
-// What is due after t->run.step steps, in a run that began, or went on, after first_step steps.
+// Returns the tasks that are due after t->run.step steps. first_step is 0 in a new run, and the step of the checkpoint
+// in a resumed one.
 static inline Due training_due(const Training* t, int64_t first_step) {
     int64_t step = t->run.step;
     bool last = step >= t->num_steps;
@@ -503,18 +511,18 @@ static inline Due training_due(const Training* t, int64_t first_step) {
     return due;
 }
 
-// A step as it is reported; the program fills in all but the z-scores.
+// The figures of a step that are printed and logged. The training program fills in all of them except the z-scores.
 typedef struct {
-    int64_t step;        // from 1
-    float learning_rate; // of this step
+    int64_t step;        // counted from 1
+    float learning_rate; // in this step
     double loss;
-    double norm;           // of the gradient, before clipping
-    double loss_z, norm_z; // z-scores, NaN while their windows fill
+    double norm;           // gradient norm before clipping
+    double loss_z, norm_z; // z-scores; NaN until their windows are full
     double ms;             // time of the step
 } StepReport;
 
-// Takes the z-scores of r->loss and r->norm, once for each step, and says whether the step may change the weights: loss and
-// norm are finite, and not further out than -sl and -sg allow.
+// Computes the z-scores of r->loss and r->norm; must be called exactly once per step. Returns whether the step may
+// update the weights: both values are finite, and their z-scores are not above -sl and -sg.
 static inline bool training_judge(Training* t, StepReport* r) {
     r->loss_z = outlier_update(&t->run.loss_outliers, r->loss);
     r->norm_z = outlier_update(&t->run.norm_outliers, r->norm);
@@ -523,7 +531,7 @@ static inline bool training_judge(Training* t, StepReport* r) {
     return isfinite(r->loss) && isfinite(r->norm) && !loss_is_out && !norm_is_out;
 }
 
-// Counts a step that was taken; of one that did not change the weights (applied: false) it says why.
+// Counts a step. If it did not update the weights (applied is false), prints why.
 static inline void training_count(Training* t, const StepReport* r, bool applied) {
     bool finite = isfinite(r->loss) && isfinite(r->norm);
     t->nonfinite_in_a_row = finite ? 0 : t->nonfinite_in_a_row + 1;
@@ -541,19 +549,20 @@ static inline void training_count(Training* t, const StepReport* r, bool applied
     }
 }
 
-// FLOPs of training on one token: 6 for each weight of a matmul, and attention's, which are causal.
+// FLOPs of training on one token: 6 per matmul weight (2 forward, 4 backward), plus those of attention, where the
+// causal mask halves the count.
 static inline double training_flops_per_token(const GPT2Config* c, int T) {
     double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1); // without wpe
     return 6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * T;
 }
 
-// FLOP/s of a run whose steps take this long.
+// FLOP/s of a run whose steps take `ms` milliseconds.
 static inline double training_flops(const Training* t, double ms) {
     return training_flops_per_token(&t->run.config, t->batch.T) * (double)t->batch.total / ms * 1e3;
 }
 
-// Prints the line of a step and logs it. machine_flops: the FLOP/s of 100% MFU. precision: "bf16", say. extra: columns
-// that only this program has, each as " | 1.0 GB"; or "".
+// Prints and logs a step. machine_flops: peak FLOP/s, that is 100% MFU. precision: for example "bf16". extra:
+// additional columns of the calling program, each like " | 1.0 GB", or "".
 static inline void training_report(Training* t, const StepReport* r, double machine_flops, const char* precision,
                                    const char* extra) {
     char line[512], left[32];
@@ -567,10 +576,10 @@ static inline void training_report(Training* t, const StepReport* r, double mach
     logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second);
 }
 
-// A sample in the middle of a run. Between begin and end the program continues `prompt` by args->sample_tokens with
-// `sampler`, and the text goes to `out`.
+// A sample that is printed during training. Between training_sample_begin() and training_sample_end() the program
+// generates args->sample_tokens tokens after `prompt` with `sampler` and writes the text to `out`.
 typedef struct {
-    int prompt; // one token: the end of a text, which is where another begins
+    int prompt; // a single token, end-of-text, which precedes every new document
     Sampler sampler;
     TextOutput out;
 } TrainingSample;
@@ -584,7 +593,7 @@ static inline void training_sample_begin(const Training* t, TrainingSample* s) {
     printf("generating:\n---\n");
 }
 
-// good: the logits were numbers.
+// good: false if the logits were NaN, so that no token could be drawn.
 static inline void training_sample_end(Training* t, TrainingSample* s, bool good) {
     text_end(&s->out);
     printf("---\n");
@@ -596,21 +605,22 @@ static inline void training_sample_end(Training* t, TrainingSample* s, bool good
 
 // ---- the end of a run ---------------------------------------------------------------
 
-// Stops a run that makes no progress; weights_are_good: they are finite, and saved if there is an -o.
+// Ends the program after args->max_nonfinite steps in a row were not finite. weights_are_good: the weights are finite,
+// and were saved if -o was given.
 __attribute__((noreturn)) static inline void training_give_up(bool weights_are_good) {
     die("loss or gradients were not finite %d steps in a row: stopped, %s", args->max_nonfinite,
-        !weights_are_good ? "and the weights themselves are not finite: begin from others"
+        !weights_are_good ? "and the weights themselves are not finite: start from other weights"
         : args->output    ? "the weights of the last good step are saved; a lower -l or a longer -u may help"
                           : "nothing saved (no -o); a lower -l or a longer -u may help");
 }
 
-// What is said at the end. Returns the exit code.
+// Prints the summary, closes the log and the data, and returns the exit code.
 static inline int training_end(Training* t) {
     Error err;
     int code = EXIT_SUCCESS;
     if (run_stop_signal) {
         printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
-               args->output ? "go on with the same flags and -y 1" : "nothing saved, for there is no -o");
+               args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");
         code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
     }
     if (t->run.skipped_steps) { printf("%lld steps were skipped\n", (long long)t->run.skipped_steps); }
@@ -623,13 +633,14 @@ static inline int training_end(Training* t) {
 
 // ---- prompts --------------------------------------------------------------------------
 
-// The tokens of a prompt; "" is the beginning of a document. The caller frees *prompt. Returns their number.
+// Encodes the prompt `text`; "" gives a single end-of-text token, which starts a new document. The caller frees
+// *prompt. Returns the number of tokens.
 static inline int encode_prompt(int** prompt, const char* text, const Tokenizer* tokenizer, bool has_tokenizer,
                                 int max_seq_len) {
     TokenBuffer tokens;
     memset(&tokens, 0, sizeof(tokens));
     if (text[0]) {
-        if (!has_tokenizer) { die("no vocabulary beside %s: give one with --tokenizer", args->model); }
+        if (!has_tokenizer) { die("no vocabulary found beside %s: give one with --tokenizer", args->model); }
         if (!tokenizer->can_encode) {
             die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
                 "--tokenizer");
@@ -640,7 +651,9 @@ static inline int encode_prompt(int** prompt, const char* text, const Tokenizer*
     *prompt = (int*)malloc_check(((size_t)n + 1) * sizeof(int));
     for (int i = 0; i < n; i++) { (*prompt)[i] = (int)tokens.ids[i]; }
     if (n == 0) { (*prompt)[n++] = eot >= 0 ? eot : 0; }
-    if (n > max_seq_len) { die("--prompt has %d tokens, but the model only %d positions: shorten it", n, max_seq_len); }
+    if (n > max_seq_len) {
+        die("--prompt has %d tokens, but the model has only %d positions: shorten it", n, max_seq_len);
+    }
     token_buffer_free(&tokens);
     return n;
 }

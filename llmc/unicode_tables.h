@@ -1,11 +1,12 @@
 /*
 Unicode general categories L (letters) and N (numbers) as sorted, disjoint ranges of code points, Unicode 16.0.0.
 
-These are the classes \p{L} and \p{N} of GPT-2's pre-tokenizer. Unicode 16.0 is what tiktoken 0.14 and tokenizers 0.23
-use, compared with them over all code points. What a later version assigns is of class other here, as it is there.
+These are the classes \p{L} and \p{N} of GPT-2's pre-tokenizer. tiktoken 0.14 and tokenizers 0.23 also use Unicode 16.0;
+the tables were compared with both over all code points. A code point that a later version of Unicode assigns belongs to
+the class "other", in all three.
 
-Made with Python from the module unicodedata2 16.0.0: for each code point c from 0 to 0x10FFFF the first letter of
-unicodedata2.category(chr(c)), neighbours of one category joined to a range.
+Generated with Python's module unicodedata2 16.0.0: the category of a code point c, 0 to 0x10FFFF, is the first letter
+of unicodedata2.category(chr(c)); adjacent code points of the same category are joined into a range.
 */
 #ifndef LLMC_UNICODE_TABLES_H
 #define LLMC_UNICODE_TABLES_H
@@ -16,7 +17,7 @@ typedef struct {
     uint32_t first, last; // both included
 } UnicodeRange;
 
-// White_Space, the class \s: 25 code points. 1C..1F are not in it.
+// White_Space, the class \s: 25 code points. It does not include 0x1C to 0x1F.
 static const UnicodeRange unicode_spaces[10] = {
     {0x9, 0xD},       {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
     {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},

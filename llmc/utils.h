@@ -1,10 +1,10 @@
 /*
-Errors, memory, files and time for all programs. C11, also compiles as C++17.
+Error handling, memory, files and time for all programs. C11, also compiles as C++17.
 
-Two kinds of failure, two habits:
-- what a user hands in (files, formats, flags): the function returns false and fills an Error with one line
-  that names the file, the reason and, where there is one, the remedy. The caller prints it or tries something else.
-- what cannot be mended (out of memory, a broken promise in the code): die() or require(), one line and exit 1.
+There are two kinds of failure:
+- Errors in the user's input (files, formats, flags): the function returns false and fills an Error with one line that
+  names the file, the reason and, if there is one, the remedy. The caller prints it or tries something else.
+- Unrecoverable errors (out of memory, a violated precondition): die() or require() prints one line and exits with 1.
 */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -37,7 +37,7 @@ Two kinds of failure, two habits:
 // ---- errors -------------------------------------------------------------------
 
 typedef struct {
-    char text[1024]; // one line, no newline at the end
+    char text[1024]; // one line without a newline
 } Error;
 
 PRINTF_LIKE(2, 3) static inline void error_fill(Error* err, const char* fmt, ...) {
@@ -50,8 +50,9 @@ PRINTF_LIKE(2, 3) static inline void error_fill(Error* err, const char* fmt, ...
 
 __attribute__((always_inline)) static inline bool error_false(int ignored) { return (void)ignored, false; }
 
-// Fills err (may be NULL) and is false, so that a reader can say: return error_set(err, "%s: ...", path);
-// A macro, for then the compiler sees that it is false, and what is set only on success counts as set after it.
+// Fills err (may be NULL) and evaluates to false, for: return error_set(err, "%s: ...", path);
+// It is a macro so that the compiler sees the constant false; otherwise it would warn that variables which are set only
+// on success may be uninitialized.
 #define error_set(...) error_false((error_fill(__VA_ARGS__), 0))
 
 // Prints one line to stderr and exits 1.
@@ -62,11 +63,11 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
     vsnprintf(line, sizeof(line), fmt, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "error: %s\n", line); // in one piece: several threads and programs may share stderr
+    fprintf(stderr, "error: %s\n", line); // a single call: several threads and programs may share stderr
     exit(EXIT_FAILURE);
 }
 
-// A precondition of a function. Never compiled out, unlike assert.
+// Checks a precondition of a function. Unlike assert, it is never compiled out.
 #define require(cond)                                                                                                  \
     do {                                                                                                               \
         if (!(cond)) { die("%s:%d: %s needs %s", __FILE__, __LINE__, __func__, #cond); }                               \
@@ -76,19 +77,19 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
 
 static inline void* malloc_check(size_t bytes) {
     void* p = malloc(bytes ? bytes : 1);
-    if (!p) { die("out of memory: %zu bytes asked for", bytes); }
+    if (!p) { die("out of memory: cannot allocate %zu bytes", bytes); }
     return p;
 }
 
 static inline void* calloc_check(size_t count, size_t size) {
     void* p = calloc(count ? count : 1, size ? size : 1);
-    if (!p) { die("out of memory: %zu x %zu bytes asked for", count, size); }
+    if (!p) { die("out of memory: cannot allocate %zu x %zu bytes", count, size); }
     return p;
 }
 
 static inline void* realloc_check(void* old, size_t bytes) {
     void* p = realloc(old, bytes ? bytes : 1);
-    if (!p) { die("out of memory: %zu bytes asked for", bytes); }
+    if (!p) { die("out of memory: cannot allocate %zu bytes", bytes); }
     return p;
 }
 
@@ -108,9 +109,9 @@ static inline double time_ms(void) {
 
 // ---- reading files ------------------------------------------------------------
 
-// A whole file, read-only. A private mapping: another process that truncates the file may still raise SIGBUS.
+// A read-only private mapping of a whole file. If another process truncates the file, reading it may raise SIGBUS.
 typedef struct {
-    const uint8_t* data; // (size); never NULL after a success, also for an empty file
+    const uint8_t* data; // (size); never NULL after a successful map_file(), even if the file is empty
     size_t size;         // bytes
 } MappedFile;
 
@@ -127,7 +128,7 @@ static inline bool map_file(MappedFile* file, const char* path, Error* err) {
     }
     if (!S_ISREG(st.st_mode)) {
         close(fd);
-        return error_set(err, "%s: %s", path, S_ISDIR(st.st_mode) ? "is a directory, a file is wanted" : "not a file");
+        return error_set(err, "%s: %s", path, S_ISDIR(st.st_mode) ? "is a directory, expected a file" : "not a file");
     }
     if (st.st_size > 0) {
         void* p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -156,7 +157,7 @@ static inline bool is_directory(const char* path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-// "mkdir -p". An existing directory is a success.
+// Like mkdir -p: creates path and its parents. Succeeds if the directory already exists.
 static inline bool make_directories(const char* path, Error* err) {
     char buf[4096];
     size_t n = strlen(path);
@@ -175,17 +176,17 @@ static inline bool make_directories(const char* path, Error* err) {
 
 // ---- writing files ------------------------------------------------------------
 
-// Buffered writer on write(2) that remembers its first error and sums what it writes. Once an error has
-// happened further calls do nothing; writer_close() reports it. The file is synced before it is closed.
+// A buffered writer that computes the crc32c of all it writes and remembers the first error. After an error, further
+// calls write nothing, and writer_close() reports the error. The file is synced before it is closed.
 typedef struct {
     int fd;
     char path[4096];
     uint8_t* buffer; // (WRITER_BUFFER)
     size_t used;     // bytes in buffer
-    uint64_t bytes;  // written so far, buffer included
+    uint64_t bytes;  // bytes put so far, including those in the buffer
     uint32_t crc;    // crc32c of these bytes
     bool failed;
-    Error error; // the first one
+    Error error; // the first error
 } FileWriter;
 
 enum { WRITER_BUFFER = 1 << 20 };
@@ -195,7 +196,7 @@ static inline void writer_fail(FileWriter* w, const char* what) {
     w->failed = true;
 }
 
-// Creates or truncates path. The caller ends every successful open with writer_close().
+// Creates or truncates path. After a successful open the caller must call writer_close().
 static inline bool writer_open(FileWriter* w, const char* path, Error* err) {
     memset(w, 0, sizeof(*w));
     snprintf(w->path, sizeof(w->path), "%s", path);
@@ -244,7 +245,7 @@ PRINTF_LIKE(2, 3) static inline void writer_printf(FileWriter* w, const char* fm
     writer_put(w, buf, (size_t)n);
 }
 
-// Flushes, syncs, closes. False when anything since writer_open() failed.
+// Flushes, syncs and closes the file. Returns false if anything since writer_open() failed.
 static inline bool writer_close(FileWriter* w, Error* err) {
     writer_flush(w);
     if (!w->failed && fsync(w->fd) != 0) { writer_fail(w, "fsync"); }
@@ -254,11 +255,11 @@ static inline bool writer_close(FileWriter* w, Error* err) {
     return w->failed ? error_set(err, "%s", w->error.text) : true;
 }
 
-// Makes a rename or a new file in this directory survive a power cut.
+// Syncs a directory, so that renames and new files in it survive a power failure.
 static inline bool sync_directory(const char* path, Error* err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
-    bool ok = fsync(fd) == 0 || errno == EINVAL; // some file systems cannot, and say so
+    bool ok = fsync(fd) == 0 || errno == EINVAL; // EINVAL: the file system cannot sync directories
     if (!ok) { error_set(err, "%s: fsync: %s", path, strerror(errno)); }
     close(fd);
     return ok;

@@ -1,11 +1,12 @@
 /*
-HellaSwag's questions to a file for evaluation, in llm.c's format (llmc/eval_loader.h).
+Converts HellaSwag's questions to an evaluation file in llm.c's format (llmc/eval_loader.h).
 
     dev/data/hellaswag -i hellaswag_val.jsonl --tokenizer gpt2/ -o hellaswag_val.bin
 
-The input is the original, a JSON object on each line with ctx, label and 4 endings, or text of six lines a question:
-context, label, 4 endings. A first byte '{' tells that it is the original. The context is encoded as it stands, each
-ending with a space before it. The file appears under its name whole or not at all.
+The input is either the original file, which has one JSON object per line with ctx, label and 4 endings, or text with
+six lines per question: context, label, 4 endings. The original is recognized by its first byte '{'. The context is
+encoded unchanged, each ending with a space before it. The output is written under a temporary name and renamed when it
+is complete.
 
 Source: Zellers et al. 2019, arXiv:1905.07830.
 */
@@ -28,11 +29,11 @@ typedef struct {
 
 static struct {
     MappedFile file;
-    size_t at;   // byte of the next line
-    size_t line; // number of the last one
+    size_t at;   // byte offset of the next line
+    size_t line; // number of the line that was read last
 } in;
 
-// The next line without its end. False behind the last one.
+// Reads the next line into *t, without its line break. Returns false at the end of the file.
 static bool next_line(Text* t) {
     in.line++;
     if (in.at == in.file.size) { return false; }
@@ -55,13 +56,13 @@ static bool is_blank(const Text* t) {
 // ---- output: 16-bit words in memory, then one file ----------------------------------------------
 
 static struct {
-    uint16_t* words; // (capacity), the first count are set
+    uint16_t* words; // (capacity), the first count are valid
     size_t count, capacity;
     int examples;
-    size_t longest_bytes; // of an example
-    size_t longest_row;   // tokens of a context and its ending
+    size_t longest_bytes; // size of the largest example
+    size_t longest_row;   // largest number of tokens of a context with one of its endings
     TokenBuffer tokens;
-    char* text; // (text_capacity) an ending with its space
+    char* text; // (text_capacity) an ending with a space before it
     size_t text_capacity;
 } out;
 
@@ -73,7 +74,7 @@ static void put_word(size_t word) {
     out.words[out.count++] = (uint16_t)word;
 }
 
-// The number of tokens, then the tokens.
+// Encodes a text and appends the number of its tokens, then the tokens. Returns their number.
 static size_t put_text(const char* s, size_t n) {
     out.tokens.count = 0;
     tokenizer_encode(&tokenizer, s, n, &out.tokens);
@@ -87,7 +88,7 @@ static bool put_example(const Text* context, const Text* endings, int label, con
     if (context->n == 0) { return error_set(err, "%s: the context is empty", where); }
     if (out.examples == MAX_EXAMPLES) { return error_set(err, "%s: more than %d questions", where, MAX_EXAMPLES); }
     put_word(EVAL_START);
-    put_word(0); // the bytes, when they are known
+    put_word(0); // size in bytes, filled in below
     put_word((size_t)out.examples);
     put_word((size_t)label);
     put_word(EVAL_ENDINGS);
@@ -105,8 +106,8 @@ static bool put_example(const Text* context, const Text* endings, int label, con
     }
     size_t bytes = (out.count - start) * sizeof(uint16_t);
     if (bytes > MAX_EXAMPLE_BYTES) {
-        return error_set(err, "%s: the question takes %zu bytes of tokens, the format holds %d at most", where, bytes,
-                         MAX_EXAMPLE_BYTES);
+        return error_set(err, "%s: the question takes %zu bytes of tokens, but the format allows at most %d", where,
+                         bytes, MAX_EXAMPLE_BYTES);
     }
     out.words[start + 1] = (uint16_t)bytes;
     if (bytes > out.longest_bytes) { out.longest_bytes = bytes; }
@@ -115,13 +116,13 @@ static bool put_example(const Text* context, const Text* endings, int label, con
     return true;
 }
 
-// Writes beside the place, renames.
+// Writes the file under a temporary name and renames it.
 static bool write_file(const char* path, Error* err) {
     char tmp[4096], dir[4096];
     FileWriter w;
     int n = snprintf(tmp, sizeof(tmp), "%s.tmp", path);
     if (n < 0 || n >= (int)sizeof(tmp)) { return error_set(err, "%.64s...: the file name is too long", path); }
-    if (is_directory(path)) { return error_set(err, "%s: is a directory, a file name is wanted", path); }
+    if (is_directory(path)) { return error_set(err, "%s: is a directory, expected a file name", path); }
     snprintf(dir, sizeof(dir), "%s", path);
     char* slash = strrchr(dir, '/');
     if (!slash) { snprintf(dir, sizeof(dir), "."); }
@@ -139,7 +140,7 @@ static bool write_file(const char* path, Error* err) {
     return sync_directory(dir, err);
 }
 
-// ---- the two forms ------------------------------------------------------------------------------
+// ---- the two input formats ----------------------------------------------------------------------
 
 static void print_progress(void) {
     static double last_ms;
@@ -221,12 +222,12 @@ static bool convert_jsonl(Error* err) {
 static void parse_flags(int argc, char** argv) {
     const Option options[] = {
         {OPT_STR, 'i', NULL, "input", &flags.input, "FILE",
-         "HellaSwag's .jsonl, or text of six lines a question: context, label, 4 endings", 0, 0},
+         "HellaSwag's .jsonl, or text with six lines per question: context, label, 4 endings", 0, 0},
         {OPT_STR, 't', NULL, "tokenizer", &flags.tokenizer, "PATH",
-         "directory or file of a GPT-2 vocabulary; none: 256 bytes and <|endoftext|>", 0, 0},
-        {OPT_STR, 'o', NULL, "out", &flags.out, "FILE", "the file to write, hellaswag_val.bin", 0, 0},
+         "GPT-2 vocabulary, a directory or a file; default: the 256 bytes and <|endoftext|>", 0, 0},
+        {OPT_STR, 'o', NULL, "out", &flags.out, "FILE", "the file to write, for example hellaswag_val.bin", 0, 0},
     };
-    cli_parse(argc, argv, "Turns HellaSwag's questions into a file for evaluation, in llm.c's format.", options,
+    cli_parse(argc, argv, "Converts HellaSwag's questions to an evaluation file in llm.c's format.", options,
               (int)(sizeof(options) / sizeof(options[0])));
     if (!flags.input || !flags.out) {
         cli_fail("--%s is missing, see %s --help", flags.input ? "out" : "input", argv[0]);
@@ -243,7 +244,7 @@ int main(int argc, char** argv) {
     if (!map_file(&in.file, flags.input, &err)) { die("%s", err.text); }
     bool jsonl = in.file.size > 0 && in.file.data[0] == '{';
     bool ok = jsonl ? convert_jsonl(&err) : convert_text(&err);
-    if (ok && out.examples == 0) { ok = error_set(&err, "%s: no questions in it", flags.input); }
+    if (ok && out.examples == 0) { ok = error_set(&err, "%s: contains no questions", flags.input); }
     ok = ok && write_file(flags.out, &err);
     if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r%-40s\r", ""); }
     if (!ok) { die("%s", err.text); }

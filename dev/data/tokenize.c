@@ -1,17 +1,18 @@
 /*
-Text to token shards: text files, JSON lines or standard input -> NAME_train_000000.bin ... in llm.c's format, with
-end-of-text before each document and the vocabulary beside them.
+Converts text to token shards: reads text files, JSON lines or standard input and writes NAME_train_000000.bin ... in
+llm.c's format. Every document is preceded by an end-of-text token. The vocabulary is saved beside the shards.
 
     dev/data/tokenize -i book.txt --tokenizer gpt2/ --out data/book --val-tokens 32768
     dev/data/tokenize -i web/a.jsonl,web/b.jsonl --tokenizer gpt2/ --out data/web
     zcat big.gz | dev/data/tokenize -i - --tokenizer gpt2/ --out data/big
 
-llm.c's tinyshakespeare (32,768 + 305,260 tokens) is --documents blank-line --val-tokens 32768: every blank line ends a
-document and stays at its end. That makes 338,028 tokens where the file as one text has 338,025 and one end-of-text.
+--documents blank-line --val-tokens 32768 gives llm.c's tinyshakespeare (32,768 + 305,260 tokens): every blank line ends
+a document and belongs to it. That makes 338,028 tokens; the file as a single text has 338,025 and one end-of-text.
 
-Threads take chunks of the input in turn, encode them, and write them in the same order. Chunks end with a document
-or where no token can cross (tokenizer_find_cut), so the shards depend neither on the chunks nor on the threads. Shards
-get their names when all of them are written; an error or a signal leaves nothing new behind.
+The threads take turns to read a chunk of the input, encode their chunks in parallel, and write them in the order of the
+input. A chunk ends after a document or at a position that no token can cross (tokenizer_find_cut), so the shards depend
+neither on the chunk size nor on the number of threads. The shards have temporary names until all of them are written;
+an error or a signal leaves no new files behind.
 */
 #include "../../llmc/cli.h"
 #include "../../llmc/dataloader.h"
@@ -20,7 +21,7 @@ get their names when all of them are written; an error or a signal leaves nothin
 #include <pthread.h>
 #include <signal.h>
 
-enum { MAX_CHUNK = 1 << 30 }; // bytes of one document line, or of text without a place to cut
+enum { MAX_CHUNK = 1 << 30 }; // bytes; limit for a single line of input, and for text without a position to cut at
 
 typedef enum { DOC_FILE, DOC_LINE, DOC_BLANK_LINE, DOC_JSONL } DocumentKind;
 
@@ -34,14 +35,15 @@ static Tokenizer tokenizer;
 
 // ---- input: files in order, cut into chunks -----------------------------------------------------
 
-// One piece of work: filled by the reader, encoded by its thread, written in the order of seq.
+// A chunk and its tokens. Each thread has one Job: it reads a chunk, encodes it, and writes the tokens in the order of
+// seq.
 typedef struct {
-    char* text; // (capacity), n set
+    char* text; // (capacity), the first n bytes are valid
     size_t n, capacity;
     DocumentKind kind;
-    bool starts; // a document begins with the first byte
+    bool starts; // the first byte begins a document
     const char* path;
-    size_t line; // number of its first line
+    size_t line; // line number of the chunk's first line, only with DOC_JSONL
     size_t seq;
     TokenBuffer tokens;
     int64_t documents, bad_lines;
@@ -51,14 +53,14 @@ typedef struct {
 static struct {
     char** paths; // (count)
     size_t count, next;
-    int fd; // of paths[next - 1]; -1: none is open
+    int fd; // of paths[next - 1]; -1: no file is open
     DocumentKind kind;
     bool file_start;
     size_t line;
-    char* carry; // read, but behind the last cut
+    char* carry; // (num_carry) bytes that were read but lie behind the last cut
     size_t num_carry, carry_capacity;
     size_t next_seq;
-    int64_t total_bytes; // of all files; -1 if unknown
+    int64_t total_bytes; // size of all files; -1 if unknown
 } in;
 
 static bool ends_with(const char* s, const char* end) {
@@ -74,7 +76,8 @@ static void add_path(const char* path) {
     in.total_bytes = regular && in.total_bytes >= 0 ? in.total_bytes + st.st_size : -1;
 }
 
-// --input: a file of that very name, else patterns with commas or spaces between them, each sorted by name.
+// Finds the files of --input: a file with exactly this name, or else names and patterns separated by commas or spaces.
+// The matches of a pattern are sorted by name.
 static void find_inputs(void) {
     if (strcmp(flags.input, "-") == 0 || file_exists(flags.input)) {
         add_path(flags.input);
@@ -87,7 +90,7 @@ static void find_inputs(void) {
             add_path(pattern);
             continue;
         }
-        if (glob(pattern, 0, NULL, &g) != 0) { die("%s: no such file, and no file matches it", pattern); }
+        if (glob(pattern, 0, NULL, &g) != 0) { die("%s: no such file, and no file matches this pattern", pattern); }
         for (size_t i = 0; i < g.gl_pathc; i++) { add_path(g.gl_pathv[i]); }
         globfree(&g);
     }
@@ -116,7 +119,7 @@ static void job_reserve(Job* job, size_t capacity) {
     job->capacity = capacity;
 }
 
-// Reads until the job holds `wanted` bytes; *end is set at the end of the file.
+// Reads until the job has `wanted` bytes, or sets *end at the end of the file. Fails on compressed files.
 static bool fill(Job* job, size_t wanted, bool* end, Error* err) {
     job_reserve(job, wanted);
     while (job->n < wanted && !*end) {
@@ -136,7 +139,8 @@ static bool fill(Job* job, size_t wanted, bool* end, Error* err) {
     return true;
 }
 
-// Where the chunk may end while its file goes on: behind a line, or where no token can cross. 0: nowhere.
+// Returns the last position at which the chunk can end if its file continues: after a line, or where no token can
+// cross. Returns 0 if there is none.
 static size_t find_cut(const Job* job) {
     if (job->kind == DOC_FILE || job->kind == DOC_BLANK_LINE) {
         return tokenizer_find_cut(&tokenizer, job->text, job->n);
@@ -145,7 +149,7 @@ static size_t find_cut(const Job* job) {
     return newline ? (size_t)(newline - job->text) + 1 : 0;
 }
 
-// The next chunk into job. False: no more input, or job->error is filled.
+// Reads the next chunk into job. Returns false at the end of the input, or on an error, which is then in job->error.
 static bool read_chunk(Job* job) {
     job->n = 0;
     job->seq = in.next_seq;
@@ -165,7 +169,7 @@ static bool read_chunk(Job* job) {
         size_t cut = 0;
         for (size_t wanted = (size_t)flags.chunk_bytes; cut == 0; wanted *= 2) {
             if (wanted > MAX_CHUNK) {
-                error_set(&job->error, "%s: 1 GiB without a place to cut", job->path);
+                error_set(&job->error, "%s: 1 GiB without a position to cut at", job->path);
                 return false;
             }
             if (wanted <= job->n) { continue; }
@@ -196,7 +200,7 @@ static bool read_chunk(Job* job) {
 
 // ---- encoding one chunk -------------------------------------------------------------------------
 
-// A document, or its continuation when starts is false. An empty document is none.
+// Encodes a document, or the continuation of one if starts is false. Empty documents are ignored.
 static void add_text(Job* job, const char* text, size_t n, bool starts) {
     if (n == 0) { return; }
     if (starts) {
@@ -244,7 +248,8 @@ static void encode_lines(Job* job) {
     }
 }
 
-// A chunk never begins within a run of newlines, so that pairs are counted from the same place for all chunks.
+// Encodes documents that end with a blank line. A chunk never begins inside a run of newlines, so pairs of newlines are
+// found at the same positions however the input is cut into chunks.
 static void encode_sections(Job* job) {
     bool starts = job->starts;
     for (size_t i = 0; i < job->n;) {
@@ -289,7 +294,7 @@ static void shard_path(char* path, size_t size, int split, int index, const char
     snprintf(path, size, "%s_%s_%06d.bin%s", out.prefix, split_names[split], index, suffix);
 }
 
-// Removes what is written so far.
+// Removes the shards that have been written so far.
 static void remove_parts(void) {
     char path[4000];
     for (int split = 0; split < 2; split++) {
@@ -302,12 +307,12 @@ static void remove_parts(void) {
     }
 }
 
-// --out: a directory (that exists, or by its slash) takes shards of the name "data", else it is the prefix of their
-// names.
+// Sets the prefix of the shards' names from --out. If --out is an existing directory or ends in a slash, the prefix is
+// "data" in that directory; otherwise it is --out itself.
 static void set_output(void) {
     size_t n = strlen(flags.out);
     bool directory = n > 0 && (flags.out[n - 1] == '/' || is_directory(flags.out));
-    if (n == 0 || n > 3700) { die("--out wants a directory or the beginning of a file name"); }
+    if (n == 0 || n > 3700) { die("--out must be a directory or a prefix of file names, with at most 3700 bytes"); }
     snprintf(out.prefix, sizeof(out.prefix), "%s%s", flags.out,
              !directory                ? ""
              : flags.out[n - 1] == '/' ? "data"
@@ -322,7 +327,8 @@ static void set_output(void) {
     out.split = flags.val_tokens > 0 ? SPLIT_VAL : SPLIT_TRAIN;
 }
 
-// Shards of two vocabularies in one directory would be read with the wrong one.
+// True if the output directory already contains a vocabulary. Ends the program if it is not the one of --tokenizer: a
+// directory must not contain shards of two vocabularies.
 static bool has_vocabulary(void) {
     char path[4000];
     Error err;
@@ -332,11 +338,11 @@ static bool has_vocabulary(void) {
     if (!tokenizer_load(&t, path, &err)) { die("%s", err.text); }
     bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
     tokenizer_free(&t);
-    if (!same) { die("%s: another vocabulary than --tokenizer; choose another --out or remove it", path); }
+    if (!same) { die("%s: is another vocabulary than --tokenizer; choose another --out or remove it", path); }
     return true;
 }
 
-// Ends the open shard.
+// Completes the open shard, if there is one.
 static bool close_shard(Error* err) {
     if (!out.open) { return true; }
     out.open = false;
@@ -367,11 +373,11 @@ static bool write_tokens(const uint32_t* ids, size_t n, Error* err) {
         if ((int64_t)count == room && !close_shard(err)) { return false; }
         if (out.split == SPLIT_VAL && out.tokens[SPLIT_VAL] == flags.val_tokens) { out.split = SPLIT_TRAIN; }
     }
-    return out.writer.file.failed ? error_set(err, "%s", out.writer.file.error.text) : true; // no use in going on
+    return out.writer.file.failed ? error_set(err, "%s", out.writer.file.error.text) : true; // report a failure at once
 }
 
-// All shards are complete: the vocabulary, then their names. Older shards of this name that are not replaced would
-// mix with the new ones in a pattern like NAME_train_*.bin: they go.
+// Publishes the output once all shards are complete: saves the vocabulary, then renames the shards. Removes older
+// shards with this prefix that were not replaced, because a pattern like NAME_train_*.bin would match them too.
 static bool publish(Error* err) {
     char part[4000], path[4000];
     if (!has_vocabulary() && !tokenizer_save(&tokenizer, out.dir, err)) { return false; }
@@ -441,10 +447,11 @@ static void print_summary(void) {
 
 static pthread_mutex_t read_lock = PTHREAD_MUTEX_INITIALIZER, write_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t turn_changed = PTHREAD_COND_INITIALIZER;
-static size_t turn;      // seq of the job that may be written
-static bool input_ended; // under read_lock
+static size_t turn;      // seq of the job that is written next; protected by write_lock
+static bool input_ended; // protected by read_lock
 
-// Ends the program, also while another thread waits for input that may never come. The caller holds write_lock.
+// Removes all output and ends the program, without waiting for a thread that may block forever on its input. The caller
+// holds write_lock.
 __attribute__((noreturn)) static void fail(const Error* err) {
     if (out.open) { shard_writer_abort(&out.writer); }
     remove_parts();
@@ -466,7 +473,7 @@ static void* work(void* unused) {
         if (!failed) { encode_job(&job); }
         pthread_mutex_lock(&write_lock);
         while (turn != job.seq) { pthread_cond_wait(&turn_changed, &write_lock); }
-        // the first error in the order of the input, whatever the threads do
+        // jobs are handled in the order of the input, so the first error in the input is reported
         if (job.error.text[0] || !write_tokens(job.tokens.ids, job.tokens.count, &job.error)) { fail(&job.error); }
         out.documents += job.documents;
         out.bad_lines += job.bad_lines;
@@ -481,17 +488,18 @@ static void* work(void* unused) {
     return NULL;
 }
 
-// A thread of its own, so that nobody writes a shard while the shards are removed.
+// The signal thread. Unlike a signal handler it can take write_lock, so that no shard is written while the shards are
+// removed.
 static void* wait_for_signal(void* set) {
     int number;
     Error err;
     sigwait((const sigset_t*)set, &number);
     pthread_mutex_lock(&write_lock);
-    error_set(&err, "interrupted, nothing is written");
+    error_set(&err, "interrupted, nothing was written");
     fail(&err);
 }
 
-// Ctrl-C, SIGTERM and SIGHUP end the program cleanly, unless they were ignored when it began (nohup).
+// Makes SIGINT, SIGTERM and SIGHUP end the program cleanly, except those that were ignored when it started (nohup).
 static void catch_signals(void) {
     static sigset_t set;
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
@@ -528,31 +536,33 @@ static void parse_flags(int argc, char** argv) {
     const Option options[] = {
         {OPT_SECTION, 0, NULL, "Input", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'i', NULL, "input", &flags.input, "FILES",
-         "text or .jsonl files: names or quoted patterns, with commas between them; - is standard input", 0, 0},
+         "text or .jsonl files: names or quoted patterns, separated by commas; - is standard input", 0, 0},
         {OPT_STR, 'd', NULL, "documents", &flags.documents, "auto|file|line|blank-line|jsonl",
-         "what a document is; auto: a line of a .jsonl file, any other file as a whole; blank-line: up to and with two "
-         "newlines",
+         "how to split files into documents; auto: a .jsonl file by lines, any other file is one document; blank-line: "
+         "a document ends after every two newlines",
          0, 0},
-        {OPT_STR, 0, NULL, "field", &flags.field, "NAME", "the member of a JSON line that holds its text", 0, 0},
+        {OPT_STR, 0, NULL, "field", &flags.field, "NAME", "the member of a JSON line that contains the text", 0, 0},
         {OPT_BOOL, 0, NULL, "skip-bad-lines", &flags.skip_bad_lines, NULL,
-         "count JSON lines that cannot be read, and go on", 0, 0},
+         "skip and count JSON lines that cannot be read", 0, 0},
         {OPT_SECTION, 0, NULL, "Vocabulary", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 't', NULL, "tokenizer", &flags.tokenizer, "PATH",
-         "directory or file of a GPT-2 vocabulary; none: 256 bytes and <|endoftext|>", 0, 0},
+         "GPT-2 vocabulary, a directory or a file; default: the 256 bytes and <|endoftext|>", 0, 0},
         {OPT_SECTION, 0, NULL, "Output", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'o', NULL, "out", &flags.out, "PREFIX",
-         "beginning of the shards' names, PREFIX_train_000000.bin, or a directory; shards of that name are replaced", 0,
-         0},
-        {OPT_LONG, 'v', NULL, "val-tokens", &flags.val_tokens, "tokens", "the first tokens go to PREFIX_val_*.bin", 0,
-         1e15},
-        {OPT_LONG, 's', NULL, "shard-tokens", &flags.shard_tokens, "tokens", "tokens of a shard", 1, 2147483647},
+         "prefix of the shards' names, PREFIX_train_000000.bin, or a directory; existing shards with this prefix are "
+         "replaced",
+         0, 0},
+        {OPT_LONG, 'v', NULL, "val-tokens", &flags.val_tokens, "tokens", "write the first N tokens to PREFIX_val_*.bin",
+         0, 1e15},
+        {OPT_LONG, 's', NULL, "shard-tokens", &flags.shard_tokens, "tokens", "maximum number of tokens per shard", 1,
+         2147483647},
         {OPT_SECTION, 0, NULL, "Speed", NULL, NULL, NULL, 0, 0},
-        {OPT_INT, 'n', NULL, "threads", &flags.threads, "threads", "0: one for each core; the shards are the same", 0,
-         1024},
-        {OPT_INT, 0, NULL, "chunk-bytes", &flags.chunk_bytes, "bytes", "text that a thread takes at a time", 16,
+        {OPT_INT, 'n', NULL, "threads", &flags.threads, "threads",
+         "number of threads, which does not change the shards; 0: one per core", 0, 1024},
+        {OPT_INT, 0, NULL, "chunk-bytes", &flags.chunk_bytes, "bytes", "size of the chunks that threads process", 16,
          1 << 28},
     };
-    cli_parse(argc, argv, "Turns text into token shards for training, in llm.c's format.", options,
+    cli_parse(argc, argv, "Converts text to token shards for training, in llm.c's format.", options,
               (int)(sizeof(options) / sizeof(options[0])));
     if (!flags.input || !flags.out) {
         cli_fail("--%s is missing, see %s --help", flags.input ? "out" : "input", argv[0]);
@@ -563,7 +573,9 @@ int main(int argc, char** argv) {
     parse_flags(argc, argv);
     Error err;
     if (!tokenizer_load_encoder(&tokenizer, flags.tokenizer, 65536, "shards", &err)) { die("%s", err.text); }
-    if (tokenizer.eot_id < 0) { die("%s: no token %s to put before documents", flags.tokenizer, TOKENIZER_EOT); }
+    if (tokenizer.eot_id < 0) {
+        die("%s: has no token %s, which must precede documents", flags.tokenizer, TOKENIZER_EOT);
+    }
     find_inputs();
     set_output();
     has_vocabulary();
@@ -571,11 +583,11 @@ int main(int argc, char** argv) {
     start_ms = time_ms();
     catch_signals();
     run_threads();
-    pthread_mutex_lock(&write_lock); // to the end: no signal between the first rename and the last
+    pthread_mutex_lock(&write_lock); // never unlocked: a signal must not interrupt the renames
     bool ok = close_shard(&err);
     if (ok && out.tokens[SPLIT_TRAIN] == 0) {
         int64_t val = out.tokens[SPLIT_VAL];
-        ok = val == 0 ? error_set(&err, "%s: no text in it", flags.input)
+        ok = val == 0 ? error_set(&err, "%s: contains no text", flags.input)
                       : error_set(&err, "--val-tokens %lld leaves nothing to train on: there are %lld tokens",
                                   (long long)flags.val_tokens, (long long)val);
     }

@@ -468,7 +468,7 @@ static void test_unexpected_tensor(void) {
         char reason[128];
         Change change = no_change();
         change.extra = names[i];
-        snprintf(reason, sizeof(reason), "tensor '%s' is none of a GPT-2", names[i]);
+        snprintf(reason, sizeof(reason), "tensor '%s' is not a tensor of GPT-2", names[i]);
         check_refused(changed_file(&change), reason);
     }
 }
@@ -500,7 +500,7 @@ static void test_buffers_are_skipped(void) { // a buffer may have any shape and 
 static void test_tensor_under_two_names(void) {
     Change change = no_change();
     change.extra = "transformer.wte.weight";
-    check_refused(changed_file(&change), "is there twice");
+    check_refused(changed_file(&change), "is stored twice");
 }
 
 static void test_lm_head(void) {
@@ -574,7 +574,7 @@ static void test_shards(void) {
 
 static void test_tensor_in_two_shards(void) {
     char* dir = shard_fixture("twice", NULL, "transformer.h.0.ln_1.bias");
-    check_refused(dir, "model-00002-of-00002.safetensors: tensor 'transformer.h.0.ln_1.bias' is there twice, also in");
+    check_refused(dir, "model-00002-of-00002.safetensors: tensor 'transformer.h.0.ln_1.bias' is stored twice, also in");
     check_refused(dir, "model-00001-of-00002.safetensors");
 }
 
@@ -601,7 +601,7 @@ static void test_index_refused(void) {
         {"{", "not valid JSON at byte 1"},
         {INDEX("model-00001-of-00002.safetensors"), "'transformer.wte.weight' is not in model-00001-of-00002"},
         {INDEX("model-00002-of-00002.safetensors"), "'transformer.h.0.ln_1.weight' is missing"},
-        {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "\"a\" stands twice"},
+        {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "\"a\" occurs twice"},
     };
     char* dir = shard_fixture("index", NULL, NULL);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -701,7 +701,7 @@ static void test_config_sizes(void) {
         "want an integer");
     check_config("[]", "not a JSON object");
     check_config("", "not valid JSON");
-    check_config(CONFIG(",\"n_head\":4"), "\"n_head\" stands twice");
+    check_config(CONFIG(",\"n_head\":4"), "\"n_head\" occurs twice");
 }
 
 static void test_config_eot(void) {
@@ -776,9 +776,9 @@ static void test_mistaken_files(void) {
 static void test_directory_with_pickle_only(void) {
     char* dir = fresh_dir("pickle");
     write_text(path_in(dir, "config.json"), CONFIG(""));
-    check_refused(dir, "neither model.safetensors nor model.safetensors.index.json is in it");
+    check_refused(dir, "contains neither model.safetensors nor model.safetensors.index.json");
     write_text(path_in(dir, "pytorch_model.bin"), "PK");
-    check_refused(dir, "only PyTorch's pytorch_model.bin is in it; download model.safetensors");
+    check_refused(dir, "contains only PyTorch's pytorch_model.bin; download model.safetensors");
 }
 
 static void test_llmc_other_files(void) {
@@ -813,7 +813,7 @@ static void test_llmc_header_is_checked(void) {
                  {5, 3, "2 channels do not divide into 3 heads"},
                  {6, 1 << 30, "number of channels is"},
                  {7, 1, "padded vocabulary 1 is smaller than the vocabulary 3"},
-                 {7, 129, "padded vocabulary 129 is no multiple of 128"},
+                 {7, 129, "padded vocabulary 129 is not a multiple of 128"},
                  {7, 2147483520, "bytes are missing"},
                  {7, 256, "of 3400 bytes are missing"},
                  {2, 3, "truncated: 8 of 2384 bytes are missing"},
@@ -959,7 +959,7 @@ static void test_arrays(void) { // the optimizer's moments
     check(params_load_safetensors(path, &c, out, swapped, 2, &err));
     check_same(m2, v, &c);
     check(!params_load_safetensors(path, &c, out, same, 1, &err) &&
-          strstr(err.text, "'v.transformer.wte.weight' is none"));
+          strstr(err.text, "'v.transformer.wte.weight' is not a tensor"));
     check(!params_load_safetensors(path, &c, out, others, 2, &err) && strncmp(err.text, path, strlen(path)) == 0);
     GPT2Config other = c;
     other.max_seq_len++;
@@ -969,7 +969,8 @@ static void test_arrays(void) { // the optimizer's moments
     change.prefix = "m.transformer.";
     change.extra = "m.lm_head.weight";
     write_changed(path, &c, &change);
-    check(!params_load_safetensors(path, &c, out, same, 1, &err) && strstr(err.text, "'m.lm_head.weight' is none"));
+    check(!params_load_safetensors(path, &c, out, same, 1, &err) &&
+          strstr(err.text, "'m.lm_head.weight' is not a tensor"));
     // the file has one array, but two are requested
     check(params_save_safetensors(path, &c, in, same, 1, false, NULL, &err));
     check(!params_load_safetensors(path, &c, out, prefixes, 2, &err) &&

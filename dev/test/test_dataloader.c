@@ -379,7 +379,7 @@ static void test_restore_refused(void) {
         {0, 0, 8, 5, 1, 8, 3, 343, "343 tokens in 3 shards"},
         {0, 0, 8, 6, 1, 8, 3, 342, "seed 6 and T = 8, now seed 5 and T = 8"},
         {0, 0, 8, 5, 1, 4, 3, 342, "seed 5 and T = 4"},
-        {0, 0, 8, 5, 0, 8, 3, 342, "in order, this one does not"},
+        {0, 0, 8, 5, 0, 8, 3, 342, "in order, but this run does not"},
         {0, 0, 9, 5, 1, 8, 3, 342, "position 9 is not in it"},
         {0, 0, -8, 5, 1, 8, 3, 342, "position -8 is not in it"},
         {0, 0, 800, 5, 1, 8, 3, 342, "position 800 is not in it"},
@@ -395,7 +395,7 @@ static void test_restore_refused(void) {
         check_msg(strstr(err.text, bad[i].want), "%s", err.text);
     }
     check(!dataloader_restore(plain, &good, &err));
-    check_msg(strstr(err.text, "shuffled, this one does not"), "%s", err.text);
+    check_msg(strstr(err.text, "shuffled, but this run does not"), "%s", err.text);
     next(d, inputs, targets); // the rejected positions do not disturb the loader
     check(dataloader_restore(d, &good, &err));
     next(d, expect, targets);

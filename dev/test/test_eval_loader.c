@@ -154,7 +154,7 @@ static void test_limits(void) {
     int largest = token_of(NUM - 1, 4, 4);
     check(check_bytes(bytes, 2 * b.count, 12, largest + 1, &err));
     check(!check_bytes(bytes, 2 * b.count, 12, largest, &err));
-    check_str(err.text, "dir/e.bin: example 4 has token 44005, the model's vocabulary is 44005");
+    check_str(err.text, "dir/e.bin: example 4 has token 44005, but the model's vocabulary has only 44005");
 }
 
 static void test_open_errors(void) {
@@ -165,7 +165,7 @@ static void test_open_errors(void) {
     char path[256];
     snprintf(path, sizeof(path), "%s", write_bytes("good.bin", &b));
     check(!eval_open(&e, path, 3, 64, VOCAB, &err));
-    check_msg(strstr(err.text, "good.bin: a question takes 4 rows of a batch, -b is only 3"), "%s", err.text);
+    check_msg(strstr(err.text, "good.bin: a question takes 4 rows of a batch, but -b is only 3"), "%s", err.text);
     check(!eval_open(&e, path, 4, 0, VOCAB, &err));
     check_msg(strstr(err.text, "good.bin: -t is 0"), "%s", err.text);
     check(!eval_open(&e, path_of("absent.bin"), 4, 64, VOCAB, &err));
@@ -250,7 +250,7 @@ static void test_truncated(void) {
     }
     b.count++;
     check(!check_bytes(bytes, 2 * b.count - 1, 64, VOCAB, &err));
-    check_str(err.text, "dir/e.bin: 1 bytes behind the last example");
+    check_str(err.text, "dir/e.bin: 1 bytes after the last example");
     check(!check_bytes(bytes, 2 * b.count, 64, VOCAB, &err));
 }
 
@@ -272,7 +272,7 @@ static void test_damaged(void) {
         {4, 5, 0, "example 4 is damaged"},
         {4, 5, 5, "example 4 is damaged"},
         {4, 5, 65535, "example 4 is damaged"},
-        {4, 6, 50257, "example 4 has token 50257, the model's vocabulary is 50257"},
+        {4, 6, 50257, "example 4 has token 50257, but the model's vocabulary has only 50257"},
         {4, 10, 0, "example 4 is damaged"},
         {4, 10, 65535, "example 4 is damaged"},
     };
@@ -285,7 +285,7 @@ static void test_damaged(void) {
         {1, 2, "version 2"},
         {2, 0, "0 examples"},
         {2, -1, "-1 examples"},
-        {2, NUM - 1, "bytes behind the last example"},
+        {2, NUM - 1, "bytes after the last example"},
         {2, NUM + 1, "is cut off in example 5"},
         {2, INT32_MAX, "is cut off in example 5"},
         {3, 0, "the header says 0"},

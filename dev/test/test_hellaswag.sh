@@ -77,8 +77,8 @@ test_text_errors() {
         printf "$2" >"$tmp/bad.txt"
         refused "$1" -i "$tmp/bad.txt"
     }
-    bad "no questions in it" ''
-    bad "no questions in it" '\n \n'
+    bad "contains no questions" ''
+    bad "contains no questions" '\n \n'
     bad "bad.txt:2: the file ends, want line 2 of the question that begins in line 1" 'ab\n'
     bad "bad.txt:12: the file ends, want line 6 of the question that begins in line 7" 'c\n0\n1\n2\n3\n4\nc\n0\n1\n2\n3\n'
     bad "bad.txt:5: an empty line, want line 5" 'c\n0\n1\n2\n\n4\n'
@@ -117,7 +117,7 @@ test_file_errors() {
     mkdir -p "$tmp/bare"
     refused "no vocabulary here" -i "$tmp/two.txt" -t "$tmp/bare"
     hellaswag -i "$tmp/two.txt" -o "$tmp/bare" 2>"$tmp/err" && fail "wrote to a directory"
-    contains "is a directory, a file name is wanted" "$tmp/err"
+    contains "is a directory, expected a file name" "$tmp/err"
     # an earlier output file survives a run that fails
     hellaswag -i "$tmp/two.txt" -o "$tmp/kept/x.bin" 2>/dev/null
     cp "$tmp/kept/x.bin" "$tmp/copy"
@@ -141,7 +141,7 @@ test_limits() {
     want "the longest" "$(words "$tmp/long.bin" | cut -d ' ' -f 1-7) $(header "$tmp/long.bin")" \
         "65535 65534 0 0 4 32749 87 20240522 1 1 65534"
     question 32750 >"$tmp/long.txt"
-    refused "long.txt:6: the question takes 65536 bytes of tokens, the format holds 65535 at most" -i "$tmp/long.txt"
+    refused "long.txt:6: the question takes 65536 bytes of tokens, but the format allows at most 65535" -i "$tmp/long.txt"
     awk 'BEGIN { for (i = 0; i < 65535; i++) print "c\n3\n0\n1\n2\n3" }' >"$tmp/many.txt"
     hellaswag -i "$tmp/many.txt" -o "$tmp/many.bin" 2>/dev/null
     want header "$(header "$tmp/many.bin")" "20240522 1 65535 38"

@@ -184,9 +184,14 @@ static void test_utf8(void) {
 }
 
 static void test_strings_end(void) {
-    static const Case cases[] = {
-        {"\"abc", "without an end"}, {"\"", "without an end"}, {"{\"a", "without an end"}, {"\"a\nb\"", "control"},
-        {"\"a\tb\"", "control"},     {"\"\x01\"", "0x01"},     {"'a'", "value"},           {"\"\x7F\"", NULL}};
+    static const Case cases[] = {{"\"abc", "an unterminated string"},
+                                 {"\"", "an unterminated string"},
+                                 {"{\"a", "an unterminated string"},
+                                 {"\"a\nb\"", "control"},
+                                 {"\"a\tb\"", "control"},
+                                 {"\"\x01\"", "0x01"},
+                                 {"'a'", "value"},
+                                 {"\"\x7F\"", NULL}};
     CHECK_CASES(cases);
     JsonDoc doc;
     Error err;
@@ -240,12 +245,12 @@ static void test_trailing_text(void) {
 static void test_errors_say_where(void) {
     static const Case cases[] = {
         {"[1, 2, x]", "at byte 7: a value expected, found 'x'"},
-        {"{\"a\": \"b\\q\"}", "at byte 8: not an escape"},
+        {"{\"a\": \"b\\q\"}", "at byte 8: not a JSON escape"},
         {"[\"\xFF\"]", "at byte 2: invalid UTF-8"},
         {"[1", "at byte 2: ',' or ']' expected, found the end of the text"},
         {"\x01", "found byte 0x01"},
-        {"{\"a\":1,\"a\":2}", "at byte 7: key \"a\" stands twice"},
-        {"{\"a\\n\":1,\"a\\n\":2}", "key \"a\\x0a\" stands twice"}, // the message stays one line, whatever the key
+        {"{\"a\":1,\"a\":2}", "at byte 7: key \"a\" occurs twice"},
+        {"{\"a\\n\":1,\"a\\n\":2}", "key \"a\\x0a\" occurs twice"}, // the message stays one line, whatever the key
     };
     CHECK_CASES(cases);
 }
@@ -358,7 +363,7 @@ static void test_helpers(void) {
     check(!json_number(root, "d", 2, 3, &d, "f", &err));
     check(json_string(root, "s", &s, "f", &err) && strcmp(s, "x") == 0);
     check(!json_string(root, "i", &s, "f", &err) && !json_string(root, "nul", &s, "f", &err));
-    check_str(err.text, "f: \"nul\" holds a NUL character");
+    check_str(err.text, "f: \"nul\" contains a NUL character");
     check(json_bool(root, "b", &b, "f", &err) && b);
     check(!json_bool(root, "i", &b, "f", &err));
     json_free(&doc);
@@ -418,7 +423,7 @@ static void test_large_object(void) {
     json_free(&doc);
     free(text);
     text = numbered_object(n, 0);
-    Case c[] = {{text, "key \"0\" stands twice"}};
+    Case c[] = {{text, "key \"0\" occurs twice"}};
     CHECK_CASES(c);
     free(text);
 }

@@ -204,7 +204,7 @@ test_no_whole_checkpoint() {
     run -e hopeless --prompt ''
     want status $status 1
     want "first line" "$(head -n 1 "$tmp/err" | cut -d : -f 1)" "passed over checkpoint step_00000003"
-    want "last line" "$(tail -n 1 "$tmp/err")" "error: -e hopeless: none of its 1 checkpoints is whole"
+    want "last line" "$(tail -n 1 "$tmp/err")" "error: -e hopeless: none of its 1 checkpoints is intact"
 }
 
 # ---- mistakes in the output -------------------------------------------------------------

@@ -313,7 +313,7 @@ test_damaged_checkpoint() {
     same_all "$out"
     rm "$out"/step_*/state.json
     run "$out" 8 -y 1 >"$tmp/none.out" 2>"$tmp/none.err" && fail "goes on without any good checkpoint"
-    contains "none of its 8 checkpoints is whole" "$tmp/none.err"
+    contains "none of its 8 checkpoints is intact" "$tmp/none.err"
 }
 
 # -nk keeps the newest checkpoints, and the multiples

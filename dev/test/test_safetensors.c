@@ -155,14 +155,14 @@ static void test_trailing_spaces(void) {
 }
 
 static void test_duplicate_names(void) {
-    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 1, 2) "}", 2, "\"a\" stands twice");
-    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 0, 1) "}", 1, "\"a\" stands twice");
-    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("\\u0061", "U8", "[1]", 1, 2) "}", 2, "\"a\" stands twice");
-    check_header("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "stands twice");
+    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 1, 2) "}", 2, "\"a\" occurs twice");
+    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("a", "U8", "[1]", 0, 1) "}", 1, "\"a\" occurs twice");
+    check_header("{" T("a", "U8", "[1]", 0, 1) "," T("\\u0061", "U8", "[1]", 1, 2) "}", 2, "\"a\" occurs twice");
+    check_header("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "occurs twice");
 }
 
 static void test_name_with_nul(void) {
-    check_header("{" T("a\\u0000b", "U8", "[1]", 0, 1) "}", 1, "'a\\x00b': a NUL");
+    check_header("{" T("a\\u0000b", "U8", "[1]", 0, 1) "}", 1, "'a\\x00b': its name contains a NUL");
     check_header("{" T("", "U8", "[1]", 0, 1) "}", 1, NULL); // an empty name is a valid name
 }
 

@@ -137,8 +137,8 @@ test_errors() {
     small
     printf x >"$tmp/x.txt"
     : >"$tmp/empty.txt"
-    refused "no text in it" -i "$tmp/empty.txt"
-    refused "no text in it" -i -
+    refused "contains no text" -i "$tmp/empty.txt"
+    refused "contains no text" -i -
     refused "no such file" -i "$tmp/nothing*.txt"
     refused "Is a directory" -i "$tmp"
     refused "nothing to train on" -i "$tmp/x.txt" -v 1000

@@ -693,7 +693,7 @@ static void test_bin(void) {
         {3, 2, 1029, "end-of-text"},         {3, -1, 1029, "end-of-text"},
         {0, 7, 1029, "not a tokenizer"},     {4, 0, 1023, "too short"},
         {4, 0, 1024, "ends within token 0"}, {4, 0, 1028, "ends within token 1"},
-        {4, 0, 1027, "ends within token 1"}, {4, 0, 1030, "1 bytes behind"},
+        {4, 0, 1027, "ends within token 1"}, {4, 0, 1030, "1 bytes after"},
     };
     for (size_t i = 0; i <= sizeof(cases) / sizeof(cases[0]); i++) {
         memset(&file, 0, sizeof(file));
@@ -778,13 +778,13 @@ static void test_bad_merges(void) {
         {" a b\n", "m.txt:1: want two tokens"},
         {"a b \n", "m.txt:1: want two tokens"},
         {"a b c\n", "m.txt:1: want two tokens"},
-        {"ab c\n", "m.txt:1: 'ab' is no token"},
-        {"a b\nc de\n", "m.txt:2: 'de' is no token"},
-        {"a b\na b\n", "m.txt:2: token 'ab' (id 257) stands twice"},
-        {"a \xFF\n", "is no token"},
-        {"a \xE4\xBD\xA0\n", "is no token"},
-        {"a \t\n", "is no token"},
-        {"a b\n#version: 0.2\n", "m.txt:2: '#version:' is no token"},
+        {"ab c\n", "m.txt:1: 'ab' is not a known token"},
+        {"a b\nc de\n", "m.txt:2: 'de' is not a known token"},
+        {"a b\na b\n", "m.txt:2: token 'ab' (id 257) occurs twice"},
+        {"a \xFF\n", "is not a known token"},
+        {"a \xE4\xBD\xA0\n", "is not a known token"},
+        {"a \t\n", "is not a known token"},
+        {"a b\n#version: 0.2\n", "m.txt:2: '#version:' is not a known token"},
     };
     Tokenizer t;
     Error err;
@@ -816,15 +816,15 @@ static void test_bad_vocab(void) {
         {"\"ab\": \"256\"}", "", "not an integer"},
         {"\"ab\": null}", "", "not an integer"},
         {"\"\": 256}", "", "(id 256) is empty"},
-        {"\"a b\": 256}", "", "token 'a b' holds a character"},
-        {"\"\\u4f60\": 256}", "", "holds a character"},
-        {"\"\\u0144\": 256}", "", "holds a character"},
+        {"\"a b\": 256}", "", "token 'a b' contains a character"},
+        {"\"\\u4f60\": 256}", "", "contains a character"},
+        {"\"\\u0144\": 256}", "", "contains a character"},
         {"\"ab\": 256, \"ab\": 257}", "", "twice"},
         {"\"ab\": 256", "", "not valid JSON"},
         {"\"ab\": 256} x", "", "not valid JSON"},
         {"\"ab\": 256}", "a b\na b", "merge 2 is the same as merge 1"},
         {"\"ab\": 256}", "a b\nab c", "m.txt:2: the vocabulary has no token 'abc'"},
-        {"\"ab\": 256}", "a de", "m.txt:1: 'de' is no token"},
+        {"\"ab\": 256}", "a de", "m.txt:1: 'de' is not a known token"},
     };
     Tokenizer t;
     Error err;
@@ -890,15 +890,15 @@ static void test_bad_tokenizer_json(void) {
         {"[\"a b\"]", "[[\"a\"]]", "merge 1: want"},
         {"[\"a b\"]", "[[\"a\", 1]]", "merge 1: want"},
         {"[\"a b\"]", "[7]", "merge 1: want"},
-        {"[\"a b\"]", "[\"a b \"]", "merge 1: 'b ' is no token"},
-        {"[\"a b\"]", "[[\"\", \"a\"]]", "merge 1: '' is no token"},
+        {"[\"a b\"]", "[\"a b \"]", "merge 1: 'b ' is not a known token"},
+        {"[\"a b\"]", "[[\"\", \"a\"]]", "merge 1: '' is not a known token"},
         {"[\"a b\"]", "[\"a c\"]", "merge 1: the vocabulary has no token 'ac'"},
         {"[\"a b\"]", "[\"a b\", [\"a\", \"b\"]]", "merge 2 is the same as merge 1"},
         {"{\"id\": 257", "{\"id\": 255", "has two ids"},
         {"\"id\": 258", "\"id\": \"258\"", "added_tokens[1]"},
         {"\"id\": 258", "\"id\": 256", "two tokens have id 256"},
         {"\"content\": \"a b", "\"text\": \"a b", "added_tokens[1]"},
-        {"\"a b\\u00e9\"", "\"<|endoftext|>\"", "stands twice"},
+        {"\"a b\\u00e9\"", "\"<|endoftext|>\"", "occurs twice"},
         {"\"added_tokens\": [", "\"added_tokens\": 1, \"x\": [", "not a list"},
     };
     Tokenizer t;
@@ -959,7 +959,7 @@ static void test_encoder(void) {
                   "262 tokens; shards hold 16-bit ids, 261 at most", "one token too many");
     small.can_encode = false;
     check(make_directories(temp_path("ids"), &err) && tokenizer_save(&small, temp_path("ids"), &err));
-    check_refused(tokenizer_load_encoder(&t, temp_path("ids"), 65536, "shards", &err), &t, &err, "decodes only",
+    check_refused(tokenizer_load_encoder(&t, temp_path("ids"), 65536, "shards", &err), &t, &err, "can only decode",
                   "tokenizer.bin alone");
     check_refused(tokenizer_load_encoder(&t, temp_path("absent"), 65536, "shards", &err), &t, &err, "No such file",
                   "no file");
