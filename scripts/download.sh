@@ -77,7 +77,7 @@ what_is_wrong() { # FILE BYTES SHA256
     *) [ "$size" -eq "$2" ] || { echo "is $size bytes, $2 are wanted"; return; } ;;
     esac
     if head -c 64 "$1" | tr -d '\0' | grep -qiE '^[[:space:]]*<(!doctype|html)'; then
-        echo "is an HTML page: a login or error page stands at this address"
+        echo "is an HTML page: the server sent a login or error page"
         return
     elif head -c 64 "$1" | tr -d '\0' | grep -q '^version https://git-lfs'; then
         echo "is a git-lfs pointer, not the file"

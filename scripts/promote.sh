@@ -39,7 +39,7 @@ blocks() {
             name = end ? $5 : $4
             if (!end && open != "") { bad("promoted: " name " begins inside " open) }
             if (end && open != name) { bad("end promoted: " name " without its begin") }
-            if (!end && name in seen && !pieces) { bad("promoted: " name " stands here twice") }
+            if (!end && name in seen && !pieces) { bad("promoted: " name " occurs twice here") }
             if (!end) {
                 open = name
                 if (name in seen) {
@@ -69,12 +69,12 @@ for file in dev/cuda/*.cu dev/cuda/*.cuh; do
 done
 [ -s "$tmp/want.where" ] || die "no promoted blocks in dev/cuda"
 twice=$(cut -d ' ' -f 1 "$tmp/want.where" | sort | uniq -d | head -n 1)
-[ -z "$twice" ] || die "promoted: $twice stands in more than one file: $(where "$twice" want | tr '\n' ' ')"
+[ -z "$twice" ] || die "promoted: $twice is in more than one file: $(where "$twice" want | tr '\n' ' ')"
 [ -s "$tmp/have.where" ] || die "$target has no marks '// ==== promoted: NAME ===='"
 
 different=()
 while read -r name place; do
-    [ -e "$tmp/want/$name" ] || die "$place: promoted: $name stands in no file of dev/cuda"
+    [ -e "$tmp/want/$name" ] || die "$place: promoted: $name is in no file of dev/cuda"
     cmp -s "$tmp/have/$name" "$tmp/want/$name" || different+=("$name")
 done <"$tmp/have.where"
 total=$(wc -l <"$tmp/have.where")

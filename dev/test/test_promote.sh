@@ -153,13 +153,13 @@ test_refuses_missing_marks() {
 test_refuses_wrong_names() {
     new_tree
     sed -i 's/promoted: gelu/promoted: gellu/' train_gpt2.cu
-    refuses "promoted: gellu stands in no file of dev/cuda"
+    refuses "promoted: gellu is in no file of dev/cuda"
     new_tree
     cat dev/cuda/gelu.cu >>train_gpt2.cu
-    refuses "promoted: gelu stands here twice"
+    refuses "promoted: gelu occurs twice here"
     new_tree
     cp dev/cuda/gelu.cu dev/cuda/gelu2.cu
-    refuses "promoted: gelu stands in more than one file"
+    refuses "promoted: gelu is in more than one file"
     new_tree
     sed -i 's/promoted: gelu ====/& /' train_gpt2.cu
     refuses "not a mark"
@@ -183,7 +183,7 @@ unordered() {
         function bad(line, text) { print FILENAME ":" line ": " text; found = 1 }
         match($0, /^\/\/ ---- kernels? [0-9]+((,| and| to) [0-9]+)*/) {
             count = split(substr($0, RSTART, RLENGTH), numbers, /[^0-9]+/) # numbers[1] is empty
-            if (numbers[2] + 0 <= last) { bad(FNR, "kernel " numbers[2] " stands after kernel " last) }
+            if (numbers[2] + 0 <= last) { bad(FNR, "kernel " numbers[2] " comes after kernel " last) }
             for (i = 2; i <= count; i++) { if (numbers[i] + 0 > last) { last = numbers[i] + 0 } }
         }
         BEGIN { last = declared = -1 }
