@@ -71,10 +71,11 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 // ================================================================================================
 // 1. operations
 // ================================================================================================
-// Arguments: outputs, scratch, inputs, sizes, stream. Activations and their gradients are overwritten; gradients of
-// parameters are added to (matmul_backward_weight can do either). An operation launches its kernels and returns; on a shape
-// that it does not support it ends the program with a message. An *_scratch function returns the size of the scratch
-// buffer, in floats unless it says ints.
+// Order of arguments: outputs, scratch, inputs, sizes, stream. In comments, `|` separates outputs from inputs, and f?(x)
+// means that step f is optional. Activations and their gradients are overwritten; gradients of parameters are added to
+// (matmul_backward_weight can do either). An operation launches its kernels and returns; if it does not support a shape, it
+// ends the program with a message. An *_scratch function returns the size of the scratch buffer, in floats unless it says
+// ints.
 
 // out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
@@ -884,8 +885,8 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
 }
 
 // out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text: one decode_matvec for few
-// texts, separate kernels with a tensor-core matmul for more. norm_weight and norm_bias (no layernorm) and residual may be
-// NULL; residual may be out.
+// texts, separate kernels with a tensor-core matmul for more. If norm_weight and norm_bias are NULL, there is no layernorm;
+// residual may be NULL, or the same as out. gelu and residual are never used together.
 static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
                              bool gelu, int C, int OC, cudaStream_t stream) {
@@ -1669,7 +1670,7 @@ int main(int argc, char** argv) {
 // ================================================================================================
 // 6. kernels
 // ================================================================================================
-// The code between each pair of marks is a copy from dev/cuda, made by scripts/promote.sh. Change it there.
+// The code between each pair of "promoted" marks is a copy from dev/cuda, made by scripts/promote.sh. Change it there.
 
 // ==== promoted: encoder_forward ====
 constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
@@ -3840,7 +3841,8 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
     int paired = list.num_paired / 2 * list.num_tiles; // pairs; a pair spans two heads, because num_tiles may be odd
     if (first + block < paired) {
         int two_heads = (first + block) / list.num_tiles;
-        int pair = (first + block + two_heads) % list.num_tiles; // + two_heads: a block gets different pairs over time
+        int pair =
+            (first + block + two_heads) % list.num_tiles; // rotated, so that no block gets the same pair in every round
         list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
         return true;
     }
@@ -3855,7 +3857,8 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
 
 // The scheduler state before the first tile, for a grid of num_blocks.
 inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; leaves two or three for single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2,
+                     0); // rounds of pairs; the last 2 to 3 rounds are split into single tiles
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
 #endif
@@ -5000,7 +5003,7 @@ struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
-    float4 dq[2][8 * 128];      // per warpgroup: dq on its way to dq_sums; in key tile 0 the sums on their way back
+    float4 dq[2][8 * 128];      // per warpgroup: a tile of dq, to be added to dq_sums; for key tile 0, the loaded sums
     float4 stats[2][64];
     uint64_t q_full[2], q_empty[2]; // of q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -5650,8 +5653,8 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n)
-// state (1) after adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n); state (1),
+// filled in by adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
     // per element: m, v read and written, grads read: 20 bytes; then master read and written and params written, or,

@@ -65,10 +65,10 @@ enum MatmulEpilogue {
 
 // Every pointer is aligned to 16 bytes, and the length of every row is a multiple of 16 bytes.
 struct MatmulCall {
-    void* out = NULL;          // (M,N) floatX, or float if out_is_float
-    bool out_is_float = false; //
-    const floatX* a = NULL;    // (M,K), or (K,M) if a_transposed
-    const floatX* b = NULL;    // (K,N), or (N,K) if b_transposed
+    void* out = NULL; // (M,N) floatX, or float if out_is_float
+    bool out_is_float = false;
+    const floatX* a = NULL; // (M,K), or (K,M) if a_transposed
+    const floatX* b = NULL; // (K,N), or (N,K) if b_transposed
     bool a_transposed = false, b_transposed = false;
     int M = 0, N = 0, K = 0;
     float alpha = 1.0f;
@@ -115,8 +115,8 @@ inline CublasLt& cublaslt() {
     return state;
 }
 
-// Call it once per process, on the device that the process uses; a second call does nothing. The library's best
-// algorithms ask for 32 MB of workspace, and splits of K for more. workspace_bytes may be 0.
+// Call it once per process, on the device that the process uses; a second call does nothing. The fastest
+// algorithms need up to 32 MB of workspace, those that split K need more. workspace_bytes may be 0.
 inline void cublaslt_open(size_t workspace_bytes = (size_t)64 << 20) {
     CublasLt& lt = cublaslt();
     if (lt.handle) { return; }
@@ -138,10 +138,10 @@ inline void cublaslt_close() {
     lt = CublasLt();
 }
 
-// In FP32 builds: on makes products run on the tensor cores as TF32, with operands rounded to 10 bits, instead of in
-// fp32. Off by default.
+// For FP32 builds. If on is true, matmuls use the tensor cores: their operands are rounded to TF32, which has 10 bits of
+// mantissa. The default is false: plain fp32.
 inline void cublaslt_set_tf32(bool on) { cublaslt().tf32 = on; }
-// Whether algorithms are chosen by timing them. On by default.
+// If on is true, which is the default, algorithms are chosen by timing them.
 inline void cublaslt_tune(bool on) { cublaslt().tuned = on; }
 
 // ---- a call ---------------------------------------------------------------------

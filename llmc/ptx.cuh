@@ -607,8 +607,8 @@ __device__ inline void cluster_sync() {
     PTX_SM90A("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
 }
 // mbarrier_arrive at the barrier of block `rank` that has the address `barrier` in that block's own shared memory. It
-// tells that block that this thread has read something. It does not make this thread's writes visible there: that would
-// take a fence of the whole GPU.
+// tells that block that this thread has read something. It does not make this thread's writes visible there; they would need
+// a fence with GPU scope.
 __device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
     PTX_SM90A("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
               "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(shared_address(barrier)),

@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n)
-// state (1) after adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n); state (1),
+// filled in by adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
     // per element: m, v read and written, grads read: 20 bytes; then master read and written and params written, or,

@@ -1453,7 +1453,7 @@ struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
-    float4 dq[2][8 * 128];      // per warpgroup: dq on its way to dq_sums; in key tile 0 the sums on their way back
+    float4 dq[2][8 * 128];      // per warpgroup: a tile of dq, to be added to dq_sums; for key tile 0, the loaded sums
     float4 stats[2][64];
     uint64_t q_full[2], q_empty[2]; // of q and stats
     uint64_t dout_full[2], dout_empty[2];

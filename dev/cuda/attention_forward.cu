@@ -982,7 +982,8 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
     int paired = list.num_paired / 2 * list.num_tiles; // pairs; a pair spans two heads, because num_tiles may be odd
     if (first + block < paired) {
         int two_heads = (first + block) / list.num_tiles;
-        int pair = (first + block + two_heads) % list.num_tiles; // + two_heads: a block gets different pairs over time
+        int pair =
+            (first + block + two_heads) % list.num_tiles; // rotated, so that no block gets the same pair in every round
         list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
         return true;
     }
@@ -997,7 +998,8 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
 
 // The scheduler state before the first tile, for a grid of num_blocks.
 inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; leaves two or three for single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2,
+                     0); // rounds of pairs; the last 2 to 3 rounds are split into single tiles
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
 #endif
@@ -1713,7 +1715,8 @@ void attention_forward14_groups(floatX* out, float* lse, const floatX* qkv, int 
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(num_heads * num_tiles, num_multiprocessors());
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0); // of pairs; leaves two or three for single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2,
+                     0); // rounds of pairs; the last 2 to 3 rounds are split into single tiles
     int num_paired = rounds * num_blocks / num_tiles * 2;
     kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
                                                                      num_paired, LOG2E / sqrtf(64.0f));

@@ -611,8 +611,8 @@ template <int extras> constexpr bool gemm_is_scaled<GemmScaledBias<extras>> = tr
 
 // As gemm_store, but out (M,N) is e4m3 and is stored from registers; N % 64 == 0. Columns are permuted within each
 // group of 64: column 8j + 2t + e, with t < 4 and e < 2, is stored at position 16t + 2j + e. A thread's results in a
-// row and a group are then one store of 16 bytes. A product that reads out needs its weight's columns in this order:
-// gemm_e4m3_column.
+// row and a group are then one store of 16 bytes. If `out` is an input of another product, the
+// columns of that product's weight must be in this order, too: gemm_e4m3_column.
 template <class G, class Epilogue>
 __device__ inline void gemm_store_e4m3(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                        const GemmColumns<G, Epilogue>& columns, int row, int column, int M, int N) {

@@ -26,7 +26,7 @@ void residual_forward1(floatX* out, const floatX* inp1, const floatX* inp2, size
 }
 #endif
 
-// ---- kernel 2: one 128-bit vector per thread: warps access full lines, in 16 bits with 1/8 of the instructions ----
+// ---- kernel 2: one 128-bit vector per thread; with 16-bit types that is 1/8 of the instructions ----
 
 // ==== promoted: residual_forward ====
 __global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
