@@ -44,7 +44,7 @@ typedef struct {
     int num_files;
 } ModelFile;
 
-// Describes a file of a checkpoint as it was written.
+// Name, size and checksum of a file of a checkpoint, as it was written.
 typedef struct {
     char name[64]; // file name without directory
     uint64_t bytes;
@@ -292,7 +292,8 @@ static inline bool hf_config_read(GPT2Config* config, int* eot_id, const JsonVal
     config->num_layers = (int)L;
     config->num_heads = (int)NH;
     config->padded_vocab_size = V < INT32_MAX - 128 ? padded_vocab((int)V) : (int)V;
-    // may be a list, null, or outside of the vocabulary (some configs of small models keep 50256): treated as unknown
+    // eos_token_id may be a list, null, or outside of the vocabulary, since some configs of small models keep 50256:
+    // then it counts as unknown
     v = json_get(root, "eos_token_id");
     bool known = v && v->type == JSON_NUMBER && v->is_int && v->integer >= 0 && v->integer < V;
     *eot_id = known ? (int)v->integer : -1;
@@ -496,7 +497,8 @@ static inline bool hf_infer_config(GPT2Config* config, const SafeTensors* st, co
     return config_check(config, file, err);
 }
 
-// The last step of opening Hugging Face's files: model->config and model->shards are set; fills model->tensors.
+// The last step of opening Hugging Face's files. Expects model->config and model->shards to be set, and fills
+// model->tensors.
 static inline bool model_map_hf(ModelFile* model, const char* where, Error* err) {
     static const char* const no_prefix[1] = {""};
     HfMap map;
@@ -593,7 +595,7 @@ static inline bool model_open_file(ModelFile* model, const char* path, Error* er
     const char* mistake = mistaken_file(file.data, file.size);
     int32_t magic = 0;
     if (file.size >= sizeof(magic)) { memcpy(&magic, file.data, sizeof(magic)); }
-    if (mistake || (!safetensors && magic / 10000 != 2024)) { // llm.c's magic numbers are dates
+    if (mistake || (!safetensors && magic / 10000 != 2024)) { // llm.c's magic numbers are dates of 2024
         if (!mistake) { mistake = "neither a safetensors file nor a model file of llm.c"; }
         if (file.size > 0 && file.size <= 8) { mistake = "truncated: only a few bytes; download it again"; }
         unmap_file(&file);
@@ -690,8 +692,8 @@ static inline void read_transposed(const ReadJob* job, size_t rows, size_t cols)
     }
 }
 
-// Runs all jobs of the list and frees it. conv1d: the matrices of the blocks are stored as (in, out) and get
-// transposed. The padding rows V..Vp of wte become zero.
+// Runs all jobs of the list and frees the list. If conv1d is true, the file stores the matrices of the transformer
+// blocks as (in, out), and they are transposed. The padding rows V..Vp of wte become zero.
 static inline void read_list_run(ReadList* list, const GPT2Config* config, bool conv1d) {
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < list->num_jobs; i++) {
@@ -738,7 +740,7 @@ static inline bool model_read_tensor(ModelFile* model, int p, int layer, float* 
     return true;
 }
 
-// Asks for 2 MiB pages, so that first touching a large new array does not cost a page fault per 4 KiB.
+// Requests 2 MiB pages, so that first touching a large new array does not cost a page fault per 4 KiB.
 static inline void advise_huge(void* memory, size_t bytes) {
 #ifdef MADV_HUGEPAGE
     uintptr_t huge = (uintptr_t)2 << 20, begin = ((uintptr_t)memory + huge - 1) & ~(huge - 1);
@@ -795,7 +797,7 @@ static inline void floats_to_bf16(uint16_t* dst, const float* src, size_t n) {
     for (size_t i = 0; i < n; i++) { dst[i] = safe_bf16_from_float(src[i]); }
 }
 
-// Writes one tensor, src in our layout, in Hugging Face's layout. floats and halves are scratch for a chunk each.
+// Writes one tensor in Hugging Face's layout; src is in our layout. floats and halves are scratch, one chunk each.
 static inline void save_tensor(SafeWriter* w, const float* src, const GPT2Config* config, int p, bool bf16,
                                float* floats, uint16_t* halves) {
     uint64_t shape[2] = {1, 1};

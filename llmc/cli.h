@@ -26,7 +26,7 @@ typedef struct {
     char letter;       // one-letter flag, or 0; 'h' is taken by --help
     const char* alias; // llm.c's two-letter flag without its dash ("lg"), or NULL
     const char* name;  // long name without dashes; the title of an OPT_SECTION
-    void* value;       // int*, int64_t*, float*, const char**, OPT_BOOL: int*; holds the default before cli_parse()
+    void* value;       // int* (also for OPT_BOOL), int64_t*, float*, const char**; before cli_parse(): the default
     const char* unit;  // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, or its choices "a|b|c"
     const char* help;  // one sentence, no full stop
     double min, max;   // inclusive range of a number; min == max == 0 means no range
@@ -490,8 +490,8 @@ static inline void cli_parse(int argc, char** argv, const char* about, const Opt
     opterr = 0;
     optind = 0; // restart getopt, in case this is not the first call in this process
     for (;;) {
-        // argv[optind] is always the next flag, never a value: '+' stops at a stray argument, and every short flag
-        // takes a value, so that short flags cannot be combined
+        // argv[optind] is always a whole token that begins the next flag, never a value: '+' makes getopt stop at a
+        // stray argument, and short flags cannot be combined, because each of them takes a value
         int at = optind ? optind : 1;
         char* token = at < argc ? argv[at] : NULL;
         if (token) { argv[at] = cli_rewrite(token, opts, n, longs, renamed, sizeof(renamed)); }

@@ -8,7 +8,7 @@ The library proposes several algorithms for a product. By default the first call
 calls use the fastest. So two runs of a program may choose differently, and then differ in the last bits; within a run
 equal calls give equal bits. There are two ways to get equal bits in every run on the same kind of GPU. cublaslt_save()
 writes the choices to a file and cublaslt_load() repeats them in a later run; cublaslt_tune(false) takes the first
-proposal of the library. Algorithms that split K and sum the parts in 16 bits are not accepted.
+proposal of the library. Split-K algorithms that add their partial sums in 16 bits are not accepted.
 
 There is one handle and one workspace: calls may be on any stream, but no two of them may run at the same time.
 */
@@ -60,7 +60,7 @@ enum MatmulEpilogue {
     MATMUL_PLAIN,     // out = y, where y = alpha * a b + add + bias
     MATMUL_GELU,      // aux = y, out = gelu(y), tanh form; needs bias
     MATMUL_DGELU,     // out = y * gelu'(aux); no bias
-    MATMUL_BIAS_GRAD, // out = y, and bias_grad = row sums of op(a): the bias gradient, if out is the weight gradient
+    MATMUL_BIAS_GRAD, // out = y, bias_grad[m] = sum over k of a[m][k]: the bias gradient if out is the weight gradient
 };
 
 // Every pointer is aligned to 16 bytes, and the length of every row is a multiple of 16 bytes.
@@ -81,24 +81,25 @@ struct MatmulCall {
 
 // ---- the library's state --------------------------------------------------------
 
-// Identifies a product and what its choice of an algorithm depends on. Only ints, so that memcmp compares keys.
+// Identifies a product, by all that the choice of its algorithm depends on. All members are ints: there is no padding,
+// so memcmp can compare keys.
 struct CublasLtKey {
     int M, N, K, a_transposed, b_transposed, out_is_float, epilogue, has_add, has_bias, alignment, tf32, tuned;
 };
 
-// A product that this process has called: its descriptions for the library, and the chosen algorithm.
+// A product that this process has called: its cuBLASLt descriptors and the chosen algorithm.
 struct CublasLtPlan {
     CublasLtKey key;
     bool found; // false: the library has no algorithm for it
     cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t a, b, out; // in the library's terms: its a is our b
+    cublasLtMatrixLayout_t a, b, out; // named as cuBLASLt sees them: its a is our b
     cublasLtMatmulAlgo_t algo;
 };
 
 // A choice of an earlier run, read from a file.
 struct CublasLtChoice {
     CublasLtKey key;
-    cublasLtMatmulAlgo_t algo; // plain data that may be stored, for the same version of the library
+    cublasLtMatmulAlgo_t algo; // plain data: may be stored and used again with the same version of the library
 };
 static_assert(sizeof(CublasLtChoice) == sizeof(CublasLtKey) + sizeof(cublasLtMatmulAlgo_t), "written as it is");
 
@@ -116,7 +117,7 @@ inline CublasLt& cublaslt() {
 }
 
 // Call it once per process, on the device that the process uses; a second call does nothing. The fastest
-// algorithms need up to 32 MB of workspace, those that split K need more. workspace_bytes may be 0.
+// algorithms need up to 32 MB of workspace, and split-K algorithms need more. workspace_bytes may be 0.
 inline void cublaslt_open(size_t workspace_bytes = (size_t)64 << 20) {
     CublasLt& lt = cublaslt();
     if (lt.handle) { return; }
@@ -138,10 +139,10 @@ inline void cublaslt_close() {
     lt = CublasLt();
 }
 
-// For FP32 builds. If on is true, matmuls use the tensor cores: their operands are rounded to TF32, which has 10 bits of
-// mantissa. The default is false: plain fp32.
+// For FP32 builds. If `on` is true, matmuls use the tensor cores: their operands are rounded to TF32, which has 10 bits
+// of mantissa. The default is false: plain fp32.
 inline void cublaslt_set_tf32(bool on) { cublaslt().tf32 = on; }
-// If on is true, which is the default, algorithms are chosen by timing them.
+// If `on` is true, which is the default, algorithms are chosen by timing them.
 inline void cublaslt_tune(bool on) { cublaslt().tuned = on; }
 
 // ---- a call ---------------------------------------------------------------------
@@ -175,7 +176,8 @@ inline cublasStatus_t cublaslt_launch(const CublasLtPlan& plan, const cublasLtMa
 }
 
 // Returns the index of the fastest of n algorithms, or -1 if none of them runs; launch(i) launches algorithm i. Each
-// one is timed in three rounds, and its least time counts. A later one must be 1% faster, so that noise seldom decides.
+// algorithm is timed in three rounds, and its minimum counts. To replace the best one so far, an algorithm must be 1%
+// faster, so that noise seldom decides.
 template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch launch) {
     cudaEvent_t start, end;
     cudaCheck(cudaEventCreate(&start));
@@ -203,15 +205,15 @@ template <class Launch> int cublaslt_fastest(int n, cudaStream_t stream, Launch 
     return best;
 }
 
-// Returns the fastest of the library's proposals for a call, timed on the call's own operands. If the call accumulates
-// into out, the timed launches write to scratch memory instead, so that out keeps its values.
+// Returns the index of the fastest of the library's proposals for a call, timed on the call's own operands. If the call
+// accumulates into c.out, the timed launches write to scratch memory instead, so that c.out keeps its values.
 inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublasLtMatmulHeuristicResult_t* proposals,
                             int n, cudaStream_t stream) {
     void* stand_in = NULL;
     if (c.add == c.out) {
         size_t bytes = (size_t)c.M * c.N * (c.out_is_float ? sizeof(float) : sizeof(floatX));
         if (cudaMalloc(&stand_in, bytes) != cudaSuccess) {
-            cudaGetLastError(); // no memory to time them is not an error: take the first
+            cudaGetLastError(); // clears the error: without memory for the timing, the first proposal is taken
             return 0;
         }
         cudaCheck(cudaMemsetAsync(stand_in, 0, bytes, stream));
@@ -222,7 +224,7 @@ inline int cublaslt_fastest(const CublasLtPlan& plan, MatmulCall c, const cublas
     return best;
 }
 
-// True if an earlier run's choice for this product is loaded and is still valid. plan.algo is then this choice.
+// Sets plan.algo to an earlier run's choice for this product. Returns false if no choice is loaded or it is not valid.
 inline bool cublaslt_recall(CublasLtPlan& plan) {
     CublasLt& lt = cublaslt();
     for (const CublasLtChoice& choice : lt.loaded) {
@@ -270,7 +272,7 @@ inline bool cublaslt_is_captured(cudaStream_t stream) {
 
 // Sets plan.algo to one of the library's proposals: the fastest, or the first one if they cannot be timed.
 inline void cublaslt_choose(CublasLtPlan& plan, const MatmulCall& c, cudaStream_t stream) {
-    // at this point the library reads only the alignment of these two pointers: pass the least one that the key allows
+    // the heuristic uses only the alignment of these two pointers, so pass an address with the alignment of the key
     const void* least_aligned = (const void*)(uintptr_t)plan.key.alignment;
     if (cublaslt_vector(c)) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, least_aligned); }
     if (c.aux) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, least_aligned); }
@@ -308,7 +310,7 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)op_b);
     cublasLtEpilogue_t epilogue = c.epilogue == MATMUL_GELU        ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
                                   : c.epilogue == MATMUL_DGELU     ? CUBLASLT_EPILOGUE_DGELU
-                                  : c.epilogue == MATMUL_BIAS_GRAD ? CUBLASLT_EPILOGUE_BGRADB // our a is its b
+                                  : c.epilogue == MATMUL_BIAS_GRAD ? CUBLASLT_EPILOGUE_BGRADB // our a is cuBLASLt's b
                                   : c.bias                         ? CUBLASLT_EPILOGUE_BIAS
                                                                    : CUBLASLT_EPILOGUE_DEFAULT;
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
@@ -321,7 +323,7 @@ inline CublasLtPlan cublaslt_plan(const CublasLtKey& key, const MatmulCall& c, c
 // types.
 inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
     CublasLt& lt = cublaslt();
-    require(lt.handle != NULL); // cublaslt_open()
+    require(lt.handle != NULL); // cublaslt_open() has been called
     require(c.out && c.a && c.b && c.M > 0 && c.N > 0 && c.K > 0);
     require((c.epilogue == MATMUL_GELU || c.epilogue == MATMUL_DGELU) == (c.aux != NULL) && c.aux != c.out);
     require((c.epilogue == MATMUL_BIAS_GRAD) == (c.bias_grad != NULL));
@@ -398,7 +400,8 @@ inline bool cublaslt_write_choices(const char* path, const char* header, Error* 
     return rename(temporary, path) == 0 || error_set(err, "%s: cannot rename to it: %s", path, strerror(errno));
 }
 
-// Reads such a file into cublaslt().loaded. A file with another header is skipped, with a message.
+// Reads a file of cublaslt_write_choices() into cublaslt().loaded. A file with another header is skipped, with a
+// message.
 inline bool cublaslt_read_choices(const char* path, const char* header, Error* err) {
     MappedFile file;
     if (!map_file(&file, path, err)) { return false; }

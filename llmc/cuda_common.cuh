@@ -32,7 +32,7 @@ constexpr bool IS_FP16 = false;
 #endif
 
 // ---- errors ---------------------------------------------------------------------
-// If a CUDA call fails, cudaCheck() prints its place, its text and the reason, and exits with status 1. Preconditions
+// If a CUDA call fails, cudaCheck() prints file, line, expression and reason, and exits with status 1. Preconditions
 // are checked by require() of utils.h.
 
 #define cudaCheck(expr) cuda_check((expr), #expr, __FILE__, __LINE__)
@@ -52,8 +52,8 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// The architecture that a kernel was compiled for, 75, 80, 90 ..., as its source saw it in __CUDA_ARCH__. It is lower
-// than the device's if the binary only holds older code. A kernel that needs a newer architecture must then not be
+// The architecture that a kernel was compiled for: 75, 80, 90, ..., which is __CUDA_ARCH__ / 10 in the kernel. If the
+// binary only holds older code, it is lower than the device's. A kernel that needs a newer one must then not be
 // launched.
 template <class Kernel> int compiled_arch(Kernel* kernel) {
     cudaFuncAttributes attributes;
@@ -62,8 +62,8 @@ template <class Kernel> int compiled_arch(Kernel* kernel) {
 }
 
 // ---- programmatic dependent launch ------------------------------------------------
-// A kernel starts while the previous kernel of the stream is still ending. Below compute capability 9.0 there is no
-// such launch, and the two device functions do nothing.
+// A kernel starts while the previous kernel of the stream is still ending. Below compute capability 9.0 the feature
+// does not exist, and the two device functions do nothing.
 
 // Allows the next kernel of the stream to start early, if it was launched by launch_early().
 __device__ inline void grid_launch_dependents() {
@@ -135,8 +135,8 @@ template <class T> __device__ inline int4 vec128_bits(const Vec128<T>& x) {
     return bits;
 }
 
-// p is aligned to 16 bytes. cs: streaming, for data that is not read again soon and is evicted first from the caches
-// (3-7% slower than plain accesses on an H200 wherever it was tried). cg: cached in L2 only.
+// p is aligned to 16 bytes. Suffix cs: streaming, for data that is not read again soon; the caches evict it first (3-7%
+// slower than plain accesses on an H200 wherever it was tried). Suffix cg: cached in L2 only.
 template <class T> __device__ inline Vec128<T> load128(const T* p) {
     return vec128_from_bits<T>(*reinterpret_cast<const int4*>(p));
 }
@@ -169,7 +169,7 @@ __device__ inline float warp_max(float x) {
 }
 
 // Reduces over a block of whole warps (blockDim.x % 32 == 0, at most 1024). `shared` (32) is scratch and may be reused
-// after the call. Every thread gets the result. The order of the sum depends on the size of the block alone.
+// after the call. Every thread gets the result. The order of the sum depends only on the size of the block.
 template <float (*warp_op)(float)> __device__ inline float block_reduce(float x, float* shared, float neutral) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     x = warp_op(x);
@@ -182,8 +182,9 @@ template <float (*warp_op)(float)> __device__ inline float block_reduce(float x,
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
 
-// out[y] (C) += the sum of partials[i, y, :] over i; partials (num_partials, gridDim.y, C). Each block sums 32 columns:
-// each warp sums every num_warps-th i, then the first warp adds up the sums of all warps, always in the same order.
+// partials is (num_partials, gridDim.y, C). out0 (C) += the sum over i of partials[i, 0, :]. If gridDim.y is 2,
+// out1 (C) += the sum over i of partials[i, 1, :]. Each block sums 32 columns: each warp sums every num_warps-th i,
+// then the first warp adds up the sums of all warps, always in the same order.
 template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
     column_sums_kernel(float* out0, float* out1, const float* partials, int num_partials, int C) {
     constexpr int unroll = 128 / num_warps; // 128 rows in flight per block
@@ -205,7 +206,7 @@ template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
 }
 
 // out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C)
-// hold the terms of both outputs. It is launched early, while the kernel that writes partials is still ending.
+// hold the terms of both outputs. The kernel launches early, while the kernel that writes partials is still ending.
 template <int num_warps>
 void column_sums(float* out0, float* out1, const float* partials, int num_partials, int C, cudaStream_t stream) {
     launch_early(column_sums_kernel<num_warps>, dim3(ceil_div(C, 32), out1 ? 2 : 1), 32 * num_warps, 0, stream, out0,

@@ -178,7 +178,7 @@ static inline bool shard_parse(const uint8_t* data, size_t size, const char* nam
 typedef struct {
     int64_t epoch;    // from 0
     int64_t shard;    // index in this epoch's order of shards, from 0; without shuffle that is the order of the names
-    int64_t position; // tokens of that shard that all ranks together have consumed
+    int64_t position; // tokens of this shard that all ranks together have consumed
     uint64_t seed;    // seed of the shuffle
     int64_t shuffle;  // 0 or 1
     int64_t T;        // row length; shuffling permutes rows of T tokens
@@ -263,6 +263,8 @@ static inline bool dataloader_map(DataLoader* d, int64_t index, Error* err) {
     return true;
 }
 
+// Seed of one permutation in an epoch. what: -1 for the order of the shards, else the index of the shard whose rows are
+// permuted.
 static inline uint64_t dataloader_seed(const DataLoader* d, int64_t epoch, int64_t what) {
     return splitmix64(splitmix64(splitmix64(d->seed) + (uint64_t)epoch) + (uint64_t)what);
 }

@@ -18,7 +18,7 @@ number of tokens.
 
 enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_START = 65535, EVAL_ENDINGS = 4, EVAL_HEADER_BYTES = 1024 };
 
-// The losses of a row of the batch that count.
+// Selects the losses in a row of the batch that count: those of the ending's tokens.
 typedef struct {
     int first, count; // position of the ending's first target, number of the ending's targets
 } EvalRow;
@@ -61,7 +61,6 @@ typedef struct {
 } EvalExample;
 
 // Parses the example at byte e->at. Checks everything, so that a damaged file is refused and never read past its end.
-
 static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
     size_t size = e->file.size, at = e->at;
     const char* name = e->path;
@@ -100,7 +99,8 @@ static inline bool eval_parse(const EvalLoader* e, EvalExample* x, Error* err) {
         } else {
             x->endings[i] = at;
             x->ending_tokens[i] = (int)tokens;
-            if ((int)tokens > e->T) { // needs T inputs: the last context token, and all ending tokens but the last
+            // an ending needs as many inputs as it has tokens: the last context token and all its tokens but the last
+            if ((int)tokens > e->T) {
                 return error_set(err, "%s: example %lld has an ending of %d tokens: too long for -t %d", name, index,
                                  (int)tokens, e->T);
             }
@@ -175,8 +175,8 @@ static inline void eval_fit(EvalLoader* e) {
 }
 
 // Fills inputs and targets (B,T) with the next batch; unused positions are 0. A context that is too long for T is cut
-// off at its beginning. Returns false at the end of the file, with err empty, and, with the reason in err, if the file
-// has changed since it was opened.
+// off at its beginning. Returns false at the end of the file, and then err is empty. Also returns false if the file has
+// changed since it was opened, and then err holds the reason.
 static inline bool eval_next(EvalLoader* e, int* inputs, int* targets, Error* err) {
     size_t T = (size_t)e->T;
     if (err) { err->text[0] = '\0'; }
@@ -191,7 +191,8 @@ static inline bool eval_next(EvalLoader* e, int* inputs, int* targets, Error* er
         }
         for (int i = 0; i < EVAL_ENDINGS; i++) {
             size_t row = (size_t)e->batch_examples * EVAL_ENDINGS + (size_t)i;
-            int skip = x.context_tokens + x.ending_tokens[i] - (e->T + 1); // the last token is only a target
+            // context tokens to cut off; a row holds T + 1 tokens, because the last one is only a target
+            int skip = x.context_tokens + x.ending_tokens[i] - (e->T + 1);
             skip = skip > 0 ? skip : 0;
             int context = x.context_tokens - skip, n = context + x.ending_tokens[i];
             for (int j = 0; j < n; j++) {

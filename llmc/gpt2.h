@@ -1,6 +1,6 @@
 /*
-The shape of a GPT-2 model: its configuration, the model descriptors, and the table of parameters. The CPU and the GPU
-program both derive sizes, pointers, initialisation, weight decay, checkpoint names and test names from this table.
+The shape of a GPT-2 model: its configuration, the model descriptors, and the table of parameters. The CPU program and
+the GPU program derive sizes, pointers, initialisation, weight decay, checkpoint names and test names from this table.
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
@@ -101,7 +101,7 @@ static inline size_t num_parameters(const GPT2Config* config) { return param_off
 static inline void param_hf_name(char* name, size_t size, int p, int layer) {
     int n = snprintf(name, size, "transformer.");
     if (gpt2_params[p].per_layer) {
-        // replaces the %d of the table's name by the layer
+        // replace the %d of the table's name by the layer
         const char* hf = gpt2_params[p].hf_name;
         const char* hole = strstr(hf, "%d");
         snprintf(name + n, size - (size_t)n, "%.*s%d%s", (int)(hole - hf), hf, layer, hole + 2);

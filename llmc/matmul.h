@@ -7,8 +7,9 @@ and portable code, chosen at run time. A linear layer needs three products, whic
     matmul_tn   out (M,N) = a (K,M)^T b (K,N)                gradient of the weight
 
 The loop nest multiplies a streaming operand (M,K) by a resident operand (K,N), called a and b below. A block of KC x NC
-of b is kept in L2, packed into panels of NR columns; if few rows of a use it, it is read in place instead. Strips of MR
-rows of a stream past: they are broadcast against every panel, while MR x NR accumulators stay in registers.
+of b is kept in L2, packed into panels of NR columns; if a has few rows, b is read in place instead. The rows of a are
+streamed in strips of MR rows: their elements are broadcast and multiplied with every panel, while MR x NR accumulators
+stay in registers.
 
             KC                      NR   NR   NR
          +-------+               +----+----+----+
@@ -18,7 +19,7 @@ rows of a stream past: they are broadcast against every panel, while MR x NR acc
 
 matmul_nt streams the weights, read in place, and stores its result transposed. matmul_nn has the weights as the
 resident operand. matmul_tn, whose output is the gradient of the weights, packs the strips of a as well.
-Every element is summed in an order that does not depend on the number of threads, so neither does the result.
+The order in which an element is summed does not depend on the number of threads, so the result does not depend on it.
 Source: Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3).
 */
 #ifndef LLMC_MATMUL_H
@@ -80,7 +81,7 @@ typedef struct {
     size_t M, N, K;
 } MatmulArgs;
 
-// A packed block of b, and the block of b to prefetch while it is used.
+// A packed block of b, and the next block of b, which is prefetched while the packed one is used.
 typedef struct {
     const float* packed;        // the panels, one after the other; NULL: read b in place
     const float* b;             // the block's first element in b
@@ -260,8 +261,8 @@ MATMUL_INLINE void matmul_strip(const MatmulArgs* g, const MatmulBlock* block, c
     }
 }
 
-// a points to the strip's first row at the block's first step. a_col is 1; for a packed strip a_col is mr and a_row is
-// 1.
+// The type of the strip functions below. a points to the strip's first row at the block's first step of k. If a is read
+// in place, a_col is 1; for a packed strip, a_col is mr and a_row is 1.
 typedef void (*MatmulStrip)(const MatmulArgs* g, const MatmulBlock* block, const float* a, size_t a_row, size_t a_col,
                             size_t m, size_t rows);
 
@@ -376,7 +377,7 @@ static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr,
     if (rows == 8 && mr == 8 && g->a_row == 1) {
         for (size_t k = 0; k < kb; k++) {
             memcpy(dst + k * 8, src + k * g->a_col, 8 * sizeof(float));
-            __builtin_prefetch(src + k * g->a_col + 16); // for the strip after next; every step is on another page
+            __builtin_prefetch(src + k * g->a_col + 16); // for the strip after next: each k is on another page
         }
         return;
     }
@@ -387,8 +388,8 @@ static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr,
 
 // ---- the loop nest -----------------------------------------------------------------------
 
-// Steps (KC) and columns (NC) of a packed block: 768 KB, most of a 1 MB L2. They must not depend on the number of
-// threads, because they determine the order in which an element is summed. A transposed store is expensive, so
+// A packed block has KC steps of k and NC columns: 768 KB, most of a 1 MB L2. KC and NC must not depend on the number
+// of threads, because they determine the order in which an element is summed. A transposed store is expensive, so
 // transposed products split K into fewer blocks.
 enum { MATMUL_KC = 256, MATMUL_NC = 768, MATMUL_KC_TRANSPOSED = 768, MATMUL_NC_TRANSPOSED = 256 };
 enum { MATMUL_DIRECT_ROWS = 512 }; // up to this many rows of a, b is not packed: see matmul_run_shared()

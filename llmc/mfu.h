@@ -5,8 +5,8 @@ rate with 16-bit accumulation; on the other cards both rates are equal. If the d
 sparsity, we use half of it. C11, also compiles as C++17.
 
 Sources: NVIDIA's data sheets of the data-center cards; the white papers of GH100, GA102, Ada and the Blackwell GeForce
-cards. For a GeForce card without a column in a white paper: 2 FLOP x CUDA cores x boost clock without tensor cores, and
-twice that with tensor cores, which agrees with the white papers for the cards that they list.
+cards. For a GeForce card that no white paper lists, the peak is computed as 2 FLOP x CUDA cores x boost clock without
+tensor cores, and twice that with tensor cores. This agrees with the white papers for the cards that they list.
 */
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H
@@ -15,7 +15,7 @@ twice that with tensor cores, which agrees with the white papers for the cards t
 
 typedef struct {
     const char* name;                  // words of cudaDeviceProp.name; the first entry that gpu_is() matches is used
-    double tflops_16, tf32, tflops_32; // bf16 and fp16; tf32 (0: no tf32 and no bf16); fp32 without tensor cores
+    double tflops_16, tf32, tflops_32; // peaks of bf16 and fp16; of tf32 (0: no tf32, no bf16); of fp32 on CUDA cores
 } GpuPeak;
 
 static const GpuPeak gpu_peaks[] = {
@@ -82,8 +82,9 @@ static inline bool gpu_is(const char* name, const char* words) {
     return true;
 }
 
-// Returns the peak TFLOP/s of the device called `name` in "bf16", "fp16" or "fp32" (tf32 is true: on the tensor cores,
-// if they support it). Returns 0 if the device is unknown, or if it has no tensor cores for bf16.
+// Returns the peak TFLOP/s of the device called `name` for precision "bf16", "fp16" or "fp32". If tf32 is true, fp32
+// runs as TF32 on the tensor cores where they support it. Returns 0 if the device is unknown, and for "bf16" if it has
+// no tensor cores for bf16.
 static inline double gpu_peak_tflops(const char* name, const char* precision, bool tf32) {
     for (size_t i = 0; i < sizeof(gpu_peaks) / sizeof(gpu_peaks[0]); i++) {
         const GpuPeak* g = &gpu_peaks[i];

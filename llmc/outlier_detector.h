@@ -17,7 +17,7 @@ enum { OUTLIER_WINDOW = 128 };
 // Plain data, saved in checkpoints.
 typedef struct {
     double window[OUTLIER_WINDOW]; // the first `count` are valid
-    int32_t count, index;          // index: once the window is full, the oldest value, which is replaced next
+    int32_t count, index;          // index: 0 until the window is full, then that of the oldest value, replaced next
 } OutlierDetector;
 
 static inline void outlier_init(OutlierDetector* d) { memset(d, 0, sizeof(*d)); }

@@ -25,7 +25,7 @@ struct ProfileEntry {
 
 // The operations called so far, in order. If an operation calls others, only the outermost one is listed.
 struct Profile {
-    bool listing = false, timing = false; // timing: while listing, record events too
+    bool listing = false, timing = false; // if timing is true, operations are also timed while listing is
     int depth = 0;                        // operations that have begun and have not ended
     std::vector<ProfileEntry> entries;
 };
@@ -67,7 +67,7 @@ struct Range {
 // A Range for an operation, with its cost. While profile().listing is set, it also adds an entry to profile().
 struct Op : Range {
     cudaStream_t stream;
-    int entry = -1; // in the profile's list; -1: not listed
+    int entry = -1; // index in profile().entries; -1: not listed
 
     __attribute__((format(printf, 5, 6))) Op(cudaStream_t stream, double bytes, double flops, const char* format, ...)
         : stream(stream) {
@@ -94,7 +94,8 @@ struct Op : Range {
     }
 };
 
-// Bytes/s of a large copy on the device, read plus written. It is the best of 20, because it serves as a roofline.
+// Measures the bandwidth of a large copy on the device in bytes/s, read plus written. The best of 20 copies counts,
+// because the result serves as a roofline.
 inline double measure_copy_bandwidth(cudaStream_t stream) {
     const size_t bytes = (size_t)1 << 30;
     char* memory;

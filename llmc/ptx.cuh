@@ -2,7 +2,7 @@
 One wrapper for each PTX instruction that CUDA C++ has no name for: asynchronous copies to shared memory, matrix loads,
 tensor core products. Names, shapes and layouts are those of the PTX ISA, sections "cp.async", "ldmatrix" and "mma".
 
-The wrappers need compute capability 8.0. Compiled for an older device they are a trap, so a launcher checks
+The wrappers need compute capability 8.0. Compiled for an older device they execute a trap, so a launcher checks
 compiled_arch() before it launches a kernel that uses them.
 */
 #pragma once
@@ -36,8 +36,8 @@ __device__ inline void cp_async_4(void* shared, const void* global, bool valid =
              : "memory");
 }
 __device__ inline void cp_async_commit() { PTX_SM80("cp.async.commit_group;\n" ::: "memory"); }
-// Waits until at most `pending` of this thread's committed groups, the newest ones, are still in flight. A barrier must
-// follow before other threads read the copied data.
+// Waits until at most the `pending` newest of this thread's committed groups are still in flight. A barrier must follow
+// before other threads read the copied data.
 template <int pending> __device__ inline void cp_async_wait() {
     PTX_SM80("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
 }
@@ -95,6 +95,7 @@ __device__ inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address) {
 //     row 8     lane 0      1      2      3       held as d[2] d[3]
 //     ...
 //     row 15    lane 28    29     30     31       held as d[2] d[3]
+// The unnamed last parameter, here and in the wrappers below, only selects the type of the elements.
 __device__ inline void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __nv_bfloat16) {
     PTX_SM80("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
              "{%0, %1, %2, %3};\n"
@@ -151,7 +152,7 @@ __device__ inline float exp2_approx(float x) {
 }
 
 // ==== sm_90a: TMA copies, mbarriers, wgmma. Names, shapes and layouts: the PTX ISA, sections "cp.async.bulk.tensor",
-// "mbarrier", "wgmma". Compiled for anything but sm_90a these wrappers are a trap. ====================================
+// "mbarrier", "wgmma". Compiled for anything but sm_90a these wrappers execute a trap. ================================
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PTX_SM90A(...) __trap()
@@ -159,9 +160,9 @@ __device__ inline float exp2_approx(float x) {
 #define PTX_SM90A(...) asm volatile(__VA_ARGS__)
 #endif
 
-// has_sm90a(): this device runs the binary's sm_90a code, so kernels with these wrappers may be launched.
-// compiled_arch() cannot tell sm_90a from sm_90, it is 90 for both. So an empty kernel is compiled with a launch bound
-// of 32 threads for sm_90a and of 64 threads for anything else, and the runtime is asked for that bound.
+// has_sm90a() is true if this device runs the binary's sm_90a code: then kernels with these wrappers may be launched.
+// compiled_arch() returns 90 for sm_90a and for sm_90. So an empty kernel is compiled with a launch bound of 32 threads
+// for sm_90a and of 64 threads for anything else, and has_sm90a() queries that bound.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PTX_SM90A_MARK 32
 #else
@@ -240,7 +241,7 @@ CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int
 #else
     const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 #endif
-    cuuint64_t size[rank], stride[rank], bytes = sizeof(floatX); // stride[i]: bytes, along dimension i + 1
+    cuuint64_t size[rank], stride[rank], bytes = sizeof(floatX); // stride[i]: in bytes, of dimension i + 1
     cuuint32_t box[rank], step[rank];
     for (int i = 0; i < rank; i++) {
         size[i] = (cuuint64_t)sizes[i], box[i] = (cuuint32_t)box_sizes[i], step[i] = 1;
@@ -264,8 +265,8 @@ inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_
 // ---- TMA: one thread copies a box of a 2-D tensor to shared memory ---------------------------------
 
 // Starts the copy of the box whose first element is in row y and column x. `map` is a CUtensorMap in the kernel's
-// parameters (__grid_constant__). Elements outside the tensor become zeros. All bytes of the box arrive at `barrier`,
-// these zeros too.
+// parameters (__grid_constant__). Elements outside the tensor become zeros. The bytes that arrive at `barrier` are all
+// bytes of the box, these zeros included.
 __device__ inline void tma_load_2d(void* shared, const void* map, int x, int y, uint64_t* barrier) {
     PTX_SM90A("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
               "[%4];\n" ::"r"(shared_address(shared)),
@@ -284,7 +285,7 @@ template <int num_registers> __device__ inline void warpgroup_fewer_registers() 
     PTX_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(num_registers));
 }
 
-// A block's dynamic shared memory as an SMem, aligned to the 1024 bytes that TMA's swizzle needs. The driver aligns it
+// A block's dynamic shared memory as an SMem, aligned to the 1024 bytes that TMA's swizzle needs. The runtime aligns it
 // to less, so launchers request 1024 bytes more than sizeof(SMem).
 template <class SMem> __device__ inline SMem& shared_aligned_1024(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
@@ -362,9 +363,9 @@ __device__ inline void tma_load_4d(void* shared, const void* map, int x, int y, 
               "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
               : "memory");
 }
-// Starts the copy of a box from shared memory to the tensor; elements outside the tensor are skipped. Before it, all
-// threads that wrote the box call tma_store_fence() and then meet at a barrier. After it, the thread that called it
-// calls tma_store_commit(), and tma_store_wait() before the box is overwritten or the block ends.
+// Starts the copy of a box from shared memory to the tensor; elements outside the tensor are skipped. Before the copy,
+// all threads that wrote the box call tma_store_fence() and then meet at a barrier. After it, the thread that started
+// the copy calls tma_store_commit(), and tma_store_wait() before the box is overwritten or the block ends.
 __device__ inline void tma_store_4d(const void* map, const void* shared, int x, int y, int z, int w) {
     PTX_SM90A("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n" ::"l"(map),
               "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
@@ -379,8 +380,8 @@ template <int pending> __device__ inline void tma_store_wait() {
 
 // ---- warp-uniform values -----------------------------------------------------------------------------------
 
-// Returns x, which must be the same in all lanes, from a warp reduction: so the compiler sees that it is warp-uniform,
-// and keeps what depends on it in uniform registers.
+// Returns x, which must be the same in all lanes. The result comes from a warp reduction, so the compiler sees that it
+// is warp-uniform, and keeps values that depend on it in uniform registers.
 __device__ inline int warp_uniform(int x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     return __reduce_max_sync(0xFFFFFFFFu, x);
@@ -418,9 +419,9 @@ __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4
 __device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
     WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
 }
-// The compiler does not know that wgmma reads and writes registers asynchronously, after its own place in the code. A
-// call before wgmma_fence() makes sure that x is computed by then. A call after wgmma_wait() makes sure that x is
-// neither used before the wait nor its registers reused.
+// The compiler does not know that a wgmma reads and writes registers asynchronously, after it was issued. A call of
+// wgmma_hold(x) before wgmma_fence() makes sure that x is computed before the fence. A call after wgmma_wait() makes
+// sure that x is not used, and its registers are not reused, before the wait.
 template <int n> __device__ inline void wgmma_hold(float (&x)[n]) {
 #pragma unroll
     for (int i = 0; i < n; i++) { asm volatile("" : "+f"(x[i])::"memory"); }
@@ -430,7 +431,8 @@ template <int n> __device__ inline void wgmma_hold(uint32_t (&x)[n]) {
     for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i])::"memory"); }
 }
 
-// As above, but `a` is (k,m) in shared memory and laid out like `b`: rows (k) of 64 elements (m).
+// As wgmma_64x64x16_transposed with `a` in registers, but `a` is (k,m) in shared memory and laid out like `b`: rows (k)
+// of 64 elements (m).
 #define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
@@ -489,7 +491,7 @@ __device__ inline int load_acquire(const int* p) {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(x) : "l"(p) : "memory");
     return x;
 }
-// *p = x. A thread that reads x by load_acquire() also sees what this thread had written, or seen, before.
+// *p = x. A thread that reads x by load_acquire() also sees all that this thread had written, or seen, before the call.
 __device__ inline void store_release(int* p, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
@@ -497,7 +499,7 @@ __device__ inline void store_release(int* p, int x) {
 // ---- wgmma that overwrites d, for the first product of a chain -----------------------------------------------
 
 // As wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate == 0. Here the compiler also knows
-// that the old values of d are dead, so it can use their registers until then.
+// that the old values of d are dead, so it can use the registers of d for other values before the call.
 #define WGMMA_NEW8(d, i)                                                                                               \
     "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
         "=f"(d[i + 7])
@@ -606,9 +608,9 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
     PTX_SM90A("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
 }
-// mbarrier_arrive at the barrier of block `rank` that has the address `barrier` in that block's own shared memory. It
-// tells that block that this thread has read something. It does not make this thread's writes visible there; they would need
-// a fence with GPU scope.
+// As mbarrier_arrive, but at the barrier with the address `barrier` in the shared memory of block `rank`. It is for a
+// consumer's arrival at an empty barrier of another block: it signals that this thread has read its data. It does not
+// make this thread's writes visible to that block, which would need a fence with at least cluster scope.
 __device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
     PTX_SM90A("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
               "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(shared_address(barrier)),
@@ -725,7 +727,8 @@ __device__ inline float tanh_approx(float x) {
 __device__ inline void tma_prefetch_map(const void* map) {
     PTX_SM90A("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
 }
-// *p += x. A thread that reads the sum by load_acquire() also sees what this thread had written, or seen, before.
+// *p += x. A thread that reads the sum by load_acquire() also sees all that this thread had written, or seen, before
+// the call.
 __device__ inline void add_release(int* p, int x) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(p), "r"(x) : "memory");
 }
@@ -749,8 +752,8 @@ __device__ inline float2 unpack_16x2(uint32_t bits, half) {
 
 // ---- copies to another block of the cluster, addressed as if they stayed in this block -----------------------------
 
-// Copies `bytes` of this block's shared memory to the address `to` in block `rank`, where they arrive at the address
-// `barrier`. As for bulk_store, call tma_store_fence() before it, and sizes and addresses are multiples of 16.
+// Copies `bytes` of this block's shared memory to the address `to` in block `rank`. They arrive at that block's barrier
+// with the address `barrier`. As for bulk_store, call tma_store_fence() first; size and addresses are multiples of 16.
 __device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank) {
     PTX_SM90A(
         "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %4;\n"
@@ -760,7 +763,7 @@ __device__ inline void bulk_copy_cluster(void* to, const void* from, int bytes, 
         "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
-// Stores one float in the same way: 4 of the bytes that `barrier` expects.
+// Stores x at the address `to` in block `rank`; its 4 bytes arrive at that block's barrier with the address `barrier`.
 __device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
     PTX_SM90A(
         "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %3;\n"
@@ -770,7 +773,7 @@ __device__ inline void store_async_cluster(float* to, float x, uint64_t* barrier
         : "memory");
 }
 
-// Starts to bring a box to L2, where a later tma_load_4d finds it.
+// Starts a prefetch of a box into L2, where a later tma_load_4d finds it.
 __device__ inline void tma_prefetch_4d(const void* map, int x, int y, int z, int w) {
     PTX_SM90A("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z),
               "r"(w)

@@ -25,7 +25,7 @@ enum { MT19937_N = 624, MT19937_M = 397 };
 
 typedef struct {
     uint32_t state[MT19937_N];
-    uint32_t index;  // of the next word of state to return
+    uint32_t index;  // index of the next word of state to return
     bool has_cached; // mt19937_normal() computes normals in pairs: `cached` holds the second one
     double cached;   // standard normal
 } Mt19937;
@@ -154,8 +154,8 @@ RAND_INLINE void normal_sincos(float x, float* sine, float* cosine) {
     *cosine = float_from_bits(bits_from_float(swap ? s : c) ^ cosine_sign);
 }
 
-// Turns uniforms in [0, 1) into normals, in place; inout (16 * num_blocks). Value j of a block is paired with value j +
-// 8.
+// Turns uniforms in [0, 1) into normals, in place; inout (16 * num_blocks). In a block of 16, value j is paired with
+// value j + 8.
 RAND_INLINE void box_muller_blocks(float* inout, size_t num_blocks, float mean, float std) {
     const float two_pi = (float)(2.0 * 3.14159265358979323846);
     for (size_t b = 0; b < num_blocks; b++, inout += 16) {
@@ -286,7 +286,7 @@ static inline uint64_t splitmix64(uint64_t x) {
 static inline uint32_t random_below(uint64_t* state, uint32_t n) {
     uint64_t product = (uint64_t)random_u32(state) * n;
     if ((uint32_t)product < n) {
-        uint32_t rejected = (0u - n) % n; // 2^32 mod n; rejecting lower parts below it removes the bias
+        uint32_t rejected = (0u - n) % n; // 2^32 mod n: rejecting products whose low half is below it removes the bias
         while ((uint32_t)product < rejected) { product = (uint64_t)random_u32(state) * n; }
     }
     return (uint32_t)(product >> 32);

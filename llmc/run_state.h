@@ -43,8 +43,8 @@ Only one run at a time may write to an out_dir.
 
 // ---- stopping ---------------------------------------------------------------------
 
-// 0, or the signal that asked the run to stop. The training loop checks this after each step; if it is set, the loop
-// saves a checkpoint and exits.
+// 0, or the number of the signal that requested a stop. The training loop checks it after each step; if it is set, the
+// loop saves a checkpoint and exits.
 static volatile sig_atomic_t run_stop_signal;
 
 // The first signal requests a stop. A second one, SIGINT or SIGTERM, ends the process at once with exit code
@@ -216,7 +216,8 @@ static inline bool run_publish(const char* out_dir, const char* tmp_path, int64_
         return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
     }
 #endif
-    // this file system cannot exchange: if we die between the two renames, run_remove_leftovers() restores the old one
+    // if the file system cannot exchange, there are two renames instead; if the process dies between them,
+    // run_remove_leftovers() of the next run restores the old checkpoint
     bool moved = replace && !exchanged;
     if (moved && rename(final_path, old_path) != 0) {
         return error_set(err, "%s: cannot replace: %s", final_path, strerror(errno));
@@ -764,7 +765,8 @@ static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err
 }
 
 // Keeps the newest `keep` checkpoints (0 keeps all), every checkpoint whose step is a multiple of major_every (0: no
-// such exception), and the newest intact one, which is read in full to find it. Removes all others.
+// such exception), and the newest intact one; to find it, checkpoints are read in full, newest first. Removes all
+// others.
 static inline bool run_prune(const char* out_dir, int keep, int major_every, Error* err) {
     char path[RUN_PATH];
     int64_t* steps;

@@ -221,7 +221,7 @@ static inline int safe_compare_name(const void* a, const void* b) {
     return strcmp((*(const SafeTensor* const*)a)->name, (*(const SafeTensor* const*)b)->name);
 }
 
-// Reads an array of up to max non-negative integers into out. Returns their number, or -1 if it is something else.
+// Reads an array of up to max non-negative integers into out. Returns their number, or -1 if `array` is anything else.
 static inline int safe_read_sizes(const JsonValue* array, uint64_t* out, size_t max) {
     if (!array || array->type != JSON_ARRAY || array->count > max) { return -1; }
     for (size_t i = 0; i < array->count; i++) {
@@ -504,7 +504,7 @@ static inline void safewriter_header(const SafeWriter* w, FileWriter* out) {
 
 // Creates path and writes the header. On false the writer has been freed.
 static inline bool safewriter_begin(SafeWriter* w, const char* path, Error* err) {
-    FileWriter count; // marked as failed: it only counts bytes
+    FileWriter count; // only counts bytes: it is marked as failed, so it writes nothing
     memset(&count, 0, sizeof(count));
     count.failed = true;
     safewriter_header(w, &count);

@@ -100,7 +100,7 @@ static inline int candidates_select_mass(Candidate* c, int n, double mass) {
             if (mass <= 0.0) { return kept; }
         }
     }
-    return end; // at most one candidate is undecided; it is needed, be it only because the sums were rounded
+    return end; // at most one candidate is undecided; it is kept, because rounded sums may leave mass slightly above 0
 }
 
 // Collects the k largest logits in c (vocab_size), unordered. Returns their number, which is less than k if there are
@@ -110,7 +110,7 @@ static inline int sampler_top_k(Candidate* c, const float* logits, int vocab_siz
     if (room > vocab_size) { room = vocab_size; }
     float floor = -INFINITY; // at least k of the logits seen so far are >= floor
     for (int i = 0; i < vocab_size; i++) {
-        if (!(logits[i] > floor)) { continue; } // also skips a tie with the k-th: the lower id wins
+        if (!(logits[i] > floor)) { continue; } // also skips a tie with the k-th largest: the lower id wins
         c[n].score = logits[i];
         c[n++].id = i;
         if (n == room && n > k) { // each selection frees at least half of the room, so the total time is linear

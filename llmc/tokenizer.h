@@ -8,9 +8,10 @@ GPT-2's byte-level BPE: text to token ids and back, lossless for every byte stri
     bytes = tokenizer_decode(&t, tokens.ids[0], &length);
 
 Encoding has three steps. First, a hand-written scanner for GPT-2's regular expression splits the text into pieces.
-Second, the piece is looked up in a cache of pieces that were encoded before. Third, on a miss, the piece starts as one
+Second, each piece is looked up in a cache of pieces that were encoded before. Third, on a miss, the piece starts as one
 token per byte, and adjacent tokens are merged, the pair of lowest rank first and the leftmost of equal rank, until no
-pair is in the list of merges. Short pieces search all pairs for each merge; long ones use a heap, O(n log n).
+pair is in the list of merges. In a short piece, each merge searches all pairs; in a long piece, a heap makes all merges
+together O(n log n).
 Special tokens are not recognised in the input: the text "<|endoftext|>" is encoded as ordinary characters.
 
 Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, and llm.c's tokenizer.bin
@@ -64,7 +65,7 @@ enum { CACHE_BITS = 15, CACHE_KEY = 24, CACHE_IDS = 8 };
 typedef struct {
     uint64_t key[CACHE_KEY / 8]; // the piece's bytes, padded with zeros
     uint32_t ids[CACHE_IDS];
-    uint8_t length; // of the piece in bytes; 0: empty entry
+    uint8_t length; // length of the piece in bytes; 0: empty entry
     uint8_t count;  // number of ids
     uint8_t pad[6];
 } CacheEntry; // one cache line
@@ -572,8 +573,8 @@ static inline const VocabEntry* vocab_merge_side(Vocab* v, const char* text, siz
     return e;
 }
 
-// Adds the next merge, in the order of rank. grow (there is no vocab.json): the merge creates the token with the next
-// id; otherwise the merged token must already exist.
+// Adds the next merge, in the order of rank. If grow is true, because there is no vocab.json, the merge creates the
+// token with the next id; otherwise the merged token must already exist.
 static inline bool vocab_add_merge(Vocab* v, const char* left, size_t num_left, const char* right, size_t num_right,
                                    bool grow, const char* where, Error* err) {
     if (v->num_merges == TOKENIZER_MAX_VOCAB) {
@@ -1080,8 +1081,8 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
 }
 
 // Loads a vocabulary for a program that writes 16-bit ids: it must be able to encode and have at most max_tokens
-// tokens. path NULL: the 256 bytes and <|endoftext|>. what: the kind of files that will be written, for the message. As
-// after tokenizer_load(), eot_id may be -1.
+// tokens. If path is NULL, the vocabulary is the 256 bytes and <|endoftext|>. what: the kind of files that will be
+// written, for the message. As after tokenizer_load(), eot_id may be -1.
 static inline bool tokenizer_load_encoder(Tokenizer* t, const char* path, int max_tokens, const char* what,
                                           Error* err) {
     if (!path) {
@@ -1101,7 +1102,7 @@ static inline bool tokenizer_load_encoder(Tokenizer* t, const char* path, int ma
 
 // ---- writing ------------------------------------------------------------------------------------
 
-// Writes a token as vocab.json (json is true: with JSON escapes) or merges.txt spells it.
+// Writes a token as merges.txt spells it, or, if json is true, as vocab.json does: with JSON escapes.
 static inline void tokenizer_write_token(const Tokenizer* t, const Vocab* map, uint32_t id, bool json, FileWriter* w) {
     for (uint32_t i = t->offsets[id]; i < t->offsets[id + 1]; i++) {
         uint16_t code = map->code_of[t->bytes[i]];

@@ -349,7 +349,7 @@ static inline Batch settle_batch(const GPT2Config* config) {
 
 // ---- a run --------------------------------------------------------------------------
 
-// A training run without its model.
+// All state of a training run except its model.
 typedef struct {
     RunState run;            // step, position in the data, outlier windows: all checkpointed state but the tensors
     Batch batch;             // from settle_batch(); set by the training program once it has opened the model
@@ -549,8 +549,8 @@ static inline void training_count(Training* t, const StepReport* r, bool applied
     }
 }
 
-// FLOPs of training on one token: 6 per matmul weight (2 forward, 4 backward), plus those of attention, where the
-// causal mask halves the count.
+// FLOPs of training on one token: 6 per matmul weight (2 forward, 4 backward), plus the FLOPs of attention, which the
+// causal mask halves.
 static inline double training_flops_per_token(const GPT2Config* c, int T) {
     double matmul_params = (double)num_parameters(c) - (double)param_size(c, 1); // without wpe
     return 6.0 * matmul_params + 6.0 * c->num_layers * (double)c->channels * T;
@@ -593,7 +593,7 @@ static inline void training_sample_begin(const Training* t, TrainingSample* s) {
     printf("generating:\n---\n");
 }
 
-// good: false if the logits were NaN, so that no token could be drawn.
+// Ends and logs the sample. good is false if the logits were NaN, so that no token could be drawn.
 static inline void training_sample_end(Training* t, TrainingSample* s, bool good) {
     text_end(&s->out);
     printf("---\n");
@@ -605,8 +605,8 @@ static inline void training_sample_end(Training* t, TrainingSample* s, bool good
 
 // ---- the end of a run ---------------------------------------------------------------
 
-// Ends the program after args->max_nonfinite steps in a row were not finite. weights_are_good: the weights are finite,
-// and were saved if -o was given.
+// Ends the program after args->max_nonfinite steps in a row were not finite. weights_are_good is true if the weights
+// are finite; they were then saved, if -o was given.
 __attribute__((noreturn)) static inline void training_give_up(bool weights_are_good) {
     die("loss or gradients were not finite %d steps in a row: stopped, %s", args->max_nonfinite,
         !weights_are_good ? "and the weights themselves are not finite: start from other weights"
