@@ -8,12 +8,12 @@ train_gpt2.cu is the same program for the GPU.
     4. training          evaluation, one step, the loop
     5. command line      main
 
-Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to 128, NH heads, HS head size, L layers, OC output
-channels. Every tensor is row-major; the gradient of x is called dx. Unless its comment says otherwise, a backward function
-overwrites the gradients of activations and adds to the gradients of parameters.
+Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to a multiple of 128, NH heads, HS head size, L layers,
+OC output channels. Every tensor is row-major; the gradient of x is called dx. Unless its comment says otherwise, a
+backward function overwrites the gradients of activations and adds to the gradients of parameters.
 
-Matmul and attention have two versions: plain loops, which show what is computed (--naive runs them), and a fast one that
-calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the same bits for any number of threads.
+Matmul and attention have two versions: plain loops, which show what is computed (--naive runs them), and a fast version
+that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the same bits for any number of threads.
 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
@@ -50,7 +50,8 @@ static void encoder_forward(float* out, const int* inp, const float* wte, const 
 
 // dwte (Vp,C), dwpe (maxT,C) += | dout (B,T,C) | inp (B,T)
 static void encoder_backward(float* dwte, float* dwpe, const float* dout, const int* inp, int B, int T, int C) {
-    // a token can occur at several positions, so each thread takes some channels of all tokens: no two add to one value
+    // a token can occur at several positions; each thread takes some channels of all positions, so no two threads add
+    // to the same value
     const int width = 64;
 #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += width) {
@@ -93,7 +94,8 @@ static void layernorm_forward(float* out, float* mean, float* rstd, const float*
     }
 }
 
-// dinp += rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm)), with norm = (inp - mean) * rstd, dnorm = dout * weight
+// dinp += rstd * (dnorm - mean(dnorm) - norm * mean(dnorm * norm))
+// with norm = (inp - mean) * rstd and dnorm = dout * weight
 VECTOR static void layernorm_row_backward(float* dinp, const float* dout, const float* inp, const float* weight,
                                           float mean, float rstd, int C) {
     float sum = 0.0f, dot = 0.0f;
@@ -185,7 +187,7 @@ VECTOR static void add_columns(float* dbias, const float* dout, size_t ldo, int 
     }
 }
 
-// dinp (N,C) | dweight (OC,C): added to if `accumulate`, else overwritten | dbias (OC): added to, or NULL
+// dinp (N,C) | dweight (OC,C): += if `accumulate` is true, else overwritten | dbias (OC) +=, or NULL
 // dout (N,OC), whose rows are ldo floats apart | inp (N,C) | weight (OC,C)
 static void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, size_t ldo, const float* inp,
                             const float* weight, int N, int C, int OC, bool accumulate) {
@@ -203,8 +205,9 @@ static void matmul_backward(float* dinp, float* dweight, float* dbias, const flo
 
 // ---- exp, in a form that compilers vectorise -----------------------------------------------------
 
-// e^x within 2 ulp; 0 for x < -87, a large finite number for x > 88, NaN for NaN. With x = n ln2 + r, |r| <= ln2 / 2, the
-// result is 2^n e^r. e^r is its Taylor series up to r^7. ln2 is split into two constants (Cody and Waite 1980).
+// e^x within 2 ulp; 0 for x < -87, a large finite number for x > 88, NaN for NaN. With x = n ln2 + r, |r| <= ln2 / 2,
+// the result is 2^n e^r, where e^r is computed by its Taylor series up to r^7. ln2 is split into two constants, so that
+// r stays accurate (Cody and Waite 1980).
 __attribute__((always_inline)) static inline float fast_exp(float x) {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = clamped * 1.44269504f + 12582912.0f; // adding 1.5 * 2^23 rounds to an integer n, in the low bits
@@ -279,8 +282,8 @@ static void attention_backward_naive(float* dqkv, const float* dout, const float
                 const float *q = base + (size_t)t * 3 * C, *o = out + ((size_t)b * T + t) * C + (size_t)h * HS;
                 const float* d = dout + ((size_t)b * T + t) * C + (size_t)h * HS;
                 float* dq = dbase + (size_t)t * 3 * C;
-                float delta =
-                    0.0f; // softmax's backward needs the sum of p * dp over t2, which equals the dot product d . o
+                // the backward pass of softmax needs the sum of p * dp over t2, which equals the dot product d . o
+                float delta = 0.0f;
                 for (int i = 0; i < HS; i++) { delta += d[i] * o[i]; }
                 for (int t2 = 0; t2 <= t; t2++) {
                     const float *k = base + (size_t)t2 * 3 * C + C, *v = k + C;
@@ -320,8 +323,8 @@ VECTOR static float attention_softmax_row(float* att, float scale, int n, int wi
     return max * scale + logf(sum);
 }
 
-// Overwrites the scores p (n) with the probabilities, and the gradients of the probabilities, dp (n), with the gradients of
-// the scores. Both are 0 from n to width.
+// Overwrites the scores p (n) with the probabilities, and dp (n), the gradients of the probabilities, with the
+// gradients of the scores. Sets both arrays to 0 from n to width.
 VECTOR static void attention_softmax_row_backward(float* p, float* dp, float scale, float lse, float delta, int n,
                                                   int width) {
     for (int i = 0; i < n; i++) {
@@ -384,7 +387,8 @@ static void attention_backward(float* dqkv, const float* dout, const float* qkv,
             float* dq = dqkv + (size_t)b * T * ld + (size_t)h * HS;
             const float *k = q + C, *v = k + C;
             float *dk = dq + C, *dv = dk + C;
-            // the last tile of queries attends to every key: it comes first and overwrites dk and dv, the others add to them
+            // the last tile of queries attends to every key: it is computed first and overwrites dk and dv, and the
+            // other tiles add to them
             for (int tile = num_tiles - 1; tile >= 0; tile--) {
                 int t0 = tile * ATTENTION_ROWS, rows = T - t0 < ATTENTION_ROWS ? T - t0 : ATTENTION_ROWS,
                     width = t0 + rows;
@@ -453,7 +457,8 @@ static void residual_forward(float* out, const float* a, const float* b, size_t 
 
 // ---- classifier: softmax and cross-entropy over the vocabulary ------------------------------------------
 
-// Returns the loss of one row. If dloss != 0, overwrites the logits with their gradients, (softmax - onehot(target)) * dloss.
+// Returns the loss of one row. If dloss != 0, overwrites the logits with their gradients,
+// (softmax - onehot(target)) * dloss.
 VECTOR static float classifier_row(float* logits, int target, float dloss, int V) {
     float max = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : max)
@@ -479,7 +484,8 @@ static void classifier(float* losses, float* logits, const int* targets, float d
 // 2. the model
 // ================================================================================================
 
-// The tensors of the table gpt2_params (llmc/gpt2.h), in its order; a second one points to their gradients.
+// Pointers to the tensors of the table gpt2_params (llmc/gpt2.h), in the table's order. A second struct of this type
+// points to their gradients.
 typedef struct {
     float* wte;      // (Vp, C)
     float* wpe;      // (maxT, C)
@@ -543,7 +549,8 @@ typedef struct {
     Gradients dacts;
 } GPT2;
 
-// Returns n zeroed floats, for free(). On huge pages where the system has them: fewer page faults and TLB misses.
+// Returns n zeroed floats, to be released with free(). They are on huge pages where the system has them, which cause
+// fewer page faults and TLB misses.
 static float* allocate_floats(size_t n) {
     const size_t huge = 2 << 20;
     size_t bytes = (n * sizeof(float) + huge - 1) / huge * huge;
@@ -555,11 +562,11 @@ static float* allocate_floats(size_t n) {
     return p;
 }
 
-enum { MAX_TENSORS = 32 }; // in one list
+enum { MAX_TENSORS = 32 }; // maximum length of a TensorList, below
 
-// A tensor that is a member of a struct.
+// A tensor whose pointer is a member of a struct.
 typedef struct {
-    float** pointer; // to that member
+    float** pointer; // address of the member
     size_t size;     // in floats
 } Tensor;
 
@@ -604,7 +611,8 @@ static void gpt2_allocate_training(GPT2* model) {
     point_parameters(&model->grads, model->grads_memory, &model->config);
 }
 
-// The activations of B x T tokens, with logits for every token (all_logits) or for one token per sequence.
+// Lists the activations of B x T tokens. If all_logits is true, there are logits for every token, otherwise only for
+// one token per sequence.
 static TensorList activation_list(Activations* a, const GPT2Config* config, int B, int T, bool all_logits) {
     size_t BT = (size_t)B * T, C = config->channels, L = config->num_layers, NH = config->num_heads;
     size_t num_logits = all_logits ? BT : (size_t)B, Vp = config->padded_vocab_size;
@@ -714,8 +722,8 @@ static void gpt2_head(const GPT2* model, float* logits, const float* lnf, int N)
                    model->config.vocab_size);
 }
 
-// Call after gpt2_forward. Returns the mean loss over B x T tokens. If dloss != 0, the logits are overwritten by their
-// gradients, for gpt2_backward; dloss is the weight of one token's loss in the step's loss, 1 / tokens in a step.
+// Call after gpt2_forward. Returns the mean loss over B x T tokens. dloss is the weight of one token's loss in the
+// step's loss: 1 / (tokens in a step). If dloss != 0, the logits are overwritten by their gradients, for gpt2_backward.
 static double gpt2_loss(GPT2* model, const int* targets, float dloss, int B, int T) {
     Activations* acts = &model->acts;
     gpt2_head(model, acts->logits, acts->lnf, B * T);
@@ -726,16 +734,16 @@ static double gpt2_loss(GPT2* model, const int* targets, float dloss, int B, int
     return sum / ((double)B * T);
 }
 
-// Call after gpt2_loss with dloss != 0. Computes the gradients of all parameters; `first`, for the first micro-batch of a
-// step, overwrites them, otherwise they are added to.
+// Call after gpt2_loss with dloss != 0. Computes the gradients of all parameters. If `first` is true, for the first
+// micro-batch of a step, they overwrite the old gradients; otherwise they are added to them.
 static void gpt2_backward(GPT2* model, const int* inputs, int B, int T, bool first) {
     const Parameters *p = &model->params, *g = &model->grads;
     Activations* acts = &model->acts;
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
-    // the first micro-batch overwrites the gradients of matrices, which saves zeroing them; vectors and wpe are zeroed here,
-    // because their gradients are only ever added to
+    // the first micro-batch overwrites the gradients of matrices, which saves zeroing them; the gradients of vectors
+    // and of wpe are only ever added to, so they are zeroed here
     bool add = !first;
     for (int i = 0; first && i < NUM_PARAMS; i++) {
         float* tensor = ((float* const*)g)[i];
@@ -782,7 +790,8 @@ VECTOR static double sum_of_squares_chunk(const float* x, size_t n) {
     return sum;
 }
 
-// The Euclidean norm of x (n). The sums of the chunks are added in order, so the bits do not depend on the number of threads.
+// The Euclidean norm of x (n). The sums of the chunks are added in order, so the bits do not depend on the number of
+// threads.
 static double euclidean_norm(const float* x, size_t n) {
     size_t num_chunks = (n + CHUNK - 1) / CHUNK;
     double* sums = (double*)malloc_check(num_chunks * sizeof(double));
@@ -804,7 +813,7 @@ static double gpt2_gradient_norm(const GPT2* model) {
 
 typedef struct {
     float learning_rate, beta1, beta2, eps, weight_decay;
-    float bias1, bias2;   // 1 - beta1^t and 1 - beta2^t in update t = 1, 2, ...
+    float bias1, bias2;   // bias corrections: 1 - beta1^t and 1 - beta2^t in update t = 1, 2, ...
     float gradient_scale; // every gradient is multiplied by this; less than 1 when gradients are clipped
 } AdamW;
 
@@ -840,7 +849,7 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer) {
 
 // The key/value cache of one text, and the activations of one token.
 typedef struct {
-    int length, capacity; // positions in use; positions that the cache has room for
+    int length, capacity; // number of positions in use, and of positions that the cache has room for
     float* keys;          // (L, capacity, C)
     float* values;        // (L, capacity, C)
     float* x;             // (C): the residual stream
@@ -886,7 +895,8 @@ VECTOR static float dot_row(const float* a, const float* b, int n) {
     return sum;
 }
 
-// out (C) = attention of one query q (C) over `length` cached keys and values (capacity, C); att (NH, capacity) is scratch
+// out (C) = attention of one query q (C) over `length` cached keys and values (capacity, C). att (NH, capacity) is
+// scratch.
 static void attention_one(float* out, float* att, const float* q, const float* keys, const float* values, int length,
                           int capacity, int C, int NH) {
     int HS = C / NH;
@@ -934,7 +944,8 @@ static void generator_step(Generator* g, const GPT2* model, int token) {
     g->length++;
 }
 
-// Runs a prompt, tokens (n) with n >= 1, in one pass: fills the cache; the logits of the next token are then in g->logits.
+// Runs a prompt, tokens (n) with n >= 1, in one pass, and fills the cache. The logits of the next token are then in
+// g->logits.
 static void generator_prefill(Generator* g, const GPT2* model, const int* tokens, int n) {
     require(g->length == 0 && n >= 1 && n <= g->capacity);
     Activations acts;
@@ -953,9 +964,9 @@ static void generator_prefill(Generator* g, const GPT2* model, const int* tokens
     activations_free(&acts, &model->config);
 }
 
-// Continues prompt (n), n >= 1. The text ends after num_tokens new tokens, before the end-of-text token `stop` (-1: none), or
-// at the model's last position. New tokens go to new_tokens (num_tokens) and, as text, to `out`; either may be NULL. Returns
-// the number of new tokens, or -1 if the logits are not numbers.
+// Continues prompt (n), n >= 1. The text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
+// none), or at the model's last position. The new tokens are written to new_tokens (num_tokens) and, as text, to `out`;
+// either may be NULL. Returns the number of new tokens, or -1 if the logits are not numbers.
 static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop,
                     int* new_tokens, TextOutput* out) {
     int maxT = model->config.max_seq_len, V = model->config.vocab_size, made = 0;
@@ -990,13 +1001,14 @@ typedef struct {
     GPT2 model;
     Training job;          // data, checkpoints, logs: llmc/training.h
     int *inputs, *targets; // (B,T)
-    double machine_flops;  // FLOP/s of a matmul on this machine, measured: 100% MFU
+    double machine_flops;  // measured FLOP/s of a matmul on this machine, which count as 100% MFU
 } Trainer;
 
 // This machine's memory in GB.
 static double machine_memory_gb(void) { return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 1e-9; }
 
-// Called before anything is allocated. A model whose weights alone do not fit would only make the machine swap.
+// Ends the program if the weights alone do not fit in memory, because the machine would only swap. Called before
+// anything is allocated.
 static void check_memory(const GPT2Config* config) {
     double weights = (double)num_parameters(config) * 4e-9, have = machine_memory_gb();
     if (weights > have) { die("the weights need %.1f GB and the machine has %.1f", weights, have); }
@@ -1063,7 +1075,7 @@ static void save_checkpoint(Trainer* t) {
     training_save(&t->job, t->model.params_memory, t->model.m_memory, t->model.v_memory);
 }
 
-// Computes the loss and the gradients of one step, the mean over all its micro-batches. Returns the loss.
+// Computes the loss and the gradients of one step, each as the mean over all its micro-batches. Returns the loss.
 static double accumulate_gradients(Trainer* t) {
     Error err;
     Batch batch = t->job.batch;
@@ -1081,7 +1093,7 @@ static double accumulate_gradients(Trainer* t) {
 
 // Ends a run after too many consecutive steps that were not finite.
 __attribute__((noreturn)) static void give_up(Trainer* t) {
-    // steps that were not finite did not change the weights, so they are good unless they overflowed themselves
+    // a step that is not finite does not change the weights, so they are good unless an earlier update overflowed them
     bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(&t->model.config)));
     if (good && args->output) { save_checkpoint(t); }
     training_give_up(good);
@@ -1200,9 +1212,9 @@ static int sample(void) {
 // ================================================================================================
 
 #ifndef TESTING
-// By libgomp's default a thread that waits for others spins for milliseconds. On a machine with other work it then occupies
-// the core that the awaited thread needs, and a step takes ten times as long. libgomp reads its settings before main begins,
-// so the program starts itself again with a shorter spin.
+// By default, a thread that waits in libgomp (GCC's OpenMP runtime) spins for milliseconds. On a machine with other
+// work it then occupies the core that the awaited thread needs, and a step takes ten times as long. libgomp reads its
+// settings before main begins, so the program starts itself again with a shorter spin.
 static void spin_briefly(char** argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) { return; }
     setenv("GOMP_SPINCOUNT", "10000", 1); // spin for some ten microseconds, then sleep

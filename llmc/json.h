@@ -256,7 +256,8 @@ static inline bool json_parse_number(JsonParser* p, JsonValue* v) {
     }
     v->type = JSON_NUMBER;
     v->is_int = integral;
-    for (size_t i = first; v->is_int && i < first + digits; i++) { // sums up -integer: -2^63 has no positive form
+    // accumulate the negated integer, because -2^63 has no positive counterpart
+    for (size_t i = first; v->is_int && i < first + digits; i++) {
         v->is_int = !__builtin_mul_overflow(v->integer, (int64_t)10, &v->integer) &&
                     !__builtin_sub_overflow(v->integer, (int64_t)(p->text[i] - '0'), &v->integer);
     }

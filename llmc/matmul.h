@@ -377,7 +377,8 @@ static inline void matmul_pack_strip(float* dst, const MatmulArgs* g, size_t mr,
     if (rows == 8 && mr == 8 && g->a_row == 1) {
         for (size_t k = 0; k < kb; k++) {
             memcpy(dst + k * 8, src + k * g->a_col, 8 * sizeof(float));
-            __builtin_prefetch(src + k * g->a_col + 16); // for the strip after next: each k is on another page
+            // prefetch for the strip after next: successive k are on different pages
+            __builtin_prefetch(src + k * g->a_col + 16);
         }
         return;
     }

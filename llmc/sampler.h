@@ -100,7 +100,7 @@ static inline int candidates_select_mass(Candidate* c, int n, double mass) {
             if (mass <= 0.0) { return kept; }
         }
     }
-    return end; // at most one candidate is undecided; it is kept, because rounded sums may leave mass slightly above 0
+    return end; // at most one candidate is undecided; it is kept, because mass is left, if only by rounding
 }
 
 // Collects the k largest logits in c (vocab_size), unordered. Returns their number, which is less than k if there are
