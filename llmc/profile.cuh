@@ -25,7 +25,7 @@ struct ProfileEntry {
 
 // The operations called so far, in order. If an operation calls others, only the outermost one is listed.
 struct Profile {
-    bool listing = false, timing = false; // if timing is true, operations are also timed while listing is
+    bool listing = false, timing = false; // if timing is true, every listed operation is timed by events
     int depth = 0;                        // operations that have begun and have not ended
     std::vector<ProfileEntry> entries;
 };
