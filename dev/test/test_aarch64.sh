@@ -48,7 +48,7 @@ starts_itself=(order_of_syncs failing_save failing_replace full_disk full_disk_r
     short_and_odd failing_prune)
 
 passed=0 failed=0 skipped=0
-if make CC=$compiler BIN_DIR=$BIN_DIR programs "${tests[@]/#/$BIN_DIR/dev/test/}" >"$log" 2>&1; then
+if make -k CC=$compiler BIN_DIR=$BIN_DIR programs "${tests[@]/#/$BIN_DIR/dev/test/}" >"$log" 2>&1; then
     echo "ok build"
     passed=$((passed + 1))
 else
