@@ -556,7 +556,7 @@ static float* allocate_floats(size_t n) {
     size_t bytes = (n * sizeof(float) + huge - 1) / huge * huge;
     float* p = (float*)aligned_alloc(huge, bytes ? bytes : huge);
     if (!p) { die("out of memory: %.1f GB asked for; a smaller -b or -t needs less", (double)bytes / 1e9); }
-    if (bytes > 0) { madvise(p, bytes, MADV_HUGEPAGE); }
+    advise_huge(p, bytes);
 #pragma omp parallel for
     for (long i = 0; i < (long)n; i += CHUNK) { memset(p + i, 0, (n - i < CHUNK ? n - i : CHUNK) * sizeof(float)); }
     return p;

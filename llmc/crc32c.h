@@ -9,8 +9,13 @@ Source: RFC 3720, appendix B.4; crc32c(0, "123456789", 9) == 0xe3069283.
 #include <stdint.h>
 #include <string.h>
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
-#define CRC32C_SSE42 1
 #include <nmmintrin.h>
+// clang counts these instructions as a feature of their own, and some (zig's) have it off where SSE4.2 is asked for
+#if defined(__clang__) && __clang_major__ >= 14
+#define CRC32C_SSE42 "sse4.2,crc32"
+#else
+#define CRC32C_SSE42 "sse4.2"
+#endif
 #endif
 
 // table-driven, one byte at a time: for machines without SSE4.2
@@ -32,7 +37,8 @@ static inline uint32_t crc32c_portable(uint32_t crc, const void* data, size_t by
 }
 
 #ifdef CRC32C_SSE42
-__attribute__((target("sse4.2"))) static inline uint32_t crc32c_sse42(uint32_t crc, const void* data, size_t bytes) {
+__attribute__((target(CRC32C_SSE42))) static inline uint32_t crc32c_sse42(uint32_t crc, const void* data,
+                                                                          size_t bytes) {
     const uint8_t* p = (const uint8_t*)data;
     uint64_t c = ~crc;
     for (; bytes >= 8; bytes -= 8, p += 8) {

@@ -176,6 +176,14 @@ static inline bool make_directories(const char* path, Error* err) {
 
 // ---- writing files ------------------------------------------------------------
 
+// fsync(2) to the medium itself: on macOS fsync() alone leaves the data in the drive's cache.
+static inline int sync_to_medium(int fd) {
+#ifdef F_FULLFSYNC
+    if (fcntl(fd, F_FULLFSYNC) == 0) { return 0; } // not every file system there has it
+#endif
+    return fsync(fd);
+}
+
 // A buffered writer that computes the crc32c of all it writes and remembers the first error. After an error, further
 // calls write nothing, and writer_close() reports the error. The file is synced before it is closed.
 typedef struct {
@@ -248,7 +256,7 @@ PRINTF_LIKE(2, 3) static inline void writer_printf(FileWriter* w, const char* fm
 // Flushes, syncs and closes the file. Returns false if anything since writer_open() failed.
 static inline bool writer_close(FileWriter* w, Error* err) {
     writer_flush(w);
-    if (!w->failed && fsync(w->fd) != 0) { writer_fail(w, "fsync"); }
+    if (!w->failed && sync_to_medium(w->fd) != 0) { writer_fail(w, "fsync"); }
     if (close(w->fd) != 0) { writer_fail(w, "close"); }
     free(w->buffer);
     w->buffer = NULL;
@@ -259,7 +267,7 @@ static inline bool writer_close(FileWriter* w, Error* err) {
 static inline bool sync_directory(const char* path, Error* err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
-    bool ok = fsync(fd) == 0 || errno == EINVAL; // EINVAL: the file system cannot sync directories
+    bool ok = sync_to_medium(fd) == 0 || errno == EINVAL; // EINVAL: the file system cannot sync directories
     if (!ok) { error_set(err, "%s: fsync: %s", path, strerror(errno)); }
     close(fd);
     return ok;

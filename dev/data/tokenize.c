@@ -145,8 +145,9 @@ static size_t find_cut(const Job* job) {
     if (job->kind == DOC_FILE || job->kind == DOC_BLANK_LINE) {
         return tokenizer_find_cut(&tokenizer, job->text, job->n);
     }
-    const char* newline = (const char*)memrchr(job->text, '\n', job->n);
-    return newline ? (size_t)(newline - job->text) + 1 : 0;
+    size_t n = job->n; // memrchr is not everywhere
+    while (n > 0 && job->text[n - 1] != '\n') { n--; }
+    return n;
 }
 
 // Reads the next chunk into job. Returns false at the end of the input, or on an error, which is then in job->error.

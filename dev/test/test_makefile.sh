@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Makefile and dev/test/run.sh in a small source tree made for the test: what is rebuilt when, and sums of results.
 . "$(dirname "$0")/test.sh"
-unset BIN_DIR CFLAGS MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT TEST_JOBS LLMC_TEST_FULL
+unset BIN_DIR CFLAGS WERROR MAKEFLAGS MFLAGS MAKELEVEL TEST_WRAPPER TEST_TIMEOUT TEST_JOBS LLMC_TEST_FULL
 export CC # the compiler that `make test` was called with
 top=$PWD
 
@@ -95,6 +95,21 @@ C
     want "the program prints" "$(./train_gpt2)" 1
     REAL_CC=$CC make CC=./cc_without_openmp >"$tmp/out"
     contains "note: ./cc_without_openmp has no OpenMP" "$tmp/out"
+}
+
+# another compiler may warn of more than ours do; only .ci/run wants none
+test_warnings_are_errors_when_asked() {
+    local compiler
+    for compiler in gcc clang; do
+        command -v $compiler >/dev/null || continue
+        new_tree
+        sed -i 's|^int main.*|&\n    int never_used;|' train_gpt2.c
+        make train_gpt2 CC=$compiler >"$tmp/out" 2>&1 || fail "$compiler: a warning is an error"
+        contains "warning: unused variable" "$tmp/out"
+        ! WERROR=-Werror make train_gpt2 CC=$compiler >"$tmp/out" 2>&1 || fail "$compiler: WERROR=-Werror lets a warning pass"
+        make dev/data/tool CC=$compiler WERROR=-Werror >"$tmp/out" 2>&1 || fail "$compiler: WERROR=-Werror refuses sound code"
+    done
+    [ -e "$tmp/out" ] || skip "needs gcc or clang"
 }
 
 test_missing_compiler_is_named() {
@@ -231,6 +246,7 @@ test_sanitize_finds_a_bug() {
     [ ! -e dev/test/test_address ] || fail "make sanitize writes beside the sources"
 }
 
-tests=(help builds_and_rebuilds another_compiler_rebuilds without_openmp missing_compiler_is_named reports_are_added_up
-    side_by_side no_tests_is_a_failure signals_are_not_ignored interrupt_and_children sanitize_finds_a_bug)
+tests=(help builds_and_rebuilds another_compiler_rebuilds without_openmp warnings_are_errors_when_asked
+    missing_compiler_is_named reports_are_added_up side_by_side no_tests_is_a_failure signals_are_not_ignored
+    interrupt_and_children sanitize_finds_a_bug)
 run_tests_once "$@"

@@ -241,7 +241,10 @@ static void test_finite_differences(void) {
         // without the padding, which has no gradient
         if (p == 0) { n = (size_t)model.config.vocab_size * model.config.channels; }
         double scale = 0.0;
-        for (size_t i = 0; i < n; i++) { scale = fmax(scale, fabs(model.grads_memory[at + i])); }
+        for (size_t i = 0; i < n; i++) { // fmax() here makes gcc 12 for aarch64 crash at -O3
+            double size = fabs(model.grads_memory[at + i]);
+            scale = size > scale ? size : scale;
+        }
         for (int k = 0; k < 24; k++) {
             size_t i = at + random_below(&rng, (uint32_t)n);
             float saved = model.params_memory[i];
