@@ -344,8 +344,26 @@ static inline bool logger_close(Logger* l, Error* err) {
     return l->failed ? error_set(err, "%s", l->error.text) : true;
 }
 
+// Renames a log that an earlier run or another program left, path, to path.1, or path.2 if that exists, and so on.
+// Succeeds if there is no such file, and leaves an empty file and what is not a file as they are.
+static inline bool log_move_aside(const char* path, Error* err) {
+    struct stat st;
+    char aside[4096 + 16];
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) { return true; }
+    for (int n = 1; n < 1000000; n++) {
+        snprintf(aside, sizeof(aside), "%s.%d", path, n);
+        if (lstat(aside, &st) == 0) { continue; }
+        if (rename(path, aside) != 0) {
+            return error_set(err, "%s: cannot rename to %s: %s", path, aside, strerror(errno));
+        }
+        fprintf(stderr, "%s was there already: renamed to %s\n", path, aside);
+        return true;
+    }
+    return error_set(err, "%s: cannot be moved aside, all names up to %s are taken", path, aside);
+}
+
 // Opens the logs in dir, which is created if necessary; if dir is NULL or "", nothing is logged. resume_step -1 is a
-// new run: main.log and log.jsonl are emptied. Otherwise the run resumes after resume_step: lines of later steps, which
+// new run: a main.log or log.jsonl that is already there is moved aside. Otherwise the run resumes after resume_step: lines of later steps, which
 // a run wrote after its last checkpoint, are dropped. If a file cannot be opened, returns false and leaves nothing
 // open.
 static inline bool logger_open(Logger* l, const char* dir, int64_t resume_step, Error* err) {
@@ -358,10 +376,11 @@ static inline bool logger_open(Logger* l, const char* dir, int64_t resume_step, 
     if (ok && resume) {
         ok = log_cut(l->text.path, "s:", resume_step, err) && log_cut(l->json.path, "{\"step\":", resume_step, err) &&
              sync_directory(dir, err);
+    } else if (ok) {
+        ok = log_move_aside(l->text.path, err) && log_move_aside(l->json.path, err);
     }
     l->active = true;
-    ok = ok && log_open(&l->text, resume ? 0 : O_TRUNC, err) && log_open(&l->json, resume ? 0 : O_TRUNC, err) &&
-         events_open(l, dir, resume_step, err);
+    ok = ok && log_open(&l->text, 0, err) && log_open(&l->json, 0, err) && events_open(l, dir, resume_step, err);
     if (!ok) { logger_close(l, NULL); }
     return ok;
 }

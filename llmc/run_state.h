@@ -23,7 +23,7 @@ single flipped bit in any of its files is detected on loading. A run uses this h
         if (run_stop_signal) { break; }
     }
 
-Only one run at a time may write to an out_dir.
+Only one run at a time may write to an out_dir: run_lock() sees to that.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
@@ -40,6 +40,7 @@ Only one run at a time may write to an out_dir.
 #include <math.h>
 #include <signal.h>
 #include <stddef.h>
+#include <sys/file.h>
 
 // ---- stopping ---------------------------------------------------------------------
 
@@ -115,6 +116,47 @@ static inline long run_pid_of_hidden_name(const char* name, const char* prefix, 
     size_t digits = strspn(dash + 1, "0123456789");
     return *step >= 0 && digits > 0 && digits < 10 && dash[1 + digits] == '\0' ? strtol(dash + 1, NULL, 10) : 0;
 }
+
+// ---- the owner of an output directory ---------------------------------------------
+
+// Locks out_dir for this process, with flock(2) on out_dir/run.lock. The kernel releases the lock when the process ends,
+// even after kill -9. Returns a file descriptor that stays open for the rest of the run; -1 if another process holds the
+// lock (err names it) or if the file cannot be created. On a file system without locks it warns and returns -2.
+static inline int run_lock(const char* out_dir, Error* err) {
+    char path[RUN_PATH], owner[256];
+    if (!run_path(path, out_dir, "run.lock", err)) { return -1; }
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)), -1; }
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) { return fd; }
+    int reason = errno;
+    ssize_t n = pread(fd, owner, sizeof(owner) - 1, 0);
+    close(fd);
+    if (reason == EWOULDBLOCK) {
+        owner[n > 0 ? n : 0] = '\0';
+        owner[strcspn(owner, "\n")] = '\0';
+        error_set(err, "%s is in use by %s: wait until that run ends, or give another -o", out_dir,
+                  owner[0] ? owner : "a run that is just starting");
+        return -1;
+    }
+    fprintf(stderr, "warning: %s: cannot lock: %s; make sure that no other run writes to %s\n", path, strerror(reason),
+            out_dir);
+    return -2;
+}
+
+// Writes who holds the lock to run.lock, for the message of run_lock() in other processes: process, host, start time.
+static inline void run_sign_lock(int fd) {
+    char text[256], host[128] = "", when[32];
+    time_t now = time(NULL);
+    struct tm local;
+    if (fd < 0) { return; }
+    if (gethostname(host, sizeof(host) - 1) != 0) { strcpy(host, "unknown host"); }
+    strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S", localtime_r(&now, &local));
+    int n = snprintf(text, sizeof(text), "process %ld on %s, since %s\n", (long)getpid(), host, when);
+    // a failure, of a full disk for instance, only makes that message less precise
+    if (ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) < 0) { return; }
+}
+
+// ---- removing what dead runs left ---------------------------------------------------
 
 // Removes a directory that contains only plain files. Succeeds if the directory does not exist.
 static inline bool run_remove_directory(const char* path, Error* err) {

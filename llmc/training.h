@@ -361,25 +361,44 @@ typedef struct {
     bool has_tokenizer;
     Logger logger;
     LrSchedule schedule;
+    int lock;              // the descriptor that locks -o (run_lock), or negative
     char checkpoint[4200]; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
     double step_ms; // exponential moving average, for the estimate of the time left
 } Training;
+
+// True if the directory holds a model that -e could name.
+static inline bool directory_has_model(const char* dir) {
+    static const char* const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
+    char path[4200];
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+        if (file_exists(path)) { return true; }
+    }
+    return false;
+}
 
 // Decides from -o and -y whether this is a new run or resumes from t->checkpoint. Called before the model and the data
 // are opened and before anything is saved.
 static inline void training_find_checkpoint(Training* t) {
     Error err;
     memset(t, 0, sizeof(*t));
+    t->lock = -1;
     if (!args->train_data) { die("no training data: give shards with -i; dev/data/tokenize makes them from text"); }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
     }
-    // must come first, because it may restore a checkpoint that an interrupted save had renamed
-    if (args->output && is_directory(args->output) && !run_remove_leftovers(args->output, &err)) {
-        die("%s", err.text);
+    if (args->output && is_directory(args->output)) {
+        t->lock = run_lock(args->output, &err);
+        if (t->lock == -1) { die("-o %s", err.text); }
+        // must come before the search, because it may restore a checkpoint that an interrupted save had renamed
+        if (!run_remove_leftovers(args->output, &err)) { die("%s", err.text); }
     }
     bool has_checkpoints = args->output && run_has_checkpoints(args->output);
+    if (args->output && !has_checkpoints && directory_has_model(args->output)) {
+        die("-o %s holds a model (config.json or a file of weights), and the run would hide it: give another -o",
+            args->output);
+    }
     if (has_checkpoints && !args->resume) {
         die("%s holds checkpoints of an earlier run; resume it with -y 1, or give another -o", args->output);
     }
@@ -452,6 +471,20 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
     run->skip_norm_z = as_typed(args->skip_norm_z);
 }
 
+// Creates the -o directory of a new run if necessary, and becomes its owner.
+static inline void training_own_output(Training* t) {
+    Error err;
+    if (!make_directories(args->output, &err)) { die("-o %s", err.text); }
+    if (t->lock == -1) { // the directory did not exist when the run started, so another run may have created it
+        t->lock = run_lock(args->output, &err);
+        if (t->lock == -1) { die("-o %s", err.text); }
+        if (run_has_checkpoints(args->output)) {
+            die("%s now holds checkpoints of a run that started at the same time: give another -o", args->output);
+        }
+    }
+    run_sign_lock(t->lock);
+}
+
 // Starts a new run, or resumes from t->checkpoint. A resumed run loads params, m, v (num_parameters each) from the
 // checkpoint; a new run leaves them unchanged. This is the first function that creates files in the -o directory.
 static inline void training_begin(Training* t, const GPT2Config* config, float* params, float* m, float* v) {
@@ -470,7 +503,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         t->run = now;
         printf("resumed at step %lld from %s\n", (long long)t->run.step, t->checkpoint);
     }
-    if (args->output && !make_directories(args->output, &err)) { die("-o %s", err.text); }
+    if (args->output) { training_own_output(t); }
     if (!logger_open(&t->logger, args->output, t->checkpoint[0] ? t->run.step : -1, &err)) { die("-o %s", err.text); }
 }
 

@@ -341,11 +341,26 @@ static void test_files(void) {
     check(logger_close(&l, &err) && logger_close(&l, &err)); // a second close does nothing
     // after the close this does nothing
     logger_train(&l, 3, 1, 1, 1, 1, 1);
-    // makes a new event file in the same second of the same process; the other logs start empty
+    // makes a new event file in the same second of the same process; the other logs start empty, and the old ones are kept
+    static char first[2][4096];
+    snprintf(first[0], sizeof(first[0]), "%s", slurp(below("run/one/main.log")));
+    snprintf(first[1], sizeof(first[1]), "%s", slurp(below("run/one/log.jsonl")));
     check(logger_open(&l, below("run/one"), -1, &err) && logger_close(&l, &err));
     check(count_events(below("run/one"), &files, name, sizeof(name)) == 6 && files == 2);
     check_str(slurp(below("run/one/main.log")), "");
     check_str(slurp(below("run/one/log.jsonl")), "");
+    check_str(slurp(below("run/one/main.log.1")), first[0]);
+    check_str(slurp(below("run/one/log.jsonl.1")), first[1]);
+    check(first[0][0] && first[1][0]);
+    // a second time under the next name; an empty log needs none
+    check(logger_open(&l, below("run/one"), -1, &err) && logger_close(&l, &err) &&
+          !file_exists(below("run/one/main.log.2")));
+    check(logger_open(&l, below("run/one"), -1, &err));
+    logger_val(&l, 7, 1.5);
+    check(logger_close(&l, &err) && logger_open(&l, below("run/one"), -1, &err) && logger_close(&l, &err));
+    check_str(slurp(below("run/one/main.log.1")), first[0]);
+    check_str(slurp(below("run/one/main.log.2")), "s:7 tel:1.5000\n");
+    check_str(slurp(below("run/one/main.log")), "");
 }
 
 static void test_nothing_to_log(void) {
