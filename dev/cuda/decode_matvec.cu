@@ -141,8 +141,9 @@ __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { retur
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
 template <int n> __device__ inline float decode_matvec_sums(float* values) {
     int lane = threadIdx.x % 32, offset = 16;
+    // in each round a lane keeps half of its values and gives the other half to lane ^ offset
 #pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half and gives half
+    for (int half = n / 2; half > 0; half /= 2, offset /= 2) {
         bool upper = lane & offset;
 #pragma unroll
         for (int i = 0; i < half; i++) {

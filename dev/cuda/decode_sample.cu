@@ -234,6 +234,7 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
         if (lane == 0) { shared.chunk[c] = sum; }
     }
     __syncthreads();
+    // upto: inclusive prefix sum of the chunks' shares, first within each warp, then over all warps
     uint64_t own = shared.chunk[threadIdx.x], upto = decode_sample_warp_scan(own);
     if (lane == 31) { shared.reduce[warp] = upto; }
     __syncthreads();

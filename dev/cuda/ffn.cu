@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(384, 1)
             FfnItem item = ffn_item(list, index);
             if (item.second) { // wait for all tiles of this row of hidden, each stored by 4 warps
                 while (load_acquire(counters + item.tile.row / FfnTiles::ROWS) < 4 * list.columns1) {}
-                async_proxy_fence(); // TMA (the async proxy) reads hidden; an ordinary load read the counter
+                async_proxy_fence(); // orders TMA's loads of hidden (async proxy) after the load of the counter
             }
             gemm_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1, item.tile,
                       item.second ? list.num_steps2 : list.num_steps1, 0, i);

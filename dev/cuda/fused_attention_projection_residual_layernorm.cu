@@ -279,8 +279,8 @@ template <int heads> struct AttentionProjectionSMem {
     // full: the slot has been written, consumers wait; empty: all consumer warps have read it, the producer waits
     uint64_t full[ATTENTION_PROJECTION_RING], empty[ATTENTION_PROJECTION_RING];
     uint64_t q_full[2], q_empty[2];
-    uint64_t o_full[heads];                     // the head's output is complete, the sender waits
-    uint64_t may_send[(max_ranks - 1) * heads]; // the receiver's slot is empty, the sender waits
+    uint64_t o_full[heads];                     // consumers arrive when the head's output is complete, the sender waits
+    uint64_t may_send[(max_ranks - 1) * heads]; // the receiver arrives when its slot is empty, the sender waits
     uint64_t sums_full[2][8];                   // the other blocks' sums of a consumer warp's rows have arrived
 };
 static_assert(sizeof(AttentionProjectionSMem<6>) <= 227 << 10, "all that compute capability 9.0 has");

@@ -356,7 +356,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512, 1)
         x128 near1 = load128(inp1 + (size_t)row * C), near2 = load128(inp2 + (size_t)row * C);
         float near = 0.0f;
         for (int k = 0; k < x128::size; k++) { near += (float)near1[k] + (float)near2[k]; }
-        near = (float)(floatX)(near / x128::size); // rounded to floatX, so that x - near is exact in fp32
+        // rounded to floatX, so that x - near is exact and has no error that all x share
+        near = (float)(floatX)(near / x128::size);
         x128 x[num_vecs] = {}, add[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {

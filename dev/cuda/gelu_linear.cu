@@ -16,7 +16,8 @@
    higher.
    By this count gelu can be hidden behind the products, although each of the OC / 256 tiles in a row of tiles repeats
    it. Measured, it is not hidden completely, because a warp stalls between dependent instructions: kernel 7 keeps the
-   tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that gelu is computed twice per value, not three times.
+   tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that at OC = 768 gelu is computed twice per value, not
+   three times.
 
    Why gelu is not computed once and shared by a cluster of blocks along the columns: the cluster is needed to save L2
    traffic. In 1024 cycles of products, each of two blocks that share the weight's tile reads 32 KB from L2 (27 KB with
@@ -198,7 +199,7 @@ template <class G> __device__ inline void gelu_linear_load(GeluLinearSMem<G>& sm
             mbarrier_arrive_expect(full, sizeof(smem.weight[0]));
             if (G::CLUSTER == 1) {
                 tma_load_2d(smem.weight[s], &weight_map, weight_step * 64, column, full);
-            } else { // each block loads half, and multicast writes it to both blocks
+            } else { // each block loads half and multicasts it to both blocks, where the stage is empty
                 tma_load_2d_multicast(smem.weight[s] + rank * part * 64, &weight_map, weight_step * 64,
                                       column + rank * part, full, (1 << G::CLUSTER) - 1);
             }
@@ -450,7 +451,7 @@ void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const fl
     gelu_linear_launch7<G>(gelu_linear_sm90_kernel7<G>, out, inp, weight, bias, N, K, OC, stream);
 }
 
-// ---- kernel 8: tiles of 384 columns: gelu is computed twice per element instead of three times ----
+// ---- kernel 8: tiles of 384 columns: at OC = 768 gelu is computed twice per element, not three times ----
 // According to ncu, kernel 7 waits for gelu's instructions, not for the tensor cores. Beside its accumulators of
 // 64 x 384, a warpgroup has registers for two fragments of 32 columns of inp: while the products read one, gelu is
 // applied to the next.

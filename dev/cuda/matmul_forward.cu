@@ -13,7 +13,7 @@
    ./matmul_forward               every kernel, side by side
    ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH the epilogue:
                                   1 bias, 2 bias and GELU, 3 bias and residual, 4 none             */
-#ifndef PROMOTED_ONLY // a file that includes this one includes gelu_forward.cu first
+#ifndef PROMOTED_ONLY // an op that includes this file has included gelu_forward.cu before
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
 #undef PROMOTED_ONLY

@@ -6,9 +6,9 @@
    C <= 1792. Kernels with e4m3 products (6, 8, 9, 15, 16): C % 16 == 0; 15 and 16 also HS = 64. Kernel 14: see
    attention_projection_heads().
 
-   Error against the fp64 reference, which rounds nothing in between: three ulps of floatX of the result, plus three of 1.
-   The kernels round all tensors between two products to floatX. In bf16 these roundings amount to a root mean square
-   of 0.004, and the largest of 10^7 errors is 5.4 times that. fp32: 64 ulps, 512 for rows of equal values.
+   Error against the fp64 reference, which rounds nothing in between: three ulps of floatX of the result, plus three
+   ulps of 1. The kernels round all tensors between two products to floatX. In bf16 these roundings amount to a root
+   mean square of 0.004, and the largest of 10^7 errors is 5.4 times that. fp32: 64 ulps, 512 for rows of equal values.
    The e4m3 kernels have 14 times the tolerance of bf16. e4m3 has 3 mantissa bits, so both factors of a product have a
    relative error of 0.025 (root mean square), and a sum of any number of products an error of 0.036 of its size. Three
    such layers in a row have an error of 0.041 to 0.056, depending on T. Kernels 15 and 16 have a fourth e4m3 product,
@@ -104,7 +104,7 @@ void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) 
     residual_forward(f.out, f.residual, f.projected, n, stream);
 }
 
-// ---- kernel 2: as in training: GELU and one residual in the products' epilogues, one residual with the layernorm ----
+// ---- kernel 2: GELU and one residual in the products' epilogues, one residual with the layernorm, as in training ----
 
 void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -309,7 +309,7 @@ transformer_block_compute(TransformerBlockSMem<halves>& smem, const TransformerB
     transformer_block_each_tile<halves>(p, [&](int row, int column) {
         float sum[halves][64];
 #pragma unroll
-        for (int j = 0; j < 64; j++) { // uninitialised, they would occupy registers in all earlier phases
+        for (int j = 0; j < 64; j++) { // uninitialised, sum would occupy registers in all earlier phases
             for (int h = 0; h < halves; h++) { sum[h][j] = 0; }
         }
         for (int k = 0; k < p.K; k += 64, i++) {
@@ -781,7 +781,7 @@ void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) 
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 11: normalised rows are never stored: products take raw rows, their epilogues apply mean and rstd ----
+// ---- kernel 11: normalised rows are never stored; products take raw rows, their epilogues apply mean and rstd ----
 // layernorm(x) W^T + b = rstd (x W'^T - mean u) + v, where W' = weight * W, u = the sums of the rows of W', and
 // v = W bias + b
 
@@ -915,7 +915,7 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
     }
 };
 
-// As gemm_store for bias and residual. Then computes the parts (mean, sum of squares) of this warp's rows, from the
+// Stores results as gemm_store does for bias and residual. Then computes the parts (mean, sum of squares) of this warp's rows, from the
 // stored, rounded values.
 template <class G>
 __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUMNS / 2],
