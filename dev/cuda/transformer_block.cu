@@ -915,8 +915,8 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
     }
 };
 
-// Stores results as gemm_store does for bias and residual. Then computes the parts (mean, sum of squares) of this warp's rows, from the
-// stored, rounded values.
+// Stores results as gemm_store does for bias and residual. Then computes the parts (mean, sum of squares) of
+// this warp's rows from the stored, rounded values.
 template <class G>
 __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                  const GemmColumns<G, GemmBias<GEMM_RESIDUAL>>& columns,
