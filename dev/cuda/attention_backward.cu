@@ -1467,7 +1467,7 @@ struct AttentionBackwardSMem {
     uint64_t k_full, k_empty, v_full, v_empty;
     uint64_t dq_ready[2]; // the adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far
     uint64_t dq_full[2];  // consumers arrive, the adder waits: dq has been written, or (key tile 0) has been read
-    uint64_t work_full[2], work_empty[2]; // the producer fills work; all other roles read it
+    uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
     int work[2];                          // numbers of work items, two stages
 };
 static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
@@ -1539,7 +1539,7 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
         if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
         announced = false;
         if (step > 0) {
-            while (load_acquire(turn) < step) {} // until the key tiles before this one have added their terms
+            while (load_acquire(turn) < step) {} // until the terms of all higher key tiles are in the sum
             async_proxy_fence();
         }
         if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
@@ -1654,8 +1654,8 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    int lane = threadIdx.x % 32,
-        warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    // the shuffle makes `warp` warp-uniform to the compiler
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     attention_backward_sm90_init(smem);
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
@@ -1733,8 +1733,8 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    int lane = threadIdx.x % 32,
-        warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    // the shuffle makes `warp` warp-uniform to the compiler
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     attention_backward_sm90_init(smem);
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
