@@ -389,8 +389,8 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 
 // A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
 // over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
-// computed as [walked][owned], the layout in which the second product reads P and dS. D is the number of groups of 64
-// columns that hold HS columns.
+// computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
+// the HS columns.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -739,7 +739,7 @@ __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_tim
 }
 
 // Adds the terms of 8 * N queries to dk and dv. These queries begin at element offset `tile` of q_tiles and d_tiles;
-// lse and dsum are theirs too. kv, q: the warp's first key and the first of these queries, only read if masked.
+// lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
                                                   const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
@@ -1248,7 +1248,8 @@ __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     }
 }
 
-// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: of the tile's queries; lse is in base 2.
+// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
+// queries.
 __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll

@@ -1991,8 +1991,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
     grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
     if (threadIdx.x < 128 * groups) {
-        // with four groups, 4 * 112 + 32 registers per thread of the five warpgroups are the 5 * 96 that the launch
-        // allocated
+        // registers per thread, with four groups: 4 consumer warpgroups * 112 + 32 for the producer warpgroup is the
+        // 5 * 96 that the launch allocated
         warpgroup_more_registers<groups == 4 ? 112 : 208>();
         attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
     } else {

@@ -182,9 +182,9 @@ __device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoment
         squares[i / 2 % 2] += centred * centred;
         o[i] = 0;
     }
+    // merge this lane's 16 new columns into its 16 * heads earlier ones
 #pragma unroll
-    for (int half_row = 0; half_row < 2;
-         half_row++) { // merge the lane's 16 new columns into its 16 * heads earlier ones
+    for (int half_row = 0; half_row < 2; half_row++) {
         float delta = sum[half_row] - moments.mean[half_row];
         moments.mean[half_row] += delta * share;
         moments.squares[half_row] += squares[half_row] + delta * delta * (16.0f * heads * share);

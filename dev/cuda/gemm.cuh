@@ -303,7 +303,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
         if (has_residual) {
-            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // into the slot of n + ahead - BOXES
+            // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
+            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
                 gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
