@@ -198,7 +198,7 @@ void layernorm_backward3(floatX* dinp, float* dweight, float* dbias, float* scra
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: one block per row, many rows per block; each thread sums the same columns of all rows in registers ----
+// ---- kernel 4: one block per row, many rows per block; a thread sums the same columns of all rows in registers ----
 
 constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 = 768; // one 16-bit vector per thread covers C = 6144
 
