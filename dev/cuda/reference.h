@@ -296,8 +296,8 @@ inline void decode_embed_cpu(float* x, const float* tokens, const float* positio
     });
 }
 
-// out (B,OC) = gelu(layernorm(x (B,K)) weight (OC,K)^T + bias (OC)) + residual (B,OC). GELU is applied only if `gelu` is
-// true, layernorm only if norm_weight is not NULL. bias and residual may be NULL.
+// out (B,OC) = gelu(layernorm(x (B,K)) weight (OC,K)^T + bias (OC)) + residual (B,OC). GELU is applied only if `gelu`
+// is true, layernorm only if norm_weight is not NULL. bias and residual may be NULL.
 inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weight, const float* norm_bias,
                               const float* weight, const float* bias, const float* residual, bool gelu, int B, int K,
                               int OC) {
