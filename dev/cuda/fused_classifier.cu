@@ -3,7 +3,8 @@
 
    logits (N,Vp) floatX inout, columns V..Vp-1 are not read and are set to 0 | losses (N) float out
    targets (N) int in, 0..V-1 | dloss (1) float in, or NULL: only the losses are computed, logits are not changed
-   Bound: memory, 2*N*Vp*sizeof(floatX) bytes; on an H200 the 2 exponentials per element take half of the memory's time.
+   Bound: memory, 2*N*Vp*sizeof(floatX) bytes. On an H200 the 2 exponentials per element take half as long as the memory
+   traffic.
    Constraint: Vp % 8 == 0, 1 <= V <= Vp.
    Error of losses: 1e-6 relative. Error of gradients: one ulp in 16 bits; 16 ulps in fp32, because exp(x) amplifies the
    rounding error of x. At the target's column, p - 1 adds up to 4 fp32 ulps of dloss.
@@ -43,7 +44,7 @@ void fused_classifier1(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: online softmax; one pass for maximum and sum, which is rescaled when the maximum grows ----
+// ---- kernel 2: online softmax; maximum and sum in one pass, the sum is rescaled when the maximum grows ----
 
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel2(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {

@@ -473,7 +473,7 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
 // its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
 constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // leaves 128 registers per thread
-constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so that of partial sums
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so the number of partial sums
 constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`, against bank conflicts in 16 bits
 
 // Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
@@ -576,7 +576,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         sum *= inv_C;
         dot *= inv_C;
         // The shuffle does not change m, but the compiler cannot know that, so it recomputes norm from x below. Without
-        // it, the compiler would keep norm in registers and spill.
+        // the shuffle it would keep norm in registers and spill.
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {

@@ -77,7 +77,7 @@ void softmax_forward3(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: online softmax; one pass for maximum and sum, which is rescaled when the maximum grows ----
+// ---- kernel 4: online softmax; maximum and sum in one pass, the sum is rescaled when the maximum grows ----
 
 // Online softmax state: running maximum and sum of exp(x - max).
 struct SoftmaxSums {
