@@ -155,12 +155,12 @@ struct StepState {
     float loss;        // mean over the tokens of the step
     float scaled_norm; // norm of the gradients with the loss scale still in them
     float norm;        // norm of the true gradients; set by adamw_prepare
-    int applied;       // the verdict of adamw_prepare: 1: update; 0: no update (loss or norm not finite, or host skips)
+    int applied;       // verdict of adamw_prepare: 1 = update; 0 = no update (loss or norm not finite, or host skips)
     int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it by the next step's
-    float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
+    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it with the next step's factor
+    float dloss;       // derivative of the scaled loss by one token's loss: loss_scale / tokens in a step
     int good_steps;    // finite steps since the loss scale last changed
-    float grad_scale;  // factor on the gradients in adamw: clipping / loss_scale
+    float grad_scale;  // factor on the gradients in adamw: clipping factor / loss_scale
     float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
 };
 // ==== end promoted: adamw_state ====
@@ -1673,20 +1673,20 @@ int main(int argc, char** argv) {
 // The code between each pair of "promoted" marks is a copy from dev/cuda, made by scripts/promote.sh. Change it there.
 
 // ==== promoted: encoder_forward ====
-constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
+constexpr int ENCODER_FORWARD_SEQUENCES = 4; // sequences per thread, which share one load of wpe
 
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
     constexpr int sequences = ENCODER_FORWARD_SEQUENCES;
-    unsigned vectors = C / x128::size; // per row
+    unsigned vectors = C / x128::size; // x128 vectors per row
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= T * vectors) { return; }
     unsigned t = i / vectors, c = i % vectors * x128::size;
-    int first = blockIdx.y * sequences;
+    int first = blockIdx.y * sequences; // the thread's first sequence
     int ids[sequences];
     x128 token[sequences];
 #pragma unroll
-    for (int j = 0; j < sequences; j++) { // sequences past B: row 0 of wte is loaded and not used
+    for (int j = 0; j < sequences; j++) { // for a sequence past B, row 0 of wte is loaded and not used
         ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0;
     }
     x128 position = load128(wpe + (size_t)t * C + c);
@@ -1704,7 +1704,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
-    // does not count the rows of wte that are read: their number depends on the tokens
+    // the bytes do not include the rows of wte that are read, because their number depends on the tokens
     Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);
@@ -1721,32 +1721,34 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 // ==== promoted: encoder_backward ====
-// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and one
-// warp per tile of 32 sorted positions sums the runs of equal tokens. A run within one tile is added to its dwte row.
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions (indices b*T+t) by
+// token, and one warp per tile of 32 sorted positions sums the runs of equal tokens. The sum of a run that lies within
+// one tile is added to its row of dwte.
 
 // A run that crosses tiles leaves one partial sum per tile, which the join kernel adds up in order. So the order of
-// every sum is fixed, and many warps share the work of a frequent token. With tiles of 8 positions instead of 32:
+// every sum is fixed, and many warps share the work of a frequent token. Example with tiles of 8 positions:
 //     sorted tokens   5 5 5 7 7 7 7 7 | 7 7 7 7 7 7 7 7 | 7 7 7 9 9 9 9 9
 //     runs summed to  dwte  partial     partial           partial dwte
 //     [tile][slot]          [0][1]      [1][0]            [2][0]
 // Then tile 0's block of the join kernel adds partial [0][1], [1][0] and [2][0] to row 7 of dwte.
 
-constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
-constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
-constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all blocks
-constexpr int ENCODER_MAX_BLOCK = 512;      // threads; the rows in flight take many registers
-constexpr int ENCODER_TILE = 32;            // sorted indices per warp, one per lane
-constexpr int ENCODER_COLUMNS = 768;        // per launch; bounds the scratch for partial sums
-constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp, 4 per lane
+constexpr int ENCODER_DIGITS = 256;         // digit values of the radix sort, which sorts by 8 bits per pass
+constexpr int ENCODER_SORT_BLOCK = 1024;    // threads per block of the sort, 4 per digit value
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // blocks of the sort; few, because each reads the counts of all blocks
+constexpr int ENCODER_MAX_BLOCK = 512;      // threads per block at most; the rows in flight take many registers
+constexpr int ENCODER_TILE = 32;            // sorted positions per tile, one per lane
+constexpr int ENCODER_COLUMNS = 768;        // columns per launch at most; bounds the scratch for partial sums
+constexpr int ENCODER_WARP_COLUMNS = 128;   // columns per warp, 4 per lane
 static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
 
-// The layout of the launcher's scratch.
+// The layout of the launcher's scratch. partial has two slots per tile: slot 0 for the sum of a run that began in an
+// earlier tile, slot 1 for the sum of a run that begins in this tile and continues in the next one.
 struct EncoderScratch {
-    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): slot 0: run from an earlier tile; 1: run into the next tile
-    int* positions[2]; // (N) each; the sort passes alternate between them, the last one writes [0]
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS)
+    int* positions[2]; // (N) each; the sort passes alternate between the two, and the last pass writes [0]
     int* tokens;       // (N) inp[positions[0][i]], ascending
-    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs among each block's indices
-    size_t num_ints;
+    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs in each block's share of the list
+    size_t num_ints;   // size of scratch, in ints
 };
 static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     size_t num_partial = (size_t)ceil_div(N, ENCODER_TILE) * 2 * ENCODER_COLUMNS;
@@ -1760,7 +1762,8 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     return s;
 }
 
-// Counts the digits of `num` indices per block. positions is NULL in the first pass, where index i is position i.
+// Each block counts the digits of `num` consecutive tokens of the list. The digit is bits shift to shift + 7 of the
+// token. positions is the list as sorted so far, or NULL in the first pass, where entry i is position i.
 __global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
@@ -1775,12 +1778,14 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
     if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
 }
 
-// One stable pass of the sort: index i is placed after all smaller digits and after equal digits of smaller indices.
+// One stable pass of the sort: each entry of the list goes after all entries with a smaller digit, and after the
+// entries with the same digit that precede it in the list.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
     constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
     __shared__ int offset[num_warps][ENCODER_DIGITS]; // output index of each warp's first element with this digit
+    // next: output index of the block's next element with this digit; scan: prefix sums of the counts of all blocks
     __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
@@ -1792,7 +1797,8 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[num_parts + part][digit] = total; // offset is borrowed for partial sums
+    // offset is not needed yet, so it holds the partial sums of the num_parts threads per digit
+    offset[part][digit] = before, offset[num_parts + part][digit] = total;
     __syncthreads();
     if (part == 0) {
         for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
@@ -1805,7 +1811,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         if (part == 0) { scan[digit] += lower; }
         __syncthreads();
     }
-    if (part == 0) { next[digit] += scan[digit]; }
+    if (part == 0) { next[digit] += scan[digit]; } // smaller digits in all blocks + this digit in earlier blocks
 
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int start = first; start < end; start += ENCODER_SORT_BLOCK) {
@@ -1817,7 +1823,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         int token = valid ? inp[position] : 0;
         int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
         unsigned same = __match_any_sync(0xFFFFFFFFu, d);
-        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's elements with the same digit
+        int rank = __popc(same & ((1u << lane) - 1)); // rank among the warp's elements with the same digit
         if (valid && rank == 0) { offset[warp][d] = __popc(same); }
         __syncthreads();
         if (part == 0) { // exclusive scan over the warps: turns counts into offsets
@@ -1860,7 +1866,8 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     return s;
 }
 
-// Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns, of the num_slices from c0 on.
+// Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns. The launch covers num_slices
+// slices, which start at column c0.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
@@ -1873,12 +1880,13 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
     int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
     int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
-    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
-    // whether the tile's first run began in an earlier tile, whether its last run continues in the next tile
+    // bit i: a run, or the tile, ends at sorted position first + i
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token));
+    // true if the tile's first run began in an earlier tile; true if its last run continues in the next tile
     bool from_before = first > 0 && tokens[first - 1] == tokens[first];
     bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
 
-    constexpr int unroll = 4; // rows in flight
+    constexpr int unroll = 4; // rows of dout in flight
     f128 sum = {};
     for (int i = 0; i < num; i += unroll) {
         x4 d[unroll];
@@ -1886,7 +1894,7 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
         float* row[unroll]; // destination of the run's sum if a run ends at this index, else NULL
         int p[unroll], id[unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; u++) { // shuffles first, while all lanes are active
+        for (int u = 0; u < unroll; u++) { // shuffles first, because the loop below is divergent
             p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
         }
 #pragma unroll
@@ -1936,7 +1944,8 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     f128 sum = {};
     if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
     for (int t = tile + 1 + warp * unroll;; t += num_warps * unroll) {
-        // num: how many of the next `unroll` tiles begin with this token; they come first, because the list is sorted
+        // num: how many of the tiles t .. t+unroll-1 begin with this token; they are the first `num` of these tiles,
+        // because the list is sorted
         bool goes_on = lane < unroll && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
         int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
         f128 x[unroll];
@@ -1963,9 +1972,9 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
-// dwpe (maxT,C) += dout (B,T,C) summed over the batch: one vector of a position per thread
+// dwpe (maxT,C) += dout (B,T,C) summed over the batch; each thread sums one vector of one row of dwpe
 __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
-    constexpr int unroll = 8; // rows in flight
+    constexpr int unroll = 8; // vectors of dout in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
     const floatX* p = dout + i;
@@ -1999,7 +2008,7 @@ static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, i
 
 // Number of ints in scratch.
 size_t encoder_backward_scratch(int B, int T, int V) {
-    (void)V; // affects only the number of sort passes
+    (void)V; // V affects only the number of sort passes, not the size of scratch
     return encoder_backward_layout(NULL, B * T).num_ints;
 }
 
@@ -2007,7 +2016,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream, int block_size) {
-    // does not count the rows of dwte that are read and written: their number depends on the tokens
+    // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
@@ -2041,7 +2050,7 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 //     as its vector       x[0]         | x[1]               | x[2]
 constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sums x over the warps of the row; all threads get the same bits. A kernel alternates between two `partial` (16)
+// Sums x over the warps of the row; all threads get the same bits. Callers alternate between two `partial` (16)
 // buffers, so one barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
@@ -2059,7 +2068,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // only whole warps return, and no barrier waits for them
+    if (row >= N) { return; } // whole warps return, and only if row_warps is 1: then there are no barriers
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
 
@@ -2106,7 +2115,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block: the barrier is block-wide
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -2126,7 +2135,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -2163,7 +2172,8 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
                                       cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // no function attribute needed
+    // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
@@ -2184,9 +2194,9 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 // A thread has the same columns in every row, so it sums dweight and dbias in registers. At the end each block adds up
 // its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
-constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers per thread
-constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so of partial sums
-constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`: no bank conflicts in 16 bits
+constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // leaves 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so the number of partial sums
+constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`, against bank conflicts in 16 bits
 
 // Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
 // buffers, so one barrier per call is enough.
@@ -2202,13 +2212,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    __syncthreads(); // for the whole block: all its teams make the same number of calls
+    __syncthreads(); // safe for the whole block, because all its teams make the same number of calls
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. One vector per
-// thread at a time goes through `columns` (2 * x128::size, blockDim.x + padding) in shared memory.
+// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. The sums are
+// exchanged through `columns` (2 * x128::size, blockDim.x + padding) in shared memory, one vector per thread at a time.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
@@ -2223,7 +2233,7 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
         }
         __syncthreads();
         for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
+            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias
             int member = column / x128::size, k = column % x128::size, c = j * stride + column;
             float sum = 0.0f;
             for (int t = 0; t < num_teams; t++) {
@@ -2254,7 +2264,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         if (one_warp && row >= N) { break; }
         bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
-        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the row's end dy is 0 and adds nothing
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // dy is 0 past the row's end and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
@@ -2272,7 +2282,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
               dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 w = {}; // reread for every row, from L1: no registers are left to keep it
+            x128 w = {}; // the weights are reread from L1 for every row, because no registers are left for them
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
@@ -2287,7 +2297,8 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // m keeps its value, but the compiler cannot know that: it recomputes norm from x. Keeping norm would spill.
+        // The shuffle does not change m, but the compiler cannot know that, so it recomputes norm from x below. Without
+        // the shuffle it would keep norm in registers and spill.
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -2308,7 +2319,8 @@ size_t layernorm_backward_scratch(int C) {
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
-// Warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors: 3 would spill.
+// Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
+// because 3 would spill.
 inline int layernorm_backward_team_warps(int num_vectors) {
     const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
     int team_warps = 1;
@@ -2359,10 +2371,10 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
 }
 
 // Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
-// current row is summed. A thread reads only what it copied itself: it waits for its own copies, without a barrier.
-//                before the loop   1st row         2nd row         3rd row
-//     stage 0    copy row 0        read, copy 2    (2 in flight)   read, copy 4
-//     stage 1    copy row 1        (1 in flight)   read, copy 3    (3 in flight)
+// current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
+//                before the loop   1st row           2nd row           3rd row
+//     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
+//     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
@@ -2418,7 +2430,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         layernorm_backward_team_sums(sum, dot, nullptr, 1);
         sum *= inv_C;
         dot *= inv_C;
-        __syncwarp(); // makes the compiler reread the row from shared memory: keeping it in registers would spill
+        __syncwarp(); // makes the compiler reread the row from shared memory; keeping it in registers would spill
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
@@ -2434,12 +2446,13 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
     }
     cp_async_wait<0>();
-    __syncthreads(); // all threads have read the ring: the column sums reuse its memory
+    __syncthreads(); // now all threads have read the ring, and the column sums may reuse its memory
 
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
 }
 
-// Kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; else kernel 7.
+// Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
+// kernel 7.
 inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
     LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
     auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
@@ -2456,8 +2469,8 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
 }
 
 // dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
-// | scratch (layernorm_backward_scratch(C)) | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C),
-// mean, rstd (N)
+// | scratch (layernorm_backward_scratch(C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
+// weight (C); mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
@@ -2507,7 +2520,7 @@ __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     return dinp;
 }
 
-// no __restrict__, because dinp may be dout; a thread writes only elements that it has read itself
+// no __restrict__, because dinp may be dout; that is safe, because each thread writes only elements that it has read
 __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i < n) { store128(dinp + i, gelu_backward_vector(load128(dout + i), load128(inp + i))); }
@@ -2531,18 +2544,18 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 
 // out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups. Warpgroup 0 is the
 // producer: it fills a ring of stages by TMA, each with 64 columns of both operands. Warpgroups 1 and 2 are the
-// consumers: they multiply by wgmma, in ping-pong, each a tile of its own:
+// consumers: they multiply by wgmma and alternate (ping-pong), each on a tile of its own:
 //
 //     consumer 0   | products, tile 0 | epilogue, tile 0 | products, tile 2 | epilogue, tile 2 |
 //     consumer 1                      | products, tile 1 | epilogue, tile 1 | products, tile 3 | epilogue, tile 3 |
 //
-// The epilogue of a tile is hidden behind the products of the next tile, which pays where K is short. It works on the
-// accumulators in registers. Its results go through shared memory to TMA stores, which skip elements outside the
-// matrix, so M and N need not be multiples of the tile.
+// The epilogue of a tile is hidden behind the products of the next tile, which pays where K is short. The epilogue
+// works on the accumulators in registers. Its results go through shared memory to TMA stores, which skip elements
+// outside the matrix, so M and N need not be multiples of the tile.
 
 // ---- epilogues ----
 
-// Extras of an epilogue, combined by |: what it does besides computing its value y.
+// Extras of an epilogue, flags combined by |. They say what the epilogue does besides computing its value y.
 enum {
     GEMM_GELU = 1,     // out = gelu(y), otherwise out = y
     GEMM_SECOND = 2,   // y is also stored to the matrix `second`
@@ -2554,7 +2567,7 @@ enum {
 // of one column.
 template <int extras> struct GemmBias {
     static constexpr int EXTRAS = extras;
-    const floatX* bias; // (N), or NULL: 0
+    const floatX* bias; // (N), or NULL for no bias
 
     struct Row {};
     typedef uint32_t Pair;
@@ -2576,13 +2589,14 @@ __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl
 // ---- the form: cluster, tile, shared memory ----
 
 // A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
-// weight. Each block loads half of that tile and multicasts it to both. A stage is empty when the consumers of both
-// blocks have read it.
+// weight. Each block loads half of that tile and multicasts it to both blocks. A stage is empty when the consumers of
+// both blocks have read it.
 struct GemmPair {
     static constexpr int CLUSTER = 2;
     static __device__ int rank() { return cluster_rank(); }
     static __device__ void sync() { cluster_sync(); }
-    static __device__ void end() { cluster_sync(); } // the other block may write to our shared memory until then
+    // a block must not exit while the other block may still write to its shared memory
+    static __device__ void end() { cluster_sync(); }
     // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
     // column x and row y of the weight on.
     template <int columns>
@@ -2597,14 +2611,13 @@ struct GemmPair {
     }
 };
 
-// The trainer's form. 192 columns divide 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's
-// registers.
+// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's registers.
 struct GemmPingPong192Pairs : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192; // of a tile of out
-    static constexpr int PARTS = ROWS / 64;         // a wgmma has 64 rows, so a consumer needs this many accumulators
-    static constexpr int READERS = 4;               // warps per block that read a stage: those of one consumer
+    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
+    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
+    static constexpr int READERS = 4;               // warps per block that read a stage, the four of one consumer
     static constexpr int RING = 4;                  // stages in the ring
-    static constexpr int BOXES = 4;                 // of 16x64 results, that each consumer warp has in shared memory
+    static constexpr int BOXES = 4;                 // boxes of 16x64 results per consumer warp, in shared memory
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
         wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
     }
@@ -2626,8 +2639,9 @@ template <class G> struct GemmSMem {
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or a residual
+    // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
-    uint64_t turn[2]; // turn[c] completes when the consumer other than c has issued its products
+    uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -2648,9 +2662,10 @@ struct GemmTile {
     int row, column;
 };
 
-// The tile scheduler, a fixed list: `index` counts tiles, or with clusters pairs of tiles. The list goes through groups
-// of 16 rows of tiles, in each group column after column. Blocks that run at the same time then share tiles of inp and
-// of the weight in L2, however many columns out has.
+// The tile scheduler: returns tile number `index` of a fixed list. With clusters, index counts pairs of tiles, and rank
+// selects the tile of the pair. The list goes through groups of 16 rows of tiles, and through each group column by
+// column. Blocks that run at the same time then share tiles of inp and of the weight in L2, however many columns out
+// has.
 template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
     const int group = 16 / G::CLUSTER;
     int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
@@ -2659,8 +2674,8 @@ template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N,
     return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
 }
 
-// All threads call this first. It initialises the barriers and waits for earlier kernels: their results may be read
-// after it.
+// All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
+// afterwards.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
         for (int s = 0; s < G::RING; s++) {
@@ -2678,7 +2693,8 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
 
 // ---- the producer: one thread per block ----
 
-struct GemmMaps { // inp and weight in boxes as large as tiles; out, second, residual in boxes of 16x64
+// Tensor maps. A box of inp or weight is what a block loads per step; boxes of out, second and residual are 16x64.
+struct GemmMaps {
     CUtensorMap inp, weight, out, second, residual;
 };
 
@@ -2697,7 +2713,7 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
     }
 }
 
-// Run by warpgroup 0: loads the operands of the tiles first, first + stride, ...
+// Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
 template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N,
                                                        int num_steps, int first, int stride, int num_tiles, int rank) {
     warpgroup_fewer_registers<24>();
@@ -2711,13 +2727,13 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 
 // ---- the consumers: warpgroups 1 and 2 ----
 
-// The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number is how many
-// tiles this consumer had before. sum[m] are 64 rows of the tile, from row 64m on, and sum[m][4j .. 4j + 3] their 16x8
-// fragment at columns 8j (see wgmma_64x128x16).
+// The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
+// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
+// 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
 template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
                                                         int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
-    // Ping-pong: wait until the other consumer has issued the products of the tile before. A barrier's parity is one
+    // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
 #pragma unroll 1
@@ -2727,7 +2743,7 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // descriptors count 16 bytes: 16 columns (32 bytes) are 2, 64 rows (8192) 512
+        for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
                 G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
@@ -2756,8 +2772,8 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
 }
 
 // A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
-// numbered through all tiles, and use its G::BOXES slots in shared memory round robin. `box` is the number of the
-// tile's first box. SMem is any struct with the members `boxes` and `box_full`.
+// numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
+// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
 
 // Starts to load the residual of box n of this tile. Called by one lane.
 template <class G, class SMem>
@@ -2776,7 +2792,7 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
     gemm_load_columns(columns, epilogue, column, N);
     if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
-    tma_store_wait<0>();
+    tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
     for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
 }
 
@@ -2804,7 +2820,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
         if (has_residual) {
-            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // reuses the slot of n + ahead - BOXES
+            // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
+            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
                 gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
@@ -2816,11 +2833,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
-        for (int p = 0; p < 4; p++) { // 16 columns each
+        for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t out[4], second[4], residual[4];
             if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 columns each
+            for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
                 epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
@@ -2868,7 +2885,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
@@ -2899,14 +2916,14 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 // ---- launch ----
 
 struct GemmArgs {
-    floatX *out, *second;   // (M,N); second with GEMM_SECOND, else NULL
+    floatX *out, *second;   // (M,N); second is NULL unless GEMM_SECOND is set
     const floatX* inp;      // (M,K)
     const floatX* weight;   // (N,K)
-    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be the same memory as out
+    const floatX* residual; // (M,N), NULL unless GEMM_RESIDUAL is set; may be the same memory as out
     int M, N, K;
 };
 
-// The map of a matrix (M,N) in boxes of 16x64, as results are stored.
+// The tensor map of a matrix (M,N) in boxes of 16x64, as results are stored.
 inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return tensor_map(matrix, {N, M}, {64, 16}); }
 
 // A matrix that is NULL gets inp's map, which is then not used.
@@ -3018,8 +3035,8 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
 // ==== end promoted: matmul_forward ====
 
 // ==== promoted: matmul_backward ====
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not be the
-// memory of an input.
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
+// an input.
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream) {
     double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
@@ -3065,10 +3082,10 @@ constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a wa
 // Rows per block, so that there are at most 2048 blocks. They fill any GPU, and their partial sums take 2 MB.
 static int matmul_backward_bias_rows(int N, int OC) {
     int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
-    return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: 16 warps with four rows in flight
+    return ceil_div(ceil_div(N, max_num), 64) * 64; // a multiple of 64: 16 warps with four rows in flight each
 }
 
-// The number of floats of scratch: one row of partial sums per block.
+// The number of floats of scratch: OC partial sums per group of rows (per blockIdx.y).
 size_t matmul_backward_bias_scratch(int N, int OC) {
     return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
 }
@@ -3115,8 +3132,7 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 }
 
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
-// One wave: there are as many blocks as can run at once, and they share the rows equally. So there are few partial
-// sums.
+// It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                           int block_size) {
     Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
@@ -3156,7 +3172,7 @@ __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int
     return {first + rest % heads, num_tiles - 1 - rest / heads};
 }
 
-// Heads per group: as many as fit their keys and values into a quarter of L2.
+// The number of heads per group: as many as have keys and values that fit a quarter of L2 together, but at least one.
 inline int attention_forward_group(int T, int HS, int num_heads) {
     size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
@@ -3165,14 +3181,15 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
 
 // ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
 
-// + 4 floats: consecutive rows start 4 banks apart, so 8 lanes that read 16 bytes from 8 rows have no bank conflict.
+// Rows are padded by 4 floats, so that consecutive rows start 4 banks apart: 8 lanes that read 16 bytes each from 8
+// rows have no bank conflict.
 template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
     float q[rows][max_HS + 4];
     float kv[keys][max_HS + 4]; // first the keys of a tile, then its values
     float p[rows][keys + 4];
 };
 
-// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and converts them to float. Rows past T
+// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and stores them as floats. Rows past T
 // become zeros. Columns past HS stay uninitialised: they only affect output columns that are not stored.
 template <int max_HS, int rows> __device__ inline void
 attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
@@ -3189,8 +3206,8 @@ attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int f
     }
 }
 
-// Four warps of rows / 4 queries each. The two half-warps of a warp own alternate queries. For each of its queries a
-// thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
+// The block has four warps, each with rows / 4 queries. The two half-warps of a warp own alternate queries. For each of
+// its queries a thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
 template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
                               int group, float scale_log2) {
@@ -3306,7 +3323,7 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 #if !defined(ENABLE_FP32)
 // ---- kernel 8: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
-// only when P of some row of the warp would exceed 2^slack.
+// only when P of some row of the warp would exceed 2^slack. `blocks` is the number of blocks per SM.
 
 // 64 * row_tiles queries, and two stages of 64 keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
@@ -3314,10 +3331,10 @@ template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
     floatX kv[2][2][64 * HS];      // per stage: keys, then values
 };
 
-// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
 // row are permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once,
-// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle (HS = 32 and 96: chunk
-// p ^ (r / 2 % 4)):
+// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If HS is 32 or 96, it
+// holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
 //
 //     HS = 64    row 0    0 1 2 3 4 5 6 7
 //                row 1    1 0 3 2 5 4 7 6
@@ -3334,8 +3351,8 @@ template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t a
 }
 
 // Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T become
-// zeros. parts = 2 also copies the rows C elements further (the values of these keys) into the tile that follows.
-// The loop stays rolled: if it is unrolled, the compiler keeps all addresses in registers.
+// zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
+// The loop is not unrolled, because the compiler would then keep all addresses in registers.
 template <int HS, int rows, int parts>
 __device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
     constexpr int CHUNKS = HS / 8; // per row
@@ -3362,8 +3379,8 @@ __device__ inline void attention_forward_load(floatX* tile, const floatX* src, i
 template <int HS, int row_tiles> struct AttentionForwardState {
     uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
     float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];             // per row: the maximum that P, o and l are relative to, times scale_log2
-    float l[row_tiles][2];             // per row: this lane's partial sum of P
+    float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2];             // per row, this lane's partial sum of P
 };
 
 // One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
@@ -3482,7 +3499,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
     for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
         if (row0 + row < T) {
-            // int4 and not load128 and store128, which the compiler splits into 4-byte copies here
+            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
             *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
                 *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
         }
@@ -3546,7 +3563,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
                 attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
             }
         } else {
-            // relative to the warp's first query: none of its queries sees keys from 16 * row_tiles on
+            // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
+            // index is 16 * row_tiles or more
             int key = tile * 64 - q0 - warp_row;
 #pragma unroll 1
             for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
@@ -3598,7 +3616,7 @@ constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
-    for (int d = 1; d < 4; d++) { // the next 16 columns: 32 bytes, 2 in units of the descriptor
+    for (int d = 1; d < 4; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
         wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
     }
 }
@@ -3607,7 +3625,7 @@ __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q,
 template <int n>
 __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
-    for (int k = 0; k < n / 4; k++) { // the next 16 keys: 2048 bytes, 128 in units of the descriptor
+    for (int k = 0; k < n / 4; k++) { // 16 keys are 2048 bytes: 128 of the descriptor's units
         wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
     }
 }
@@ -3623,10 +3641,10 @@ __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint3
 struct AttentionForwardRows {
     float m[2];       // the maximum that P, o and l are relative to, times scale_log2
     float l[2];       // this thread's partial row sum of P
-    float rescale[2]; // the factor for o, valid if the last softmax returned true
+    float rescale[2]; // the factor by which o must be multiplied if the row maximum has grown in this step
     // Correction that is added to l before the final division. P V uses P rounded to 16 bits, but l sums P unrounded.
-    // This is the known part of the difference: over the diagonal block, and for each new row maximum, whose P is 1
-    // when rounded but entered l as 1 + error.
+    // The correction covers two parts of the difference: the whole diagonal block, and each later row maximum, whose P
+    // is 1 after rounding but was added to l as 1 + error.
     float rounding[2];
 };
 
@@ -3654,8 +3672,8 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
             float m = fmaxf(rows.m[half_row], new_m[half_row]);
             rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
             rows.l[half_row] *= rows.rescale[half_row];
-            // the exponent of the row maximum is not exactly 0: it is the rounding error of m. P of the maximum is
-            // then 1 + LN2 * error; each of the quad's four lanes adds a quarter of the correction
+            // at the row maximum the exponent raw_m * scale_log2 - m is not 0 but the rounding error of m, so P is
+            // 1 + LN2 * error there; each of the quad's four lanes adds a quarter of the correction
             float error = rows.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0;
             rows.rounding[half_row] = fmaf(rows.rounding[half_row], rows.rescale[half_row], error * (-LN2 / 4));
             rows.m[half_row] = m;
@@ -3674,7 +3692,8 @@ attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, 
     }
 }
 
-// The same for the diagonal block. group: the number of the warp's own group of 16 keys; P of later groups is 0.
+// As attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
+// positions as the warp's 16 queries. P of later groups is 0.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
 #pragma unroll
@@ -3683,7 +3702,7 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
-            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
+            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int i = n; i < n + 8; i++) {
                 s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
@@ -3693,8 +3712,9 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
     }
 }
 
-// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. Every row of the warp sees the
-// groups of 16 keys before the warp's own group, and none after it. Only the own group needs a triangular mask:
+// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. The warp's own group is the 16
+// keys at the positions of its 16 rows, number `group` in the block. Every row sees all groups before the own group,
+// and none after it. Only the own group needs a triangular mask (g = lane / 4; columns within the group):
 //
 //                      columns 0-7       columns 8-15
 //     row g            column <= g       hidden
@@ -3720,9 +3740,10 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
             s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
         }
     }
-    wgmma_hold(s); // masked in place, in the registers of s
+    wgmma_hold(s); // makes the compiler mask in place, in the registers of s
+    // s[i], s[i + 1], s[i + 4] and s[i + 5] are this lane's four scores of one row and one group of 16 keys
 #pragma unroll
-    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // s[i], s[i + 1], s[i + 4], s[i + 5]: a row's part of a group
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) {
         float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
         row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
     }
@@ -3736,14 +3757,14 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
 
-// Sets rounding after the diagonal block: the sum of its rounded P, which is p, minus the sum of its unrounded P, l.
+// Sets rows.rounding after the diagonal block: the sum of the rounded P (p) minus the sum of the unrounded P (l).
 template <int num_p> __device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& rows,
                                                                             const uint32_t (&p)[num_p], int group) {
     rows.rounding[0] = -rows.l[0], rows.rounding[1] = -rows.l[1];
 #pragma unroll
-    for (int n = 0; n < num_p; n += 4) { // 16 keys
+    for (int n = 0; n < num_p; n += 4) { // one group of 16 keys
         if (n / 4 <= group) {
-            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
+            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int j = n; j < n + 4; j++) {
                 float2 pair = unpack_16x2(p[j], floatX());
@@ -3790,7 +3811,7 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 // Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
 __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
-    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent chunks
+    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
     for (int d = 0; d < 4; d++) { // 16 columns at a time
@@ -3816,18 +3837,19 @@ __device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, 
     }
 }
 
-// The static tile scheduler of a persistent block. In each round every block takes one pair: a long tile, and a short
-// tile that makes all pairs equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to i, two heads A
-// and B make four pairs that see 5 tiles of keys each:
+// The static tile scheduler of a persistent block. In each round every block takes one pair of tiles, a long one and a
+// short one, chosen so that all pairs are equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to
+// i, two heads A and B make four pairs, each of which sees 5 tiles of keys:
 //
 //     block      0         1         2         3
 //                A3 B0     B3 A0     A2 B1     B2 A1
 //
-// The last rounds are single tiles, the longest first, with the order of the blocks reversed in every other round.
-// Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of 132 blocks.
+// In the last rounds every block takes single tiles, the longest first, with the order of the blocks reversed in every
+// other round. Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of
+// 132 blocks.
 struct AttentionForwardList {
-    int num_heads, num_tiles, num_paired; // num_tiles: per head; the first num_paired heads are taken in pairs
-    int position;                         // 2 * round, + 1 if the second tile of a pair comes next; 0 at the start
+    int num_heads, num_tiles, num_paired; // num_tiles: tiles per head; the first num_paired heads are split into pairs
+    int position;                         // 2 * number of rounds done, + 1 if the second tile of a pair comes next
     int head, tile;                       // the current tile
 };
 // Advances to the next tile. Returns false at the end.
@@ -3838,16 +3860,17 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
         return true;
     }
     int blocks = gridDim.x, block = blockIdx.x, round = list.position / 2, first = round * blocks;
-    int paired = list.num_paired / 2 * list.num_tiles; // pairs; a pair spans two heads, because num_tiles may be odd
+    // number of pairs; a pair takes its two tiles from two heads, because num_tiles may be odd
+    int paired = list.num_paired / 2 * list.num_tiles;
     if (first + block < paired) {
         int two_heads = (first + block) / list.num_tiles;
-        int pair =
-            (first + block + two_heads) % list.num_tiles; // rotated, so that no block gets the same pair in every round
+        // + two_heads, so that no block gets the same pair in every round when num_tiles divides the number of blocks
+        int pair = (first + block + two_heads) % list.num_tiles;
         list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
         return true;
     }
     list.position++;
-    int whole = ceil_div(paired, blocks); // from this round on, all blocks take single tiles
+    int whole = ceil_div(paired, blocks); // the first round in which all blocks take single tiles
     bool backwards = round > whole && (round - whole) % 2 == 1;
     int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = list.num_heads - list.num_paired;
     if (single >= heads * list.num_tiles) { return false; } // this block gets no tile in later rounds either
@@ -3857,8 +3880,8 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
 
 // The scheduler state before the first tile, for a grid of num_blocks.
 inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2,
-                     0); // rounds of pairs; the last 2 to 3 rounds are split into single tiles
+    // number of rounds of pairs; the last 2 to 3 rounds' worth of pairs become single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0);
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
 #endif
@@ -3881,7 +3904,7 @@ inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles,
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 
-constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring, each 64 keys and their values
+constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring; each stage holds 64 keys and their values
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.
@@ -3890,7 +3913,9 @@ struct AttentionForwardTile {
     int h, first_group;
 };
 
-// groups: groups of 64 queries per tile, one for each consumer warpgroup. 225 KB with four groups.
+// `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
+// 225 KB with four groups. A full barrier is completed by the producer's loads, and the consumers wait for it. At an
+// empty barrier the consumer warps arrive, and the producer waits for it.
 template <int groups> struct AttentionForwardSMem {
     floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
     floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
@@ -3924,7 +3949,8 @@ __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, 
     return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
 }
 
-// The producer thread. Producer and consumers keep the same counters: n tiles, and i steps of 64 keys over all tiles.
+// The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps of 64 keys
+// over all tiles.
 template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
                                                                              const CUtensorMap& qkv_map, int T, int NH,
                                                                              AttentionForwardList list) {
@@ -3950,14 +3976,14 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-    smem.tiles[n % 2].b = -1;
+    smem.tiles[n % 2].b = -1; // announces that there are no more tiles
     mbarrier_arrive(&smem.q_full[n % 2]);
 }
 
 // A consumer warpgroup's 64 queries of a tile.
 struct AttentionForwardQueries {
-    int b, h, group; // group: position in the sequence, in units of 64; negative: padding, which is not stored
-    int num_steps;   // over blocks of 64 keys
+    int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
+    int num_steps;   // number of blocks of 64 keys that they see
     uint64_t q;      // wgmma descriptor of the queries
 };
 
@@ -3985,7 +4011,8 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     return true;
 }
 
-// The first step of a tile, number i of the ring: p = P of the 64 keys on the diagonal. warp: 0 to 3 in the warpgroup.
+// The first step of a tile, step i of the ring: p = P of the 64 keys on the diagonal. warp: index of the warp in its
+// warpgroup, 0 to 3.
 template <int groups>
 __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                                          AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
@@ -4027,7 +4054,7 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     attention_forward_sm90_pack(p, s);
 }
 
-// The end of tile n: P V of its last step, i - 1, and lse. Adds the correction to rows.l, which then is the divisor of
+// The end of tile n: P V of its last step, i - 1, and lse. Adds rows.rounding to rows.l, which is then the divisor of
 // o. t: the warp's first token. On return the warp's staging area for the output is free.
 template <int groups> __device__ inline void
 attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
@@ -4100,7 +4127,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
     grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
     if (threadIdx.x < 128 * groups) {
-        // four groups: 4 * 112 + 32 registers are the 5 * 96 that the launch allocated
+        // registers per thread, with four groups: 4 consumer warpgroups * 112 + 32 for the producer warpgroup is the
+        // 5 * 96 that the launch allocated
         warpgroup_more_registers<groups == 4 ? 112 : 208>();
         attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
     } else {
@@ -4181,7 +4209,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 //     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
 //     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
 //
-// 8 threads per row of HS elements.
+// The kernel runs 8 threads per row of HS elements.
 __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
@@ -4236,7 +4264,8 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 
 // A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
 // over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
-// computed as [walked][owned], the layout in which the second product reads them. 64 * D >= HS.
+// computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
+// the HS columns.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -4270,7 +4299,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                 o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
                 o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
             }
-            __syncthreads(); // the tiles are no longer read
+            __syncthreads(); // all threads have read the previous tiles
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 smem.walked1[cc + i][r] = w1[i], smem.walked2[cc + i][r] = w2[i];
@@ -4296,7 +4325,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             store128(&smem.ds[4 * row + i][4 * col], ds);
         }
 
-        // the products with dS and P: 16 walked rows at a time, 64 of their columns
+        // the products with dS and P, over 16 walked rows and 64 columns at a time
 #pragma unroll
         for (int part = 0; part < D; part++) {
             for (int w = 0; w < 64; w += 16) {
@@ -4306,7 +4335,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                     y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
                     if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
                 }
-                __syncthreads(); // the tiles are no longer read, and p and ds are complete
+                __syncthreads(); // all threads have read the previous tiles, and have written p and ds
                 store128(&smem.walked1[row][4 * col], y1);
                 if (keys) { store128(&smem.walked2[row][4 * col], y2); }
                 __syncthreads();
@@ -4360,26 +4389,27 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// Two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and computes dq:
+// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
+// computes dq. A block walks over the tokens of the other kind:
 //
 //              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
 //     kv       k (registers), v (shared)      q, dout
 //     q        q (registers), dout (shared)   k, v
 //
-// Scores are computed as [owned][walked], so the accumulators of P and dS become operands of the second product without
-// leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+// Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
+// without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
 //
 //     walked           0   1     2   3     4   5     6   7
 //     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
 //     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 template <int HS, int M> struct AttentionBackwardMmaSMem {
-    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // walked: q and dout, or k and v; two stages
+    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // two stages of walked rows: q and dout, or k and v
     floatX owned[64 * M * HS];                   // the owned operand that is not in registers: v, or dout
-    float lse[2][64], dsum[2][64];               // kernel kv: of the walked queries, two stages
+    float lse[2][64], dsum[2][64];               // two stages for the walked queries; only used by kernel kv
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
 // element `tile`. The chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8
 // consecutive rows covers all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
@@ -4396,7 +4426,7 @@ template <int HS> __device__ inline floatX* attention_backward_column(floatX* me
 template <int HS> struct AttentionBackwardLoader {
     static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass of the block
     const floatX *next1, *next2;
-    int num_valid; // rows from this thread's first row to the end of the sequence; rows past the end become 0
+    int num_valid; // number of rows from this thread's row to the end of the sequence; rows past the end become 0
 
     __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
                                        int T) {
@@ -4470,7 +4500,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
     }
 }
 
-// The same with operand a in this warp's shared memory.
+// As attention_backward_multiply_rows, with operand a in this warp's shared memory (`owned`).
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -4524,8 +4554,8 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
     }
 }
 
-// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. `owned`, which is no longer needed, is the staging
-// area.
+// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
+// shared memory, which are no longer needed.
 template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
                                                                          const float (&sum)[M][HS / 8][4], float factor,
                                                                          floatX* owned) {
@@ -4563,14 +4593,14 @@ __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_tim
 }
 
 // Adds the terms of 8 * N queries to dk and dv. These queries begin at element offset `tile` of q_tiles and d_tiles;
-// lse, dsum: of these queries. kv, q: the warp's first key and the first of these queries, only read if masked.
+// lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
                                                   const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
                                                   floatX* d_tiles, int tile, const float* lse, const float* dsum,
                                                   int kv, int q, float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
     lse += lane % 4 * 2, dsum += lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -4606,7 +4636,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     AttentionBackwardMmaSMem<HS, M>& smem =
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0: seen by all queries
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
@@ -4632,7 +4662,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
         floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
         if (walk < first + M) { // on the diagonal
@@ -4659,15 +4689,16 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
 }
 
-// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2),
-// dsum: of this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if masked.
+// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
+// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
+// masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
                                                  floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
                                                  const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
                                                  float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -4729,7 +4760,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     int num_walks = min(M * (tile + 1), ceil_div(T, 64));
     for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) {
             loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
             cp_async_commit();
@@ -4756,7 +4787,8 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
 }
 
-// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the kernel for dq
+// kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
+// of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
@@ -4796,10 +4828,10 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
 // HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
 // of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
-// the accumulators of P and dS become operands in registers. dS is also written to shared memory, for the product for
-// dq, which sums over the keys of both warpgroups.
+// the accumulators of P and dS become operands in registers for dv and dk. dS is also written to shared memory, because
+// dq sums over the keys of both warpgroups.
 //
-// The sum of dq over the key tiles has one fixed order, so that it is deterministic. Key tile j adds its term of query
+// dq is summed over the key tiles in one fixed order, so that it is deterministic. Key tile j adds its term of query
 // tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
 //
 //     query tile         0        1        2        3
@@ -4809,17 +4841,17 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 //     key tile 0         step 0   step 1   step 2   step 3
 //
 // Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
-// writes dq. Work items start in the order of the rows, so they hardly wait for each other.
+// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
 //
-// No deadlock in kernel 11: an item waits only for items with smaller tickets, which have started; the oldest
+// Kernel 11 has no deadlock: an item waits only for items with smaller tickets, which have started; the oldest
 // unfinished item never waits, however few blocks are resident. Source of the swapped operands: Shah et al. 2024,
 // FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
     floatX* dqkv;    // (B,T,3,NH,64)
-    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 float4 per thread of the two warpgroups
+    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
     int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
-    float4* stats;   // (B*NH, num_tiles, 64): per pair of queries, both lse in base 2, then both dsum
+    float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
     int T, NH, num_heads, num_tiles;
 };
 
@@ -4836,7 +4868,7 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // bulk copies need it
+    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
@@ -4851,7 +4883,7 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
                                                        const floatX* out, const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
-    // <= and not <: ticket is stored behind the last element of turns
+    // <= instead of <, to reset ticket too, which is stored behind the last element of turns
     if (thread <= (size_t)args.num_heads * args.num_tiles * 2) { args.turns[thread] = 0; }
     int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
     bool valid = t < args.T;
@@ -4877,13 +4909,14 @@ static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, con
     cudaCheck(cudaGetLastError());
 }
 
-// Issues the TMA load of tokens t..t+127. vector: the head for dout; for qkv, which of a token's 3 * NH vectors.
+// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
+// 3 * NH vectors of a token (q of all heads, then k, then v).
 __device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
                                               uint64_t* full) {
     tma_load_4d(tile, &map, 0, vector, t, b, full);
 }
 
-// The three shapes of product. Each function issues its wgmmas and does not wait.
+// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
 // s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
 __device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
     uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
@@ -4905,8 +4938,8 @@ __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const fl
     for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
 }
 
-// The causal mask of the diagonal tile, where key r and query r are the same token: earlier queries do not see a key.
-// key: row of this thread's first key in the tile.
+// Applies the causal mask of the diagonal tile, where key r and query r are the same token, so that query r sees the
+// keys up to r. key: row of this thread's first key in the tile.
 __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     int ahead = key - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -4915,7 +4948,8 @@ __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     }
 }
 
-// Turns the scores s into P = exp2(s * scale2 - lse), in place.
+// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
+// queries.
 __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll
@@ -4926,7 +4960,7 @@ __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* s
     }
 }
 
-// Packs P, which is in s, and dS = P * (dp - dsum) into the operand fragments p and ds.
+// Packs P, which s contains, into the operand fragments p, and dS = P * (dp - dsum) into ds.
 __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
                                                   const float (&dp)[64], const float4* stats) {
     stats += threadIdx.x % 4;
@@ -4992,7 +5026,7 @@ __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwar
 //     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
 //                                       dS = P * (dp - dsum)
 //     dv += P dout                      dS to shared memory
-//     dk += dS q                        barrier of both warpgroups: dS of all 128 keys is complete
+//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
 //     dq = dS^T k                       wait
 //                                       dq to shared memory, for the adder
 //
@@ -5003,15 +5037,16 @@ struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
-    float4 dq[2][8 * 128];      // per warpgroup: a tile of dq, to be added to dq_sums; for key tile 0, the loaded sums
+    float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    uint64_t q_full[2], q_empty[2]; // of q and stats
+    // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
+    uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // adder to consumers: dq may be written, or (key tile 0) holds the sums so far
-    uint64_t dq_full[2];  // consumers to adder: dq has been written, or (key tile 0) the sums so far have been read
-    uint64_t work_full[2], work_empty[2];
-    int work[2];
+    uint64_t dq_ready[2]; // the adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far
+    uint64_t dq_full[2];  // consumers arrive, the adder waits: dq has been written, or (key tile 0) has been read
+    uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
+    int work[2];                          // numbers of work items, two stages
 };
 static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
 
@@ -5037,7 +5072,8 @@ __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem)
     __syncthreads();
 }
 
-// The producer: issues the loads of work item number n of the block. i counts steps over all items of the block.
+// The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
+// before; i: counts steps over all items of the block.
 __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                          const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
                                                          int work, unsigned n, unsigned& i) {
@@ -5065,8 +5101,8 @@ __device__ inline void attention_backward_sm90_load_item(const AttentionBackward
     while (tile < args.num_tiles) { load_queries(); }
 }
 
-// An adder: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all items of the block;
-// announced: dq_ready of the next step has already been signalled.
+// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
+// items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
 __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                         int warpgroup, int work, int& i, bool& announced) {
     constexpr int BYTES = sizeof(smem.dq[0]);
@@ -5081,7 +5117,7 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
         if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
         announced = false;
         if (step > 0) {
-            while (load_acquire(turn) < step) {}
+            while (load_acquire(turn) < step) {} // until the terms of all higher key tiles are in the sum
             async_proxy_fence();
         }
         if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
@@ -5096,17 +5132,17 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
             bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
         }
         tma_store_commit();
-        tma_store_wait<0>(); // dq has been read from shared memory: the consumers may write it again
+        tma_store_wait<0>(); // the bulk copy has read dq from shared memory, so the consumers may overwrite it
         mbarrier_arrive(ready);
         announced = true;
-        tma_store_wait_written(); // the sums have reached global memory: the next key tile may add
+        tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
         async_proxy_fence();
         store_release(turn, step + 1);
     }
 }
 
-// The consumer warps: work item number n of the block. i counts steps over all items of the block. row: the warp's
-// first key and query in a tile.
+// A consumer warp's part of a work item. work: number of the item; n: how many items the block has done before; i:
+// counts steps over all items of the block; row: the warp's first key and query in a tile.
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
@@ -5188,8 +5224,8 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 #if !defined(ENABLE_FP32)
 // ---- kernel 11: persistent blocks that draw their work items by ticket ----
 
-// Calls f(work, n) for the block's work items, n = 0, 1, ... For all roles but the producer, which announces the items
-// in smem.work.
+// Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
+// items in smem.work.
 template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
@@ -5223,7 +5259,8 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
+    // the shuffle makes `warp` warp-uniform to the compiler
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     attention_backward_sm90_init(smem);
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
@@ -5263,7 +5300,8 @@ void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, c
 }
 #endif
 
-// The size of scratch in floats, the same on all devices: what kernel 11 needs if HS = 64, otherwise dsum (B,NH,T).
+// The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
+// otherwise scratch holds dsum (B,NH,T).
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
 #if !defined(ENABLE_FP32)
     if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
@@ -5284,7 +5322,7 @@ inline int attention_backward_choice(int HS) {
 }
 
 // dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
-// (B,T,NH,HS), lse (B,NH,T), natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// (B,T,NH,HS), lse (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
 // The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
 // device:
 //
@@ -5319,7 +5357,7 @@ struct FusedClassifierSums {
     float max, sum, min;
 };
 
-// Adds a vector to s. +infinity in x makes the sum NaN; -infinity shows in min alone: see fused_classifier_reduce.
+// Adds a vector to s. +infinity in x makes the sum NaN. -infinity shows only in min; fused_classifier_reduce tests it.
 __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
     float max = s.max;
     for (int k = 0; k < x128::size; k++) {
@@ -5339,28 +5377,28 @@ __device__ inline void fused_classifier_reduce(float* max, float* sum, const Fus
     *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
 }
 
-// softmax(x) * dloss of one vector, with scale = dloss / sum
+// Returns softmax(x) * dloss for one vector, without the target's -dloss. scale = dloss / sum.
 __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
     x128 gradient;
     for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
     return gradient;
 }
 
-// The thread that writes column `target`. Thread t has vectors t, t + blockDim.x, ..., and column tail + t; the tail is
-// the columns after the last whole vector.
+// Returns the index of the thread that writes column `target`. Thread t owns the vectors t, t + blockDim.x, ..., and
+// column tail + t, where tail is the first column after the last whole vector.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
 
-// A thread's state besides its vectors. The tail (columns tail..V-1, after the last whole vector) is split one column
-// per thread. The owner of the target's column corrects the gradient there and writes the loss.
+// Per-thread state for the tail (columns tail..V-1, after the last whole vector), of which each thread has at most one
+// column, and for the target. The thread that owns the target's column writes the target's gradient and the loss.
 struct FusedClassifierRow {
     int tail, target;
     bool owner;
     float x_tail, correct; // this thread's logit in the tail; the target's logit, set in the owner only
 };
 
-// Fills this state, and starts s with this thread's logit in the tail, if it has one.
+// Returns this thread's state, and initialises s with its logit in the tail, if it has one.
 __device__ inline FusedClassifierRow fused_classifier_begin(FusedClassifierSums& s, const floatX* row, int target,
                                                             int V) {
     FusedClassifierRow r;
@@ -5398,6 +5436,7 @@ __global__ void __launch_bounds__(1024)
     if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
+    // the second read goes backwards, because the end of the row is still in the caches
     float scale = *dloss / sum;
     int last = (num_vectors - 1) / (int)blockDim.x * (int)blockDim.x + (int)threadIdx.x;
     for (int i = last; i >= 0; i -= blockDim.x) {
@@ -5408,14 +5447,16 @@ __global__ void __launch_bounds__(1024)
     fused_classifier_finish(row, r, max, scale, dloss, V, Vp);
 }
 
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of reduction scratch.
+// Reads the row once, with cp.async. Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of
+// reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
-    // 4 commit groups; each thread reads only what it copied itself, so no barrier is needed
+    // Four commit groups of `group` vectors each, summed below as they arrive. Each thread reads only what it copied
+    // itself, so no barrier is needed.
     int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
     for (int j = 0; j < 4; j++) {
         int end = min((j + 1) * group, num_vectors);
@@ -5464,7 +5505,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // else one block per SM
+                                       cudaSharedmemCarveoutMaxShared)); // without this, only one block fits an SM
         fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
@@ -5478,7 +5519,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 // ==== end promoted: fused_classifier ====
 
 // ==== promoted: mean_loss ====
-// One block, so that the order of the sum is fixed. It takes a few microseconds for 64 KB of losses.
+// A single block adds all losses, so that the order of the sum is fixed. It takes a few microseconds for 64 KB.
 __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
     __shared__ float shared[32];
     float sum = 0.0f;
@@ -5523,7 +5564,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
 }
 
-// norm (1) = sqrt(sum of block_sums). A single warp adds them, so that the order of the sum is fixed.
+// norm (1) = sqrt(sum of block_sums). One warp adds the block sums, so that the order of the additions is fixed.
 __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
@@ -5538,7 +5579,7 @@ size_t global_norm_scratch() { return 4096; }
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // resident blocks per SM, then blocks of one wave
+    int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
@@ -5551,8 +5592,8 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
 // ==== end promoted: global_norm ====
 
 // ==== promoted: adamw ====
-// fp16: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss itself is
-// not finite, or the scale is already 1, the scale is not the cause, so it is not halved.
+// In fp16 only: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss
+// itself is not finite, or the scale is already 1, the scale is not the cause of the overflow and is not halved.
 __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     constexpr int LOSS_SCALE_STEPS = 2000;
     constexpr float LARGEST_LOSS_SCALE = 65536.0f;
@@ -5579,8 +5620,9 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
     if (IS_FP16) { adamw_adapt_loss_scale(s); }
 }
 
-// Fills in state (1), in device memory, once the loss and the global norm are in it: the verdict `applied`, grad_scale,
-// the bias corrections. skip: the host's own verdict; true skips the update even if loss and norm are finite.
+// state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
+// grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
+// skipped even if loss and norm are finite.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
@@ -5596,7 +5638,8 @@ __device__ inline float adamw_update(float p, float& m, float& v, float grad, co
     return p - o.learning_rate * (direction + o.weight_decay * p);
 }
 
-// The rounding seed of this update, from the seed of this range of parameters. 0 means round to nearest and stays 0.
+// The rounding seed of this update, from the seed of this range of parameters. Seed 0 means round to nearest and stays
+// 0; `| 1` keeps any other seed from becoming 0.
 __device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
     return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
 }
@@ -5653,12 +5696,13 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n); state (1),
-// filled in by adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n);
+// state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
+// bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-    // per element: m, v read and written, grads read: 20 bytes; then master read and written and params written, or,
-    // without master, params read and written
+    // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
+    // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);
@@ -5717,7 +5761,7 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 // ==== end promoted: decode_embed ====
 
 // ==== promoted: decode_matvec ====
-constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row: the whole row if K is 768, in 16 bits
+constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; they cover a row of 768 16-bit elements
 
 // Rows of the weight that a warp multiplies at once: they share the loads and conversions of x.
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
@@ -5727,8 +5771,9 @@ __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { retur
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
 template <int n> __device__ inline float decode_matvec_sums(float* values) {
     int lane = threadIdx.x % 32, offset = 16;
+    // in each round a lane keeps half of its values and gives the other half to lane ^ offset
 #pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of its values
+    for (int half = n / 2; half > 0; half /= 2, offset /= 2) {
         bool upper = lane & offset;
 #pragma unroll
         for (int i = 0; i < half; i++) {
@@ -5864,7 +5909,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
                     x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
-                    at_x = min(at_x + num_vec, last_x); // one running offset: an address per sequence takes registers
+                    // one running offset, because an address per sequence would take registers
+                    at_x = min(at_x + num_vec, last_x);
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll
@@ -5874,7 +5920,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             }
         }
         row += gridDim.y * rows_per_block;
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the warp sums
+        // the loads of the next rows are in flight during the warp sums
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
 
         float sum = decode_matvec_sums<num_sums>(sums);
@@ -5918,10 +5965,11 @@ DecodeMatvecLaunch<Out> decode_matvec_batch(int B, int K, int OC, int block_size
 }
 
 template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
-    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no attribute
+    const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
-    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 rows in `partial`
+    // at most 256 threads, because `partial` has 8 rows, one per warp
+    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0);
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
@@ -5972,9 +6020,9 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
 // ==== promoted: decode_attention ====
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
-constexpr int DECODE_ATTENTION_STEP = 64;         // a block's share of the keys, a part, is a multiple of this
+constexpr int DECODE_ATTENTION_STEP = 64;         // the keys of one part (a block's share) are a multiple of this
 constexpr int DECODE_ATTENTION_AHEAD = 2;         // keys in flight per thread
-constexpr float DECODE_ATTENTION_LOWEST = -1e30f; // initial maximum; finite, so that max - max is not NaN
+constexpr float DECODE_ATTENTION_LOWEST = -1e30f; // initial maximum; finite, because -inf - -inf is NaN
 
 struct DecodeAttentionShared {
     float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS];      // weighted sums of values, per warp
@@ -5987,8 +6035,8 @@ struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// Combines the warps' results in shared memory for element threadIdx.x. The order of the warps is fixed, so the result
-// is deterministic.
+// Combines the results of all warps, which are in shared memory, for element threadIdx.x. The order of the warps is
+// fixed, so the result is deterministic.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
     DecodeAttentionSum x = {0.0f, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
@@ -6021,7 +6069,8 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
 
 // One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
 // to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
-// first element. Every thread gets the result for element threadIdx.x; from HS on it is meaningless.
+// first element. Every thread gets the result for element threadIdx.x; in threads from HS on it is
+// meaningless.
 //
 //     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
 //     key of u = 0            row + 0              + 1     + 2      + 3      + 4                 ...   + 31
@@ -6030,6 +6079,7 @@ template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
                                                     const floatX* qkv, int begin, int end, int now, int C, int HS) {
     constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
+    // place: number of this lane among the lanes that share a key
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
@@ -6037,7 +6087,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // LOG2E for exp2
+    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
 #pragma unroll
     for (int d = 0; d < depth; d++) {
         x128 vec = {};
@@ -6168,7 +6218,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     DecodeAttentionSum x = decode_attention_part<lanes, depth>(
         shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
 
-    int num_parts = now / part_keys + 1; // that have keys
+    int num_parts = now / part_keys + 1; // parts with keys; the grid covers the whole capacity
     if (num_parts > 1) {
         int head = b * NH + h;
         int* counter = reinterpret_cast<int*>(scratch) + head;
@@ -6176,7 +6226,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
         float* own = partials + (size_t)part * (HS + 2);
         if (i < HS) { own[2 + i] = x.sum; }
         if (i == 0) { own[0] = x.max, own[1] = x.total; }
-        __threadfence();
+        __threadfence(); // makes the partial results visible before the count
         __syncthreads();
         if (i == 0) {
             shared.last = atomicAdd(counter, 1) == num_parts - 1;
@@ -6335,7 +6385,7 @@ constexpr int DECODE_SAMPLE_CHUNKS = 1024; // chunks of the vocabulary, one per 
 
 struct DecodeSampleShared {
     uint64_t list[DECODE_SAMPLE_ROOM];    // keys of the candidates, unordered
-    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // sum of the shares of each chunk
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // sum of the shares (draw weights) of each chunk
     uint64_t reduce[32];
     uint64_t rest; // distance of the drawn point from the start of chunk `found`
     int list_size, found, token;
@@ -6355,7 +6405,7 @@ struct DecodeSampleRow {
 // because the sum of integers does not depend on the order of summation.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
-    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // also if both are inf: inf - inf is NaN
+    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // 0 also if both are inf: inf - inf is NaN
     return (uint64_t)(exp2f(distance) * 17592186044416.0f);
 }
 
@@ -6364,8 +6414,7 @@ __device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& sha
     return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
 }
 
-// Counts the candidates with keys >= `floor`. Returns their weight: the sum of their shares, or without `shares` their
-// count.
+// Counts the candidates with keys >= `floor`. Returns the sum of their shares or, if `shares` is false, their count.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
@@ -6392,8 +6441,8 @@ __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSample
     row.listed = true, row.n = (int)row.count;
 }
 
-// Raises row.floor by bisection until the fewest top candidates are left whose weight still reaches `target`. The
-// weight of all candidates must reach it.
+// Raises row.floor by bisection, so that as few candidates as possible are left whose total weight reaches `target`:
+// those with the largest keys. The weight of all candidates must reach `target`.
 __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
     uint64_t end = row.best + 1, end_count = 0; // the keys >= `end` weigh less than the target
     while (row.count - end_count > 1 && end - row.floor > 1) {
@@ -6422,6 +6471,7 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
         if (lane == 0) { shared.chunk[c] = sum; }
     }
     __syncthreads();
+    // upto: inclusive prefix sum of the chunks' shares, first within each warp, then over all warps
     uint64_t own = shared.chunk[threadIdx.x], upto = decode_sample_warp_scan(own);
     if (lane == 31) { shared.reduce[warp] = upto; }
     __syncthreads();
@@ -6437,7 +6487,7 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     __syncthreads();
     if (warp == 0) {
         uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // the chunk that holds the token
+        for (int begin = shared.found * size;; begin += 32) { // walks the chunk that holds the token
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
             uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
             uint64_t reached = before + decode_sample_warp_scan(share);
@@ -6471,20 +6521,20 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
     row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
 
-    int token = -1; // if nothing can be drawn
+    int token = -1; // the result if nothing can be drawn
     if (row.count > 0) {
         if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
         if (top_p < 1.0f) {
             double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
             decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
         }
-        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // random_f64() of llmc/rand.h
+        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
         x ^= x >> 12;
         x ^= x << 25;
         x ^= x >> 27;
         double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
         token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it before a barrier of the draw
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
@@ -6492,10 +6542,12 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     }
 }
 
-// Size of scratch in floats; aligned to 8 bytes. It must be zero before the first launch; decode_sample leaves zeros.
+// Size of scratch in floats. scratch must be aligned to 8 bytes and zero before the first launch; decode_sample leaves
+// it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), the first V are used | rng_state (B) inout
+// tokens (B), positions (B) += 1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
+// rng_state (B) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
 // probability reaches top_p (1: all). NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.

@@ -30,19 +30,19 @@ struct StepState {
     float loss;        // mean over the tokens of the step
     float scaled_norm; // norm of the gradients with the loss scale still in them
     float norm;        // norm of the true gradients; set by adamw_prepare
-    int applied;       // the verdict of adamw_prepare: 1: update; 0: no update (loss or norm not finite, or host skips)
+    int applied;       // verdict of adamw_prepare: 1 = update; 0 = no update (loss or norm not finite, or host skips)
     int num_updates;   // steps that changed the weights: t of AdamW
-    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it by the next step's
-    float dloss;       // gradient of the scaled loss by the loss of one token: loss_scale / tokens in a step
+    float loss_scale;  // factor on the loss in fp16, else 1; adamw_prepare replaces it with the next step's factor
+    float dloss;       // derivative of the scaled loss by one token's loss: loss_scale / tokens in a step
     int good_steps;    // finite steps since the loss scale last changed
-    float grad_scale;  // factor on the gradients in adamw: clipping / loss_scale
+    float grad_scale;  // factor on the gradients in adamw: clipping factor / loss_scale
     float inverse_bias1, inverse_bias2; // bias corrections 1 / (1 - beta^t)
 };
 // ==== end promoted: adamw_state ====
 
 // ==== promoted: adamw ====
-// fp16: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss itself is
-// not finite, or the scale is already 1, the scale is not the cause, so it is not halved.
+// In fp16 only: halves the loss scale after an overflow, doubles it after LOSS_SCALE_STEPS finite steps. If the loss
+// itself is not finite, or the scale is already 1, the scale is not the cause of the overflow and is not halved.
 __device__ inline void adamw_adapt_loss_scale(StepState* s) {
     constexpr int LOSS_SCALE_STEPS = 2000;
     constexpr float LARGEST_LOSS_SCALE = 65536.0f;
@@ -69,8 +69,9 @@ __global__ void adamw_prepare_kernel(StepState* s, AdamW o, bool skip) {
     if (IS_FP16) { adamw_adapt_loss_scale(s); }
 }
 
-// Fills in state (1), in device memory, once the loss and the global norm are in it: the verdict `applied`, grad_scale,
-// the bias corrections. skip: the host's own verdict; true skips the update even if loss and norm are finite.
+// state (1) is in device memory and already holds loss and scaled_norm. Sets norm, the verdict `applied`, num_updates,
+// grad_scale and the bias corrections; in fp16 also the loss scale of the next step. If skip is true, the update is
+// skipped even if loss and norm are finite.
 void adamw_prepare(StepState* state, const AdamW& optimizer, bool skip, cudaStream_t stream) {
     Op op(stream, sizeof(StepState), 0, "step verdict");
     adamw_prepare_kernel<<<1, 1, 0, stream>>>(state, optimizer, skip);
@@ -86,7 +87,8 @@ __device__ inline float adamw_update(float p, float& m, float& v, float grad, co
     return p - o.learning_rate * (direction + o.weight_decay * p);
 }
 
-// The rounding seed of this update, from the seed of this range of parameters. 0 means round to nearest and stays 0.
+// The rounding seed of this update, from the seed of this range of parameters. Seed 0 means round to nearest and stays
+// 0; `| 1` keeps any other seed from becoming 0.
 __device__ inline uint32_t adamw_seed(uint32_t seed, int update) {
     return seed == 0 ? 0 : hash_bits((uint32_t)update, seed) | 1;
 }
@@ -210,12 +212,13 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n); state (1),
-// filled in by adamw_prepare. seed 0: round params to nearest; else stochastically, with new bits in every update.
+// params (n) floatX; master (n) float, or NULL if params is the only copy of the weights; m, v (n) | grads (n);
+// state (1), filled in by adamw_prepare. seed 0: round params to nearest; otherwise stochastically, with new random
+// bits in every update.
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream, int block_size) {
-    // per element: m, v read and written, grads read: 20 bytes; then master read and written and params written, or,
-    // without master, params read and written
+    // Bytes per element: 20 because m and v are read and written and grads are read. With master, master is read and
+    // written and params are written; without master, params are read and written.
     double bytes = 20 + (master ? 8.0 + sizeof(floatX) : 2.0 * sizeof(floatX));
     Op op(stream, bytes * n, 0, "adamw");
     require(((size_t)params | (size_t)master | (size_t)m | (size_t)v | (size_t)grads) % 16 == 0);

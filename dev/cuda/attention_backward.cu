@@ -7,13 +7,13 @@
    products: they compute q k^T and dout v^T twice, so that each gradient has one writer and is deterministic. Kernels 8
    to 11 do 5 products, and sum dq over the keys in one fixed order.
    Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 3, 4, 6 and 8: HS = 64.
-   Kernels 9 to 11: HS = 64 and sm_90a. attention_backward() chooses among 11, 7 and 5 by the table in front of it.
-   Error: against the fp64 reference, which computes its own out and does not see the rounded one. bf16 and fp16: one
-   ulp of the gradient plus three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size
-   1 (emulated on a CPU: 1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient
-   plus 96 ulps of 1, because the argument of exp is rounded (emulated: 50).
-   Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; the swapped operands: Shah et al. 2024,
-   arXiv:2407.08608; wgmma and TMA: the PTX ISA.
+   Kernels 9 to 11: HS = 64 and sm_90a. attention_backward() runs kernel 11, 7 or 5; the comment above it has a table.
+   Error: against the fp64 reference, which computes its own unrounded out. bf16 and fp16: one ulp of the gradient plus
+   three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size 1 (emulated on a CPU:
+   1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient plus 96 ulps of 1,
+   because the argument of exp is rounded (emulated: 50).
+   Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Scores as [keys][queries] (swapped operands):
+   Shah et al. 2024, arXiv:2407.08608. wgmma and TMA: the PTX ISA.
 
    nvcc -O3 --use_fast_math attention_backward.cu -o attention_backward -lcublas -lcublasLt
    (or: make attention_backward)
@@ -46,8 +46,8 @@ __global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const 
     ds[i] = (floatX)(seen ? x * (dp[i] - dsum[row]) : 0.0f);
 }
 
-// out (T,HS) = alpha * a x, or alpha * a^T x if transposed, for each head. a is (T,T), row-major; x and out are one
-// head's rows of a packed tensor.
+// out (T,HS) = alpha * a x, or alpha * a^T x if transposed, for each head. Each head's a is (T,T), row-major. The rows
+// of x are x_stride elements apart, those of out 3 * C.
 static void attention_backward_gemm0(floatX* out, const floatX* a, const floatX* x, int x_stride, bool transposed,
                                      float alpha, int T, int C, int NH) {
     cudaDataType type = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b' ? CUDA_R_16BF : CUDA_R_16F;
@@ -68,7 +68,7 @@ void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floa
     float one = 1.0f, zero = 0.0f, scale = 1.0f / sqrtf((float)HS);
     cublasHandle_t handle = cublas_handle();
     cublasCheck(cublasSetStream(handle, stream));
-    for (int b = 0; b < B; b++) { // cuBLAS is column-major: q k^T in row-major order is k q^T in column-major order
+    for (int b = 0; b < B; b++) { // q k^T in row-major order is k q^T for cuBLAS, which is column-major
         const floatX *q = qkv + (size_t)b * T * 3 * C, *d = dout + (size_t)b * T * C;
         size_t first = (size_t)b * NH * matrix;
         cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
@@ -115,9 +115,9 @@ __global__ void attention_backward_gradients_kernel1(floatX* dqkv, const float* 
                                                      const floatX* qkv, int T, int C, int NH, size_t n, float scale) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
-    // which: dq (0), dk (1) or dv (2)
+    // which: the gradient that this thread computes, dq (0), dk (1) or dv (2)
     size_t HS = C / NH, c = i % C, which = i / C % 3, t = i / C / 3 % T, b = i / C / 3 / T;
-    size_t matrix = (b * NH + c / HS) * T * T; // of this head
+    size_t matrix = (b * NH + c / HS) * T * T; // offset of this head's T x T matrix
     const floatX* x = which == 2 ? dout + b * T * C + c : qkv + b * T * 3 * C + c + (which == 0 ? C : 0);
     size_t stride = which == 2 ? C : 3 * C;
     float sum = 0.0f;
@@ -200,7 +200,7 @@ void attention_backward2(floatX* dqkv, const float* lse, const float* dsum, cons
 // ---- kernel 4: P and dS become operands in registers, because scores are computed as [owned][walked] ----
 // A block owns 64 rows (keys if `keys`, otherwise queries) and walks over tiles of 64 rows of the other kind.
 
-// 72 = 64 + 8: the 8 rows that ldmatrix reads at once cover all 32 banks.
+// Rows are padded from 64 to 72 elements, so that the 8 rows that ldmatrix reads at once cover all 32 banks.
 struct TensorCoreSMem {
     floatX owned1[64][72], owned2[64][72], walked1[64][72], walked2[64][72], p[64][72];
 };
@@ -218,7 +218,7 @@ template <bool in_registers> __device__ inline void multiply3(float (&sum)[8][4]
                                                               const floatX (*tile)[72], floatX (*p)[72]) {
     int lane = threadIdx.x % 32;
     if (!in_registers) {
-        __syncwarp(); // the last contents of p are no longer read
+        __syncwarp(); // all lanes have read the previous contents of p
         for (int n = 0; n < 8; n++) {
             for (int i = 0; i < 4; i++) { p[i / 2 * 8 + lane / 4][8 * n + lane % 4 * 2 + i % 2] = (floatX)x[n][i]; }
         }
@@ -260,7 +260,7 @@ template <bool keys, bool in_registers> __global__ void __launch_bounds__(128)
     float sum1[8][4] = {}, sum2[8][4] = {};
     for (int walk = keys ? tile : 0; walk <= (keys ? ceil_div(T, 64) - 1 : tile); walk++) {
         int walked = 64 * walk;
-        __syncthreads(); // the tiles are no longer read
+        __syncthreads(); // all warps have read the previous tiles
         load_tile3(smem.walked1, (keys ? q : k) + walked * stride, stride, T - walked);
         load_tile3(smem.walked2, keys ? d + walked * stride_d : v + walked * stride, keys ? stride_d : stride,
                    T - walked);
@@ -334,7 +334,7 @@ template <bool in_registers> void attention_backward3(floatX* dqkv, const float*
 //     P = exp(scale * q k^T - lse)    dS = P * (dout v^T - dsum)
 //     dv = P^T dout                   dk = scale * dS^T q              dq = scale * dS k
 //
-// 8 threads per row of HS elements.
+// The kernel runs 8 threads per row of HS elements.
 __global__ void attention_backward_dsum_kernel5(float* dsum, const floatX* dout, const floatX* out, int T, int NH,
                                                 int HS, int num_rows) {
     int row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8), part = threadIdx.x % 8;
@@ -389,7 +389,8 @@ template <int K> __device__ inline void attention_backward_multiply4x4(float (&s
 
 // A block owns 64 rows of one head and walks over tiles of 64 rows of the other side. If `keys`, it owns keys, walks
 // over queries, and computes dk and dv; otherwise it owns queries, walks over keys, and computes dq. Scores are
-// computed as [walked][owned], the layout in which the second product reads them. 64 * D >= HS.
+// computed as [walked][owned], the layout in which the second product reads P and dS. D groups of 64 columns hold
+// the HS columns.
 template <bool keys, int D> __global__ void __launch_bounds__(256)
     attention_backward_plain_kernel5(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                      const floatX* qkv, int T, int C, int NH, float scale) {
@@ -423,7 +424,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                 o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
                 o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
             }
-            __syncthreads(); // the tiles are no longer read
+            __syncthreads(); // all threads have read the previous tiles
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 smem.walked1[cc + i][r] = w1[i], smem.walked2[cc + i][r] = w2[i];
@@ -449,7 +450,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             store128(&smem.ds[4 * row + i][4 * col], ds);
         }
 
-        // the products with dS and P: 16 walked rows at a time, 64 of their columns
+        // the products with dS and P, over 16 walked rows and 64 columns at a time
 #pragma unroll
         for (int part = 0; part < D; part++) {
             for (int w = 0; w < 64; w += 16) {
@@ -459,7 +460,7 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                     y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
                     if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
                 }
-                __syncthreads(); // the tiles are no longer read, and p and ds are complete
+                __syncthreads(); // all threads have read the previous tiles, and have written p and ds
                 store128(&smem.walked1[row][4 * col], y1);
                 if (keys) { store128(&smem.walked2[row][4 * col], y2); }
                 __syncthreads();
@@ -515,8 +516,8 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
 // ---- kernel 6: cp.async into two swizzled stages, 16 rows per warp ----
-// This is kernel 7, which is defined below, with other template arguments. 3 blocks fit an SM, but each tile is read
-// from shared memory twice as often.
+// It runs the code of kernel 7, which is defined below, with 16 instead of 32 rows per warp. 3 blocks fit an SM instead
+// of 2, but each tile is read from shared memory twice as often.
 
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
@@ -534,26 +535,27 @@ void attention_backward6(floatX* dqkv, const float* lse, const float* dsum, cons
 // ==== promoted: attention_backward ====
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// Two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and computes dq:
+// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
+// computes dq. A block walks over the tokens of the other kind:
 //
 //              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
 //     kv       k (registers), v (shared)      q, dout
 //     q        q (registers), dout (shared)   k, v
 //
-// Scores are computed as [owned][walked], so the accumulators of P and dS become operands of the second product without
-// leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
+// Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
+// without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
 //
 //     walked           0   1     2   3     4   5     6   7
 //     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
 //     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 template <int HS, int M> struct AttentionBackwardMmaSMem {
-    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // walked: q and dout, or k and v; two stages
+    floatX tile1[2][64 * HS], tile2[2][64 * HS]; // two stages of walked rows: q and dout, or k and v
     floatX owned[64 * M * HS];                   // the owned operand that is not in registers: v, or dout
-    float lse[2][64], dsum[2][64];               // kernel kv: of the walked queries, two stages
+    float lse[2][64], dsum[2][64];               // two stages for the walked queries; only used by kernel kv
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile (rows, HS) that begins at
 // element `tile`. The chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8
 // consecutive rows covers all 32 banks.
 template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
@@ -570,7 +572,7 @@ template <int HS> __device__ inline floatX* attention_backward_column(floatX* me
 template <int HS> struct AttentionBackwardLoader {
     static constexpr int LANES = HS % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass of the block
     const floatX *next1, *next2;
-    int num_valid; // rows from this thread's first row to the end of the sequence; rows past the end become 0
+    int num_valid; // number of rows from this thread's row to the end of the sequence; rows past the end become 0
 
     __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
                                        int T) {
@@ -644,7 +646,7 @@ attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][H
     }
 }
 
-// The same with operand a in this warp's shared memory.
+// As attention_backward_multiply_rows, with operand a in this warp's shared memory (`owned`).
 template <int HS, int M, int N> __device__ inline void
 attention_backward_multiply_owned(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
     int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
@@ -698,8 +700,8 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
     }
 }
 
-// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. `owned`, which is no longer needed, is the staging
-// area.
+// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
+// shared memory, which are no longer needed.
 template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
                                                                          const float (&sum)[M][HS / 8][4], float factor,
                                                                          floatX* owned) {
@@ -737,14 +739,14 @@ __device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_tim
 }
 
 // Adds the terms of 8 * N queries to dk and dv. These queries begin at element offset `tile` of q_tiles and d_tiles;
-// lse, dsum: of these queries. kv, q: the warp's first key and the first of these queries, only read if masked.
+// lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
                                                   const uint32_t (&k)[M][HS / 16][4], floatX* v, floatX* q_tiles,
                                                   floatX* d_tiles, int tile, const float* lse, const float* dsum,
                                                   int kv, int q, float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
     lse += lane % 4 * 2, dsum += lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -780,7 +782,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     AttentionBackwardMmaSMem<HS, M>& smem =
         *reinterpret_cast<AttentionBackwardMmaSMem<HS, M>*>(attention_backward_memory);
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0: seen by all queries
+    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
     int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
     int stride = 3 * C, stride_d = C;
     const floatX *q = qkv + (size_t)b * T * stride + h * HS, *d = dout + (size_t)b * T * stride_d + h * HS;
@@ -806,7 +808,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
         floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
         if (walk < first + M) { // on the diagonal
@@ -833,15 +835,16 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned);
 }
 
-// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2),
-// dsum: of this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if masked.
+// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
+// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
+// masked.
 template <bool masked, int HS, int M, int N>
 __device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4], const uint32_t (&q_operand)[M][HS / 16][4],
                                                  floatX* d, floatX* k_tiles, floatX* v_tiles, int tile,
                                                  const float (&lse2)[M][2], const float (&dsum)[M][2], int q, int kv,
                                                  float scale2) {
     int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum: the product of dout and v makes it dP - dsum
+    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -903,7 +906,7 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     int num_walks = min(M * (tile + 1), ceil_div(T, 64));
     for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and the previous tile is no longer read
+        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) {
             loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride);
             cp_async_commit();
@@ -930,7 +933,8 @@ template <int HS, int M, int N, int blocks_per_sm> __global__ void __launch_boun
     attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned);
 }
 
-// kv_M, kv_N, kv_blocks: template arguments of the kernel for dk and dv; q_M, q_N, q_blocks: of the kernel for dq
+// kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
+// of the kernel for dq
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks>
 void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
                                   const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream) {
@@ -973,12 +977,13 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 
 struct AttentionBackwardSMem8 {
     floatX tile1[2][64 * 64], tile2[2][64 * 64]; // q and dout, two stages
-    floatX v[128 * 64], k[128 * 64];             // of the owned keys
+    floatX v[128 * 64], k[128 * 64];             // rows of the owned keys
     floatX ds[128 * 64];                         // (owned keys, queries of the tile)
     float lse[2][64], dsum[2][64];
 };
 
-// dq_sums (B, NH, T/64, 64, 64): each thread reads back only what it wrote itself, so no synchronisation is needed.
+// dq_sums (B, NH, T/64, 64, 64) holds the sums so far. Each thread reads only elements that it wrote itself, so no
+// synchronisation is needed.
 __global__ void __launch_bounds__(128, 2)
     attention_backward_kernel8(floatX* dqkv, float4* dq_sums, const float* lse, const float* dsum, const floatX* dout,
                                const floatX* qkv, int T, int C, int NH, float scale) {
@@ -1004,7 +1009,7 @@ __global__ void __launch_bounds__(128, 2)
         };
         floatX *v_owned = smem.v + 16 * M * HS * warp, *k_owned = smem.k + 16 * M * HS * warp;
         floatX* ds_owned = smem.ds + 16 * M * 64 * warp;
-        __syncthreads(); // the tiles and the keys are no longer read
+        __syncthreads(); // all warps have read the previous tiles and keys
         attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv);
         attention_backward_load_owned<HS, M>(k_owned, q + C + (size_t)kv * stride, stride, T - kv);
         load(0, 64 * first);
@@ -1013,13 +1018,13 @@ __global__ void __launch_bounds__(128, 2)
         float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
         for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); // this tile has landed for all warps; the previous tile and ds are no longer read
+            __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile and ds
             if (walk + 1 < num_walks) { load(stage ^ 1, 64 * (walk + 1)); }
 #pragma unroll 1
             for (int row = 0; row < 64; row += 8 * N) {
                 float p[M][N][4] = {}, ds[M][N][4] = {};
                 int tile = (64 * stage + row) * HS, t = 64 * walk + row;
-                if (t + 8 * N > kv) { // otherwise none of these queries sees this warp's keys
+                if (t + 8 * N > kv) { // some of these queries see keys of this warp; otherwise ds stays 0
                     const float *x = smem.lse[stage] + row + lane % 4 * 2, *y = smem.dsum[stage] + row + lane % 4 * 2;
 #pragma unroll
                     for (int n = 0; n < N; n++) {
@@ -1079,7 +1084,7 @@ __global__ void __launch_bounds__(128, 2)
                 }
             }
             float4* sums = dq_sums + ((size_t)walk * 4 + warp) * (HS / 8) * 32 + lane;
-            bool last = walk < first + M; // these queries see no later keys
+            bool last = walk < first + M; // these queries see no later keys, so the sum is complete
             int t = 64 * walk + 16 * warp + lane / 4;
             floatX* out = dqkv + ((size_t)b * T + t) * stride + h * HS + lane % 4 * 2;
 #pragma unroll
@@ -1123,10 +1128,10 @@ void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const f
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
 // HS = 64. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two warpgroups walk over the tiles
 // of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as [keys][queries], so that
-// the accumulators of P and dS become operands in registers. dS is also written to shared memory, for the product for
-// dq, which sums over the keys of both warpgroups.
+// the accumulators of P and dS become operands in registers for dv and dk. dS is also written to shared memory, because
+// dq sums over the keys of both warpgroups.
 //
-// The sum of dq over the key tiles has one fixed order, so that it is deterministic. Key tile j adds its term of query
+// dq is summed over the key tiles in one fixed order, so that it is deterministic. Key tile j adds its term of query
 // tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
 //
 //     query tile         0        1        2        3
@@ -1136,17 +1141,17 @@ void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const f
 //     key tile 0         step 0   step 1   step 2   step 3
 //
 // Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
-// writes dq. Work items start in the order of the rows, so they hardly wait for each other.
+// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
 //
-// No deadlock in kernel 11: an item waits only for items with smaller tickets, which have started; the oldest
+// Kernel 11 has no deadlock: an item waits only for items with smaller tickets, which have started; the oldest
 // unfinished item never waits, however few blocks are resident. Source of the swapped operands: Shah et al. 2024,
 // FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
     floatX* dqkv;    // (B,T,3,NH,64)
-    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): 8 float4 per thread of the two warpgroups
+    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
     int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
-    float4* stats;   // (B*NH, num_tiles, 64): per pair of queries, both lse in base 2, then both dsum
+    float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
     int T, NH, num_heads, num_tiles;
 };
 
@@ -1163,7 +1168,7 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // bulk copies need it
+    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
@@ -1178,7 +1183,7 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
                                                        const floatX* out, const float* lse) {
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
-    // <= and not <: ticket is stored behind the last element of turns
+    // <= instead of <, to reset ticket too, which is stored behind the last element of turns
     if (thread <= (size_t)args.num_heads * args.num_tiles * 2) { args.turns[thread] = 0; }
     int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
     bool valid = t < args.T;
@@ -1204,13 +1209,14 @@ static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, con
     cudaCheck(cudaGetLastError());
 }
 
-// Issues the TMA load of tokens t..t+127. vector: the head for dout; for qkv, which of a token's 3 * NH vectors.
+// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
+// 3 * NH vectors of a token (q of all heads, then k, then v).
 __device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
                                               uint64_t* full) {
     tma_load_4d(tile, &map, 0, vector, t, b, full);
 }
 
-// The three shapes of product. Each function issues its wgmmas and does not wait.
+// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
 // s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
 __device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
     uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
@@ -1232,8 +1238,8 @@ __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const fl
     for (int k = 1; k < 8; k++) { wgmma_64x64x16_transposed(dq, a + 128 * k, b + 128 * k, 1, floatX()); }
 }
 
-// The causal mask of the diagonal tile, where key r and query r are the same token: earlier queries do not see a key.
-// key: row of this thread's first key in the tile.
+// Applies the causal mask of the diagonal tile, where key r and query r are the same token, so that query r sees the
+// keys up to r. key: row of this thread's first key in the tile.
 __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     int ahead = key - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -1242,7 +1248,8 @@ __device__ inline void attention_backward_sm90_mask(float (&s)[64], int key) {
     }
 }
 
-// Turns the scores s into P = exp2(s * scale2 - lse), in place.
+// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
+// queries.
 __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll
@@ -1253,7 +1260,7 @@ __device__ inline void attention_backward_sm90_p(float (&s)[64], const float4* s
     }
 }
 
-// Packs P, which is in s, and dS = P * (dp - dsum) into the operand fragments p and ds.
+// Packs P, which s contains, into the operand fragments p, and dS = P * (dp - dsum) into ds.
 __device__ inline void attention_backward_sm90_ds(uint32_t (&p)[32], uint32_t (&ds)[32], const float (&s)[64],
                                                   const float (&dp)[64], const float4* stats) {
     stats += threadIdx.x % 4;
@@ -1361,7 +1368,7 @@ __global__ void __launch_bounds__(256, 1)
         const floatX *q = smem.q[step % 2], *dout = smem.dout[step % 2];
         const float4* stats = smem.stats[step % 2];
         mbarrier_wait(&smem.full[step % 2], step / 2 % 2);
-        __syncwarp(); // reconverge: lane 0 of warp 0 may still be issuing loads
+        __syncwarp(); // reconverges warp 0, whose lane 0 may still be issuing loads
         float s[64], dp[64], dq[32];
         uint32_t p[32], ds[32];
         wgmma_fence();
@@ -1404,7 +1411,7 @@ __global__ void __launch_bounds__(256, 1)
             if (j > 0) { __stcg(sums + 128 * n, make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3])); }
         }
         if (j == 0) { attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale); }
-        __syncthreads(); // the sums are stored, and the stage of this step is no longer read
+        __syncthreads(); // all warps have stored their sums, and have read the stage of this step
         if (j > 0 && threadIdx.x == 0) {
             __threadfence();
             store_release(args.turns + tile * 2, step + 1);
@@ -1442,7 +1449,7 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
 //     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
 //                                       dS = P * (dp - dsum)
 //     dv += P dout                      dS to shared memory
-//     dk += dS q                        barrier of both warpgroups: dS of all 128 keys is complete
+//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
 //     dq = dS^T k                       wait
 //                                       dq to shared memory, for the adder
 //
@@ -1453,15 +1460,16 @@ struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
-    float4 dq[2][8 * 128];      // per warpgroup: a tile of dq, to be added to dq_sums; for key tile 0, the loaded sums
+    float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    uint64_t q_full[2], q_empty[2]; // of q and stats
+    // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
+    uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // adder to consumers: dq may be written, or (key tile 0) holds the sums so far
-    uint64_t dq_full[2];  // consumers to adder: dq has been written, or (key tile 0) the sums so far have been read
-    uint64_t work_full[2], work_empty[2];
-    int work[2];
+    uint64_t dq_ready[2]; // the adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far
+    uint64_t dq_full[2];  // consumers arrive, the adder waits: dq has been written, or (key tile 0) has been read
+    uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
+    int work[2];                          // numbers of work items, two stages
 };
 static_assert(sizeof(AttentionBackwardSMem) <= 227 << 10, "the limit of compute capability 9.0");
 
@@ -1487,7 +1495,8 @@ __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem& smem)
     __syncthreads();
 }
 
-// The producer: issues the loads of work item number n of the block. i counts steps over all items of the block.
+// The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
+// before; i: counts steps over all items of the block.
 __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                          const CUtensorMap& qkv_map, const CUtensorMap& dout_map,
                                                          int work, unsigned n, unsigned& i) {
@@ -1515,8 +1524,8 @@ __device__ inline void attention_backward_sm90_load_item(const AttentionBackward
     while (tile < args.num_tiles) { load_queries(); }
 }
 
-// An adder: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all items of the block;
-// announced: dq_ready of the next step has already been signalled.
+// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
+// items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
 __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args, AttentionBackwardSMem& smem,
                                                         int warpgroup, int work, int& i, bool& announced) {
     constexpr int BYTES = sizeof(smem.dq[0]);
@@ -1531,7 +1540,7 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
         if (!announced && (j > 0 || step == 0)) { mbarrier_arrive(ready); }
         announced = false;
         if (step > 0) {
-            while (load_acquire(turn) < step) {}
+            while (load_acquire(turn) < step) {} // until the terms of all higher key tiles are in the sum
             async_proxy_fence();
         }
         if (j == 0 && step > 0) { // key tile 0: the consumers add the last term in registers
@@ -1546,17 +1555,17 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
             bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
         }
         tma_store_commit();
-        tma_store_wait<0>(); // dq has been read from shared memory: the consumers may write it again
+        tma_store_wait<0>(); // the bulk copy has read dq from shared memory, so the consumers may overwrite it
         mbarrier_arrive(ready);
         announced = true;
-        tma_store_wait_written(); // the sums have reached global memory: the next key tile may add
+        tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
         async_proxy_fence();
         store_release(turn, step + 1);
     }
 }
 
-// The consumer warps: work item number n of the block. i counts steps over all items of the block. row: the warp's
-// first key and query in a tile.
+// A consumer warp's part of a work item. work: number of the item; n: how many items the block has done before; i:
+// counts steps over all items of the block; row: the warp's first key and query in a tile.
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
@@ -1638,7 +1647,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
-// ---- kernel 10: one block per work item, in the order in which the device starts blocks ----
+// ---- kernel 10: one block per work item, relying on blocks starting in the order of their index ----
 
 __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel10(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
@@ -1646,7 +1655,8 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
+    // the shuffle makes `warp` warp-uniform to the compiler
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     attention_backward_sm90_init(smem);
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
@@ -1689,8 +1699,8 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
 #if !defined(ENABLE_FP32)
 // ---- kernel 11: persistent blocks that draw their work items by ticket ----
 
-// Calls f(work, n) for the block's work items, n = 0, 1, ... For all roles but the producer, which announces the items
-// in smem.work.
+// Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
+// items in smem.work.
 template <class F> __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
@@ -1724,7 +1734,8 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // warp-uniform to the compiler
+    // the shuffle makes `warp` warp-uniform to the compiler
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     attention_backward_sm90_init(smem);
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
@@ -1764,7 +1775,8 @@ void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, c
 }
 #endif
 
-// The size of scratch in floats, the same on all devices: what kernel 11 needs if HS = 64, otherwise dsum (B,NH,T).
+// The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
+// otherwise scratch holds dsum (B,NH,T).
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
 #if !defined(ENABLE_FP32)
     if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
@@ -1785,7 +1797,7 @@ inline int attention_backward_choice(int HS) {
 }
 
 // dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
-// (B,T,NH,HS), lse (B,NH,T), natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// (B,T,NH,HS), lse (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
 // The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
 // device:
 //
@@ -1825,7 +1837,7 @@ static void declare(Bench& b) {
     Buffer<floatX> out = b.input_from<floatX>("out", n, [&](float* host) {
         if (bench_flags().verify) {
             attention_forward_cpu(host, lse_host.data(), qkv.host, B, T, C, NH);
-        } else { // timing needs only numbers of the right size; to compute out and lse takes minutes
+        } else { // timing needs only plausible numbers; computing out and lse on the CPU would take minutes
             std::fill(host, host + n, 0.1f);
             std::fill(lse_host.begin(), lse_host.end(), logf((float)T));
         }
@@ -1911,8 +1923,8 @@ static void declare(Bench& b) {
     b.promoted(11);
 }
 
-// The check shapes have head sizes 64, 32, 96 and 128 for the tensor cores, and 40 and 200 for kernel 5. 12 * 6 heads
-// of 3 tiles are more work items than an H200 has SMs; with T = 1100 nine key tiles add to one sum.
+// The check shapes have head sizes 64, 32, 96 and 128 for the tensor cores, and 40 and 200 for kernel 5. The shape with
+// 12 * 6 heads of 3 tiles has more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},

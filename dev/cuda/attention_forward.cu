@@ -30,7 +30,8 @@ static cublasHandle_t cublas_handle() {
 // In the packed layout the heads of a sequence are HS elements apart, so one strided-batched product per sequence needs
 // no permutation.
 
-// p[row] = softmax of the row's first row % T + 1 scores, followed by zeros. One block per row, B*NH*T rows.
+// p[row] = softmax of the first row % T + 1 scores of that row, then zeros for the masked keys. One block per row,
+// B*NH*T rows.
 __global__ void attention_forward_softmax_kernel(floatX* p, float* lse, const float* scores, int T, float scale) {
     __shared__ float shared[32];
     size_t row = blockIdx.x;
@@ -169,7 +170,7 @@ __device__ inline AttentionForwardWork attention_forward_work(int num_heads, int
     return {first + rest % heads, num_tiles - 1 - rest / heads};
 }
 
-// Heads per group: as many as fit their keys and values into a quarter of L2.
+// The number of heads per group: as many as have keys and values that fit a quarter of L2 together, but at least one.
 inline int attention_forward_group(int T, int HS, int num_heads) {
     size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
@@ -178,14 +179,15 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
 
 // ---- kernel 3: fp32 arithmetic, register tiles, queries and keys in shared memory ----
 
-// + 4 floats: consecutive rows start 4 banks apart, so 8 lanes that read 16 bytes from 8 rows have no bank conflict.
+// Rows are padded by 4 floats, so that consecutive rows start 4 banks apart: 8 lanes that read 16 bytes each from 8
+// rows have no bank conflict.
 template <int max_HS, int rows, int keys> struct AttentionForwardPlainSMem {
     float q[rows][max_HS + 4];
     float kv[keys][max_HS + 4]; // first the keys of a tile, then its values
     float p[rows][keys + 4];
 };
 
-// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and converts them to float. Rows past T
+// Loads rows first..first+rows-1 of src, which are `stride` elements apart, and stores them as floats. Rows past T
 // become zeros. Columns past HS stay uninitialised: they only affect output columns that are not stored.
 template <int max_HS, int rows> __device__ inline void
 attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int first, int T, int HS, size_t stride) {
@@ -202,8 +204,8 @@ attention_forward_plain_load(float (*tile)[max_HS + 4], const floatX* src, int f
     }
 }
 
-// Four warps of rows / 4 queries each. The two half-warps of a warp own alternate queries. For each of its queries a
-// thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
+// The block has four warps, each with rows / 4 queries. The two half-warps of a warp own alternate queries. For each of
+// its queries a thread holds keys / 16 columns of the scores and max_HS / 16 columns of the output.
 template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
     attention_forward_kernel3(floatX* out, float* lse, const floatX* qkv, int T, int HS, int NH, int num_heads,
                               int group, float scale_log2) {
@@ -322,7 +324,7 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 constexpr int LADDER_HS = 64; // the only head size that kernels 4 to 7 support
 
 // ---- kernel 4: mma.sync, 16 queries per warp, tiles in padded shared memory ----
-// + 8: rows are 144 bytes apart, so the 8 rows that ldmatrix reads at once have no bank conflict.
+// Rows are padded by 8 elements to 144 bytes, so that the 8 rows that ldmatrix reads at once have no bank conflict.
 //
 // s[n] and o[n] are 16x8 accumulator tiles of mma.sync (columns 8n..8n+7), 4 floats per lane. Lane 4g + t holds:
 //
@@ -447,7 +449,7 @@ void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T
 #if !defined(ENABLE_FP32)
 // ---- kernel 8: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM ----
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
-// only when P of some row of the warp would exceed 2^slack.
+// only when P of some row of the warp would exceed 2^slack. `blocks` is the number of blocks per SM.
 
 // 64 * row_tiles queries, and two stages of 64 keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
@@ -455,10 +457,10 @@ template <int HS, int row_tiles> struct AttentionForwardMmaSMem {
     floatX kv[2][2][64 * HS];      // per stage: keys, then values
 };
 
-// The swizzle: returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
+// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in a tile (rows, HS). The chunks of a
 // row are permuted by the row number, so that the same chunk of 8 consecutive rows, which ldmatrix reads at once,
-// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle (HS = 32 and 96: chunk
-// p ^ (r / 2 % 4)):
+// covers all 32 banks. Position p of row r holds chunk p ^ (r % 8), as in TMA's 128-byte swizzle. If HS is 32 or 96, it
+// holds chunk p ^ (r / 2 % 4). The chunks at positions 0 to 7:
 //
 //     HS = 64    row 0    0 1 2 3 4 5 6 7
 //                row 1    1 0 3 2 5 4 7 6
@@ -475,8 +477,8 @@ template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t a
 }
 
 // Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T become
-// zeros. parts = 2 also copies the rows C elements further (the values of these keys) into the tile that follows.
-// The loop stays rolled: if it is unrolled, the compiler keeps all addresses in registers.
+// zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
+// The loop is not unrolled, because the compiler would then keep all addresses in registers.
 template <int HS, int rows, int parts>
 __device__ inline void attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C) {
     constexpr int CHUNKS = HS / 8; // per row
@@ -503,8 +505,8 @@ __device__ inline void attention_forward_load(floatX* tile, const floatX* src, i
 template <int HS, int row_tiles> struct AttentionForwardState {
     uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
     float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];             // per row: the maximum that P, o and l are relative to, times scale_log2
-    float l[row_tiles][2];             // per row: this lane's partial sum of P
+    float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2];             // per row, this lane's partial sum of P
 };
 
 // One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
@@ -623,7 +625,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
     for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
         int row = i / (HS / 8), chunk = i % (HS / 8);
         if (row0 + row < T) {
-            // int4 and not load128 and store128, which the compiler splits into 4-byte copies here
+            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
             *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
                 *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
         }
@@ -687,7 +689,8 @@ template <int HS, int row_tiles, int step, int slack, int blocks> __global__ voi
                 attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
             }
         } else {
-            // relative to the warp's first query: none of its queries sees keys from 16 * row_tiles on
+            // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
+            // index is 16 * row_tiles or more
             int key = tile * 64 - q0 - warp_row;
 #pragma unroll 1
             for (int j = 0; j < 64 && key + j < 16 * row_tiles; j += step) {
@@ -739,7 +742,7 @@ constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW; // elements of
 __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q, uint64_t k) {
     wgmma_64x64x16_new(s, q, k, floatX());
 #pragma unroll
-    for (int d = 1; d < 4; d++) { // the next 16 columns: 32 bytes, 2 in units of the descriptor
+    for (int d = 1; d < 4; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
         wgmma_64x64x16(s, q + 2 * d, k + 2 * d, 1, floatX());
     }
 }
@@ -748,7 +751,7 @@ __device__ inline void attention_forward_sm90_scores(float (&s)[32], uint64_t q,
 template <int n>
 __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint32_t (&p)[n], uint64_t v) {
 #pragma unroll
-    for (int k = 0; k < n / 4; k++) { // the next 16 keys: 2048 bytes, 128 in units of the descriptor
+    for (int k = 0; k < n / 4; k++) { // 16 keys are 2048 bytes: 128 of the descriptor's units
         wgmma_64x64x16_transposed(o, p + 4 * k, v + 128 * k, 1, floatX());
     }
 }
@@ -764,10 +767,10 @@ __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint3
 struct AttentionForwardRows {
     float m[2];       // the maximum that P, o and l are relative to, times scale_log2
     float l[2];       // this thread's partial row sum of P
-    float rescale[2]; // the factor for o, valid if the last softmax returned true
+    float rescale[2]; // the factor by which o must be multiplied if the row maximum has grown in this step
     // Correction that is added to l before the final division. P V uses P rounded to 16 bits, but l sums P unrounded.
-    // This is the known part of the difference: over the diagonal block, and for each new row maximum, whose P is 1
-    // when rounded but entered l as 1 + error.
+    // The correction covers two parts of the difference: the whole diagonal block, and each later row maximum, whose P
+    // is 1 after rounding but was added to l as 1 + error.
     float rounding[2];
 };
 
@@ -795,8 +798,8 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
             float m = fmaxf(rows.m[half_row], new_m[half_row]);
             rows.rescale[half_row] = exp2_approx(rows.m[half_row] - m);
             rows.l[half_row] *= rows.rescale[half_row];
-            // the exponent of the row maximum is not exactly 0: it is the rounding error of m. P of the maximum is
-            // then 1 + LN2 * error; each of the quad's four lanes adds a quarter of the correction
+            // at the row maximum the exponent raw_m * scale_log2 - m is not 0 but the rounding error of m, so P is
+            // 1 + LN2 * error there; each of the quad's four lanes adds a quarter of the correction
             float error = rows.m[half_row] < m ? fmaf(raw_m[half_row], scale_log2, -m) : 0;
             rows.rounding[half_row] = fmaf(rows.rounding[half_row], rows.rescale[half_row], error * (-LN2 / 4));
             rows.m[half_row] = m;
@@ -815,7 +818,8 @@ attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, 
     }
 }
 
-// The same for the diagonal block. group: the number of the warp's own group of 16 keys; P of later groups is 0.
+// As attention_forward_sm90_exponents, for the diagonal block. group: index of the group of 16 keys that has the same
+// positions as the warp's 16 queries. P of later groups is 0.
 template <int num_s> __device__ inline void
 attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
 #pragma unroll
@@ -824,7 +828,7 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
-            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
+            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int i = n; i < n + 8; i++) {
                 s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
@@ -834,8 +838,9 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
     }
 }
 
-// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. Every row of the warp sees the
-// groups of 16 keys before the warp's own group, and none after it. Only the own group needs a triangular mask:
+// Softmax of a tile's first key block, the one on the diagonal. Sets m, l and rescale. The warp's own group is the 16
+// keys at the positions of its 16 rows, number `group` in the block. Every row sees all groups before the own group,
+// and none after it. Only the own group needs a triangular mask (g = lane / 4; columns within the group):
 //
 //                      columns 0-7       columns 8-15
 //     row g            column <= g       hidden
@@ -861,9 +866,10 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
             s[n + 6 + e] = fmaf(own, mask[e], s[n + 6 + e]);
         }
     }
-    wgmma_hold(s); // masked in place, in the registers of s
+    wgmma_hold(s); // makes the compiler mask in place, in the registers of s
+    // s[i], s[i + 1], s[i + 4] and s[i + 5] are this lane's four scores of one row and one group of 16 keys
 #pragma unroll
-    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) { // s[i], s[i + 1], s[i + 4], s[i + 5]: a row's part of a group
+    for (int i = 0; i < num_s; i += i % 8 == 0 ? 2 : 6) {
         float m = fmaxf(fmaxf(s[i], s[i + 1]), fmaxf(s[i + 4], s[i + 5]));
         row_max[i / 2 % 2] = fmaxf(row_max[i / 2 % 2], i / 8 <= group ? m : -INFINITY);
     }
@@ -877,14 +883,14 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
 
-// Sets rounding after the diagonal block: the sum of its rounded P, which is p, minus the sum of its unrounded P, l.
+// Sets rows.rounding after the diagonal block: the sum of the rounded P (p) minus the sum of the unrounded P (l).
 template <int num_p> __device__ inline void attention_forward_sm90_rounding(AttentionForwardRows& rows,
                                                                             const uint32_t (&p)[num_p], int group) {
     rows.rounding[0] = -rows.l[0], rows.rounding[1] = -rows.l[1];
 #pragma unroll
-    for (int n = 0; n < num_p; n += 4) { // 16 keys
+    for (int n = 0; n < num_p; n += 4) { // one group of 16 keys
         if (n / 4 <= group) {
-            asm volatile(""); // the compiler must keep the branch, so that hidden groups cost nothing
+            asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int j = n; j < n + 4; j++) {
                 float2 pair = unpack_16x2(p[j], floatX());
@@ -931,7 +937,7 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
 // Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
 __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[32], const float (&inverse)[2]) {
     int lane = threadIdx.x % 32;
-    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent chunks
+    // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
 #pragma unroll
     for (int d = 0; d < 4; d++) { // 16 columns at a time
@@ -957,18 +963,19 @@ __device__ inline void attention_forward_sm90_store(const CUtensorMap& out_map, 
     }
 }
 
-// The static tile scheduler of a persistent block. In each round every block takes one pair: a long tile, and a short
-// tile that makes all pairs equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to i, two heads A
-// and B make four pairs that see 5 tiles of keys each:
+// The static tile scheduler of a persistent block. In each round every block takes one pair of tiles, a long one and a
+// short one, chosen so that all pairs are equal work. With 4 tiles per head, where tile i sees the keys of tiles 0 to
+// i, two heads A and B make four pairs, each of which sees 5 tiles of keys:
 //
 //     block      0         1         2         3
 //                A3 B0     B3 A0     A2 B1     B2 A1
 //
-// The last rounds are single tiles, the longest first, with the order of the blocks reversed in every other round.
-// Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of 132 blocks.
+// In the last rounds every block takes single tiles, the longest first, with the order of the blocks reversed in every
+// other round. Pairs alone would leave blocks idle at the end: at B = 64, T = 1024, NH = 12 they fill 11.6 rounds of
+// 132 blocks.
 struct AttentionForwardList {
-    int num_heads, num_tiles, num_paired; // num_tiles: per head; the first num_paired heads are taken in pairs
-    int position;                         // 2 * round, + 1 if the second tile of a pair comes next; 0 at the start
+    int num_heads, num_tiles, num_paired; // num_tiles: tiles per head; the first num_paired heads are split into pairs
+    int position;                         // 2 * number of rounds done, + 1 if the second tile of a pair comes next
     int head, tile;                       // the current tile
 };
 // Advances to the next tile. Returns false at the end.
@@ -979,16 +986,17 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
         return true;
     }
     int blocks = gridDim.x, block = blockIdx.x, round = list.position / 2, first = round * blocks;
-    int paired = list.num_paired / 2 * list.num_tiles; // pairs; a pair spans two heads, because num_tiles may be odd
+    // number of pairs; a pair takes its two tiles from two heads, because num_tiles may be odd
+    int paired = list.num_paired / 2 * list.num_tiles;
     if (first + block < paired) {
         int two_heads = (first + block) / list.num_tiles;
-        int pair =
-            (first + block + two_heads) % list.num_tiles; // rotated, so that no block gets the same pair in every round
+        // + two_heads, so that no block gets the same pair in every round when num_tiles divides the number of blocks
+        int pair = (first + block + two_heads) % list.num_tiles;
         list.head = 2 * two_heads + pair % 2, list.tile = list.num_tiles - 1 - pair / 2;
         return true;
     }
     list.position++;
-    int whole = ceil_div(paired, blocks); // from this round on, all blocks take single tiles
+    int whole = ceil_div(paired, blocks); // the first round in which all blocks take single tiles
     bool backwards = round > whole && (round - whole) % 2 == 1;
     int single = first + (backwards ? blocks - 1 - block : block) - paired, heads = list.num_heads - list.num_paired;
     if (single >= heads * list.num_tiles) { return false; } // this block gets no tile in later rounds either
@@ -998,8 +1006,8 @@ __device__ inline bool attention_forward_next_tile(AttentionForwardList& list) {
 
 // The scheduler state before the first tile, for a grid of num_blocks.
 inline AttentionForwardList attention_forward_list(int num_heads, int num_tiles, int num_blocks) {
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2,
-                     0); // rounds of pairs; the last 2 to 3 rounds are split into single tiles
+    // number of rounds of pairs; the last 2 to 3 rounds' worth of pairs become single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0);
     return {num_heads, num_tiles, rounds * num_blocks / num_tiles * 2, 0, 0, 0};
 }
 #endif
@@ -1017,8 +1025,8 @@ __device__ inline void attention_forward_sm90_values(float (&o)[32], const uint3
     attention_forward_sm90_values(o, p, wgmma_descriptor(v));
 }
 
-constexpr int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // elements of 128 keys, or of their values
-constexpr int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024;              // their size, which the full barrier expects
+constexpr int ATTENTION_FORWARD_KEYS = 128 * ATTENTION_FORWARD_ROW; // elements of 128 keys, or of 128 values
+constexpr int ATTENTION_FORWARD_KEY_BYTES = 16 * 1024; // their size in bytes, which the full barrier expects
 static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == ATTENTION_FORWARD_KEY_BYTES, "");
 
 // Issues the TMA loads of 128 keys or values, those of tokens t..t+127. vector: index into the 3 * NH vectors of a
@@ -1030,8 +1038,9 @@ __device__ inline void attention_forward_tma(floatX* keys, uint64_t* full, const
     tma_load_4d(keys + ATTENTION_FORWARD_BOX, &qkv_map, 0, vector, t + 64, b, full);
 }
 
-// Scores of 128 keys, from shared-memory pointers. held: the compiler is not told that the previous contents of s are
-// dead, so s keeps its registers. The compiler handles this better where all registers are in use anyway.
+// Scores of 128 keys, from shared-memory pointers. If `held` is true, the compiler is not told that the previous
+// contents of s are dead, and so keeps s in its registers. This gives better code where all registers are in use
+// anyway.
 template <bool held = false>
 __device__ inline void attention_forward_sm90_scores(float (&s)[64], const floatX* q, const floatX* k) {
     uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
@@ -1044,9 +1053,9 @@ __device__ inline void attention_forward_sm90_scores(float (&s)[64], const float
     for (int d = 1; d < 4; d++) { wgmma_64x128x16(s, a + 2 * d, b + 2 * d, 1, floatX()); }
 }
 
-// Turns the scores of 128 keys into P, and adds P to l. masked: row r of the warp does not see keys after diagonal + r.
-// skip: takes no exponentials for groups of 16 keys that no row of the warp sees. Rescaling is lazy, as in kernel 7: if
-// P would exceed 2^8, l is rescaled and true is returned, because o must be rescaled too.
+// Turns the scores of 128 keys into P, and adds P to l. If `masked`, row r of the warp does not see keys after
+// diagonal + r. If `skip`, no exponentials are computed for groups of 16 keys that no row of the warp sees. Rescaling
+// is lazy, as in kernel 7: if P would exceed 2^8, l is rescaled and true is returned, because o must be rescaled too.
 template <bool masked, bool skip> __device__ inline bool
 attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& rows, int diagonal, float scale_log2) {
     int lane = threadIdx.x % 32,
@@ -1083,7 +1092,7 @@ attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& rows, 
 #pragma unroll
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
-            if (skip) { asm volatile(""); } // the compiler must keep the branch, so that hidden groups cost nothing
+            if (skip) { asm volatile(""); } // makes the compiler keep the branch, so that hidden groups cost nothing
 #pragma unroll
             for (int i = n; i < n + 8; i++) {
                 s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
@@ -1095,8 +1104,9 @@ attention_forward_sm90_lazy_softmax(float (&s)[64], AttentionForwardRows& rows, 
 }
 
 // The end of a step over 128 keys, after its exponentials: waits for P V of the previous step, then packs P. await()
-// waits for the keys of the next step, if there is one (`more`). The condition on l always holds: without that branch
-// the compiler moves exponentials behind wgmma_wait, where they no longer overlap with P V.
+// waits for the keys of the next step, if there is one (`more`). The condition !(l < 0) always holds. It makes the
+// compiler keep the exponentials before the branch; otherwise it moves some of them behind wgmma_wait, where they no
+// longer overlap with P V.
 template <class F> __device__ inline void attention_forward_end_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                                      const AttentionForwardRows& rows, bool grew,
                                                                      bool more, F await, uint64_t* v_empty) {
@@ -1111,8 +1121,9 @@ template <class F> __device__ inline void attention_forward_end_step(float (&s)[
     attention_forward_sm90_pack(p, s);
 }
 
-// Calls f(head, tile) for every tile of queries of this block. persistent: the block takes every gridDim.x-th pair of
-// tiles. A pair is a long and a short tile of one head; all pairs of a head see the same number of keys.
+// Calls f(head, tile) for every tile of queries of this block. If `persistent`, the block takes every gridDim.x-th pair
+// of tiles. A pair is a long and a short tile of one head; all pairs of a head see the same number of keys. Otherwise
+// the block takes one tile.
 template <bool persistent, class F>
 __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles, int group, F f) {
     if (!persistent) {
@@ -1133,7 +1144,7 @@ __device__ inline void attention_forward_each_tile(int num_heads, int num_tiles,
 #ifndef PROMOTED_ONLY
 #if !defined(ENABLE_FP32)
 // ---- kernel 9: wgmma and TMA, two blocks per SM: one block's softmax is hidden behind the other's products ----
-// Each step processes 128 keys, the diagonal first.
+// Each step processes 128 keys, those on the diagonal first.
 
 struct AttentionForwardSMem9 {          // 81 KB: two blocks per SM
     floatX q[2][ATTENTION_FORWARD_BOX]; // the queries of each warpgroup; at the end the staging area of its output
@@ -1197,7 +1208,7 @@ __global__ void __launch_bounds__(256, 2)
         __syncthreads(); // both warpgroups have read the stage
         if (threadIdx.x == 0 && step + 2 < num_steps) { load(step + 2); }
     }
-    floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // free: all warps have read their queries
+    floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all warps have read their queries
     int row0 = work.tile * 128 + warp * 16;
     attention_forward_sm90_row_sums(rows.l);
     attention_forward_sm90_lse(lse ? lse + (size_t)work.head * T : nullptr, rows.l, rows.m, row0, T);
@@ -1226,8 +1237,8 @@ template <int groups> struct AttentionForwardSMem10 { // 112 KB, or 136 with thr
     uint64_t q_full[2], q_empty[2], k_full[2], k_empty[2], v_full[2], v_empty[2];
 };
 
-// Step i: the scores of 128 more keys, and P V of step i - 1, which overlaps with the softmax of the new scores. more:
-// there is a next step. pingpong: named barriers make the warpgroups issue their products in alternation.
+// Step i: the scores of 128 more keys, and P V of step i - 1, which overlaps with the softmax of the new scores. `more`
+// is true if there is a next step. If `pingpong`, named barriers make the warpgroups issue their products in turn.
 template <bool masked, bool pingpong, int groups>
 __device__ inline void attention_forward_step10(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                 AttentionForwardRows& rows, AttentionForwardSMem10<groups>& smem,
@@ -1278,7 +1289,7 @@ __device__ inline void attention_forward_load10(AttentionForwardSMem10<groups>& 
         for (int j = 0; j < groups; j++) {
             tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b, &smem.q_full[n % 2]);
         }
-        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
+        for (int step = 0; step <= num_steps; step++) { // loads the keys of `step` and the values of step - 1
             if (step < num_steps) {
                 int k = (i + step) % 2;
                 mbarrier_wait(&smem.k_empty[k], ((i + step) / 2 + 1) % 2);
@@ -1294,7 +1305,8 @@ __device__ inline void attention_forward_load10(AttentionForwardSMem10<groups>& 
     });
 }
 
-// pingpong: the consumer warpgroups alternate on the tensor cores, so that they do not all wait for them at once.
+// If `pingpong`, the consumer warpgroups alternate on the tensor cores, so that they do not all wait for the
+// tensor cores at once.
 template <int groups, bool pingpong, bool persistent> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     attention_forward_sm90_kernel10(float* lse, const __grid_constant__ CUtensorMap qkv_map,
                                     const __grid_constant__ CUtensorMap out_map, int T, int NH, int num_heads,
@@ -1303,7 +1315,7 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
     auto& smem = shared_aligned_1024<AttentionForwardSMem10<groups>>(attention_forward_shared);
     attention_forward_init10(smem);
     constexpr int TILE = 64 * groups;                         // queries
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // a shuffle tells the compiler that it is warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, lane = threadIdx.x % 32, n = 0, i = 0;
     if (warpgroup == 0) {
         warpgroup_fewer_registers<groups == 2 ? 24 : 32>();
@@ -1322,8 +1334,8 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         AttentionForwardRows rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
 #pragma unroll
         for (int j = 0; j < 32; j++) { o[j] = 0; }
-        // m starts at -1e30 and not at -INFINITY, so that a warpgroup that sees none of the first 128 keys gets P = 0
-        // and not NaN
+        // m starts at -1e30 instead of -INFINITY, so that a warpgroup that sees none of the first 128 keys gets P = 0
+        // instead of NaN
         int diagonal = q0 + warp_row - (num_steps - 1) * 128;
         mbarrier_wait(&smem.q_full[n % 2], n / 2 % 2);
         mbarrier_wait(&smem.k_full[i % 2], i / 2 % 2);
@@ -1451,7 +1463,7 @@ template <int groups> __device__ inline void attention_forward_load14(AttentionF
             tma_load_4d(smem.q[n % 2] + j * ATTENTION_FORWARD_BOX, &qkv_map, 0, h, q0 + 64 * j, b, &smem.q_full[n % 2]);
         }
 #pragma unroll 1
-        for (int step = 0; step <= num_steps; step++) { // keys of `step`, values of step - 1
+        for (int step = 0; step <= num_steps; step++) { // loads the keys of `step` and the values of step - 1
             if (step < num_steps) {
                 unsigned k = (i + step) % STAGES;
                 mbarrier_wait(&smem.k_empty[k], ((i + step) / STAGES + 1) % 2);
@@ -1468,7 +1480,7 @@ template <int groups> __device__ inline void attention_forward_load14(AttentionF
 }
 
 // Step i of the ring: the scores of 128 more keys, and P V of step i - 1, which overlaps with the softmax of the new
-// scores. more: there is a next step.
+// scores. `more` is true if there is a next step.
 template <int groups>
 __device__ inline void attention_forward_step14(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                 AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
@@ -1497,8 +1509,8 @@ __device__ inline void attention_forward_sm90_pack(uint32_t (&p)[32], const floa
     for (int i = 0; i < 32; i++) { p[i] = 2 * i < 32 ? pack_16x2(s[2 * i], s[2 * i + 1], floatX()) : 0; }
 }
 
-// As kernel 16's attention_forward_sm90_diagonal, but for callers which know that the warp's own group does not start
-// before element first_masked of s: elements before it are not masked.
+// As kernel 16's attention_forward_sm90_diagonal, but elements of s before first_masked are not masked: in the callers
+// the warp's own group never starts before that element.
 template <int first_masked, int num_s> __device__ inline void
 attention_forward_diagonal_softmax14(float (&s)[num_s], AttentionForwardRows& rows, int group, float scale_log2) {
     constexpr float HIDDEN = -1e38f;
@@ -1533,8 +1545,8 @@ attention_forward_diagonal_softmax14(float (&s)[num_s], AttentionForwardRows& ro
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
 
-// A tile's first step, number i of the ring: scores and softmax of the 64 or 128 keys on the diagonal. The softmax
-// overlaps with the last P V of the previous tile, whose values are `values`.
+// A tile's first step, step i of the ring: scores and softmax of the 64 or 128 keys on the diagonal. The softmax
+// overlaps with the last P V of the previous tile; `values` points to the values of that product.
 template <int groups, int num_s>
 __device__ inline void attention_forward_diagonal14(float (&s)[num_s], uint32_t (&p)[32], float (&o)[32],
                                                     AttentionForwardRows& rows, AttentionForwardSMem14<groups>& smem,
@@ -1668,7 +1680,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         rows = {{-1e30f, -1e30f}, {0, 0}, {1, 1}};
         // number of the warp's own group of 16 keys in this key block; negative: padding rows, which see none of them
         int group = (row0 - (my_steps - 1) * 128) / 16 + warp % 4;
-        // a branch would cost registers: before the first tile P = 0 is multiplied by whatever smem.out contains
+        // a branch around this product would cost registers, so before the first tile it multiplies P = 0 by whatever
+        // smem.out contains, and its result is discarded
         const floatX* values = n > 0 ? smem.v[v] : smem.out;
         if (row0 % 128 == 0) {
             attention_forward_diagonal14(reinterpret_cast<float(&)[32]>(s), p, o, rows, smem, q, values, i,
@@ -1694,7 +1707,7 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
                                      step + 1 < my_steps, scale_log2);
         }
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
-        // recomputed instead of kept in a register
+        // q0 is recomputed instead of kept in a register
         q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
         attention_forward_sm90_row_sums(rows.l);
         attention_forward_sm90_row_sums(rows.rounding);
@@ -1715,8 +1728,8 @@ void attention_forward14_groups(floatX* out, float* lse, const floatX* qkv, int 
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(num_heads * num_tiles, num_multiprocessors());
-    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2,
-                     0); // rounds of pairs; the last 2 to 3 rounds are split into single tiles
+    // number of rounds of pairs; the last 2 to 3 rounds' worth of pairs become single tiles
+    int rounds = max(num_heads * num_tiles / 2 / num_blocks - 2, 0);
     int num_paired = rounds * num_blocks / num_tiles * 2;
     kernel<<<num_blocks, 128 * (groups + 1), SHARED_BYTES, stream>>>(lse, qkv_map, out_map, T, NH, num_heads, num_tiles,
                                                                      num_paired, LOG2E / sqrtf(64.0f));
@@ -1728,7 +1741,7 @@ void attention_forward14(floatX* out, float* lse, const floatX* qkv, int B, int 
 }
 
 // ---- kernel 15: kernel 14 with three consumers, each of which skips keys that none of its queries sees ----
-// Steps per head at T = 1024: 27 with three warpgroups; kernel 12 takes 36 with two, kernel 13 takes 32 with three.
+// Steps of the ring per head at T = 1024: 27 here, 36 in kernel 12 with its two consumers, 32 in kernel 13 with three.
 
 void attention_forward15(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
     attention_forward14_groups<3>(out, lse, qkv, B, T, NH, stream);
@@ -1755,7 +1768,7 @@ void attention_forward15(floatX* out, float* lse, const floatX* qkv, int B, int 
 //     tensor cores     S = q k_i^T     o += P v_(i-1)         (free for the other warpgroups)
 //     other units      wait            row maximum of S       rescale o, P = exp2(S - m), sum, pack
 
-constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring, each 64 keys and their values
+constexpr unsigned ATTENTION_FORWARD_STAGES = 8; // of the ring; each stage holds 64 keys and their values
 
 // A tile, as the producer announces it to the consumers. Tiles are aligned to the end of the sequence, so that
 // first_group, the tile's first group of 64 queries, is negative if the tile is partial.
@@ -1764,7 +1777,9 @@ struct AttentionForwardTile {
     int h, first_group;
 };
 
-// groups: groups of 64 queries per tile, one for each consumer warpgroup. 225 KB with four groups.
+// `groups` is the number of groups of 64 queries per tile; each consumer warpgroup owns one group. The struct takes
+// 225 KB with four groups. A full barrier is completed by the producer's loads, and the consumers wait for it. At an
+// empty barrier the consumer warps arrive, and the producer waits for it.
 template <int groups> struct AttentionForwardSMem {
     floatX q[2][groups * ATTENTION_FORWARD_BOX];                   // queries of this tile and the next
     floatX kv[ATTENTION_FORWARD_STAGES][2][ATTENTION_FORWARD_BOX]; // per stage: keys, then values
@@ -1798,7 +1813,8 @@ __device__ inline uint64_t attention_forward_sm90_value_descriptor(uint64_t kv, 
     return attention_forward_sm90_key_descriptor(kv, i) + ATTENTION_FORWARD_BOX * sizeof(floatX) / 16;
 }
 
-// The producer thread. Producer and consumers keep the same counters: n tiles, and i steps of 64 keys over all tiles.
+// The producer thread. Producer and consumers keep the same two counters: n counts tiles, i counts steps of 64 keys
+// over all tiles.
 template <int groups> __device__ inline void attention_forward_sm90_producer(AttentionForwardSMem<groups>& smem,
                                                                              const CUtensorMap& qkv_map, int T, int NH,
                                                                              AttentionForwardList list) {
@@ -1824,14 +1840,14 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-    smem.tiles[n % 2].b = -1;
+    smem.tiles[n % 2].b = -1; // announces that there are no more tiles
     mbarrier_arrive(&smem.q_full[n % 2]);
 }
 
 // A consumer warpgroup's 64 queries of a tile.
 struct AttentionForwardQueries {
-    int b, h, group; // group: position in the sequence, in units of 64; negative: padding, which is not stored
-    int num_steps;   // over blocks of 64 keys
+    int b, h, group; // group: index of the 64 queries in the sequence; negative for padding, which is not stored
+    int num_steps;   // number of blocks of 64 keys that they see
     uint64_t q;      // wgmma descriptor of the queries
 };
 
@@ -1859,7 +1875,8 @@ template <int groups> __device__ inline bool attention_forward_sm90_next_queries
     return true;
 }
 
-// The first step of a tile, number i of the ring: p = P of the 64 keys on the diagonal. warp: 0 to 3 in the warpgroup.
+// The first step of a tile, step i of the ring: p = P of the 64 keys on the diagonal. warp: index of the warp in its
+// warpgroup, 0 to 3.
 template <int groups>
 __device__ inline void attention_forward_sm90_first_step(float (&s)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
                                                          AttentionForwardSMem<groups>& smem, uint64_t q, uint64_t kv,
@@ -1901,7 +1918,7 @@ template <int groups> __device__ inline void attention_forward_sm90_step(float (
     attention_forward_sm90_pack(p, s);
 }
 
-// The end of tile n: P V of its last step, i - 1, and lse. Adds the correction to rows.l, which then is the divisor of
+// The end of tile n: P V of its last step, i - 1, and lse. Adds rows.rounding to rows.l, which is then the divisor of
 // o. t: the warp's first token. On return the warp's staging area for the output is free.
 template <int groups> __device__ inline void
 attention_forward_sm90_last_product(float (&o)[32], uint32_t (&p)[16], AttentionForwardRows& rows,
@@ -1974,7 +1991,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
     grid_launch_dependents(); // programmatic dependent launch: the next kernel's blocks start as blocks of this one end
     grid_wait_dependency();   // wait for the end of the previous kernel, whose results this one reads
     if (threadIdx.x < 128 * groups) {
-        // four groups: 4 * 112 + 32 registers are the 5 * 96 that the launch allocated
+        // registers per thread, with four groups: 4 consumer warpgroups * 112 + 32 for the producer warpgroup is the
+        // 5 * 96 that the launch allocated
         warpgroup_more_registers<groups == 4 ? 112 : 208>();
         attention_forward_sm90_consumer(smem, out_map, lse, T, NH, scale_log2);
     } else {
@@ -2048,7 +2066,7 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 #if !defined(ENABLE_FP32)
-// ---- for ops that include this file: kernel 16 with another epilogue, a Store ----
+// ---- for ops that include this file: kernel 16 with an object of a class Store as its epilogue ----
 // A Store has two functions. prepare(tile, t, h, b) is called after a tile's first step, and its work overlaps with the
 // steps that follow. store(tile, o, l, t, h, b) ends a tile: it writes the warp's rows o / l, tokens t..t+15 of head h;
 // t < 0 is padding and is not stored. `tile` is the warp's own 2 KB of shared memory.
@@ -2114,7 +2132,8 @@ __device__ inline void attention_forward_sm90_consumer(AttentionForwardSMem<grou
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// The body of such a kernel, which has groups + 1 warpgroups. once: the loads are evict-first.
+// The body of a kernel that has groups + 1 warpgroups and a Store as its epilogue. If `once`, the loads are
+// evict-first.
 template <bool once = false, int groups, class Store>
 __device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>& smem, float* lse,
                                                     const CUtensorMap& qkv_map, int T, int NH,
@@ -2137,7 +2156,8 @@ __device__ inline void attention_forward_sm90_block(AttentionForwardSMem<groups>
     }
 }
 
-// Launches such a kernel. SMem: its shared memory; out: its last parameters, which only the Store uses.
+// Launches a kernel whose body is attention_forward_sm90_block. SMem: the type of its shared memory; out: its last
+// arguments, which only the Store uses.
 template <int groups, class SMem, class Kernel, class... Out>
 void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const floatX* qkv, int B, int T, int NH,
                                           cudaStream_t stream, const Out&... out) {
@@ -2155,8 +2175,9 @@ void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const float
 #ifndef PROMOTED_ONLY
 
 // Fills queries, keys and values (B,T,3,NH,HS) with normal numbers; queries and keys are multiplied by `size`. Size 4
-// makes scores differ by a few dozen, size 30 by 10^4: with both, P would exceed 2^8 after the diagonal, so that lazy
-// rescaling is tested too. With size 30 every other head has equal rows, so that its softmax is uniform.
+// makes scores differ by a few dozen, size 30 by 10^4. With either size P would exceed 2^8 after the diagonal, which
+// tests lazy rescaling. With size 30, all queries and keys of every other head are equal, so that its softmax is
+// uniform.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::mt19937& rng) {
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < (size_t)B * T * 3 * NH * HS; i++) {

@@ -2,7 +2,7 @@
 The harness of every dev/cuda program: flags, inputs, correctness check, block-size sweep, timing, tables.
 
 An op file has a `declare` function. For one shape it declares the inputs, the outputs, a reference that computes the
-right outputs, and the kernels; main is one line:
+right outputs, and the kernels. The file's main is one call of bench_main:
 
     static void declare(Bench& b) {
         size_t n = (size_t)b.B * b.T * 4 * b.C;
@@ -12,7 +12,7 @@ right outputs, and the kernels; main is one line:
         b.reference([=] { gelu_forward_cpu(out.host, inp.host, n); });        // fills out.host with the right values
         b.cost(2.0 * n * sizeof(floatX), 0);                                  // least bytes, FLOPs
         b.kernel(1, "one thread per element", [=](int bs) { gelu_forward1(out, inp, n, stream, bs); });
-        b.kernel(2, "128-bit loads",                                          // 0: without bs, the default
+        b.kernel(2, "128-bit loads",                                          // bs = 0: the launcher's default
                  [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
                  {0, 128, 256, 512});
         b.promoted(2);
@@ -22,16 +22,17 @@ right outputs, and the kernels; main is one line:
     }
 
 Buffer<T> converts to T*. Its `host` member holds floats: for an input the values that were uploaded, for an output the
-right values. For --list declare also runs without a GPU: then b.dry is true, buffers are NULL, and it must not use the
-device.
+right values. Every run first calls declare without a GPU, to learn the numbers of the kernels: then b.dry is true,
+buffers are NULL, and declare must not use the device.
 
 Checks after a launch: the outputs are right, the inputs are unchanged, and so are the 256 bytes before and after each
-buffer. For the promoted kernel also: a second launch gives the same bits, and its launcher's Op has the cost b.cost().
-The bytes around a buffer are NaN in every floating-point type, so a kernel that reads them fails too.
+buffer. Two more checks for the promoted kernel: a second launch gives the same bits, and the launcher reports the same
+cost to the profiler (struct Op) as b.cost() declares. The bytes around a buffer are NaN in every floating-point type,
+so a kernel that reads past the end fails too.
 
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
-restored. For ops with FLOPs the GPU rests for 0.2 s before the launches. The copy and the library's matrix rate are
-measured first, without a rest.
+restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and block size. The speed
+of a copy on the device and the matrix rate of the vendor's library are measured first, without a rest.
 */
 #pragma once
 
@@ -57,14 +58,15 @@ template <class T> inline float ulp_of(); // spacing of T's numbers just above 1
 template <> inline float ulp_of<float>() { return 1.0f / (1 << 23); }
 template <> inline float ulp_of<half>() { return 1.0f / (1 << 10); }
 template <> inline float ulp_of<__nv_bfloat16>() { return 1.0f / (1 << 7); }
-// A tolerance of n ulps, relative and of `scale`, which is the size of the terms that the result is a sum of.
+// A tolerance of n ulps: relative to the result, plus an absolute part of n ulps of `scale`. scale is the size of the
+// terms of which the result is the sum.
 template <class T> inline Tolerance ulps(float n, float scale = 1e-3f) {
     return {n * ulp_of<T>() * scale, n * ulp_of<T>()};
 }
 
 template <class T> struct Buffer {
-    T* dev;      // (n), NULL under --list
-    float* host; // (n), NULL for scratch and under --list
+    T* dev;      // (n), NULL if Bench::dry
+    float* host; // (n), NULL for scratch and if Bench::dry
     operator T*() const { return dev; }
 };
 
@@ -84,26 +86,26 @@ enum class BenchKind { input, output, inout, scratch };
 struct BenchBuffer {
     BenchKind kind;
     const char* name;
-    uint8_t* dev;      // (bytes) between two guards
-    size_t bytes;      // without guards
-    float* host;       // one for each element, or NULL
-    const void* start; // inout: the values before each launch (bytes)
-    uint64_t checksum; // input: of the uploaded values
-    bool guarded;
+    uint8_t* dev;                 // (bytes) between two guards
+    size_t bytes;                 // without guards
+    float* host;                  // one float per element, or NULL
+    const void* start;            // inout: device memory with the values before each launch (bytes)
+    uint64_t checksum;            // input: checksum of the uploaded values
+    bool guarded;                 // true if there are guards before and after dev
     std::function<void()> upload; // input: copies host to dev
-    // outputs: returns the worst error in units of factor (the first argument) times the tolerance; if that is > 1, the
-    // string gets a description
+    // outputs: compare(factor, &text) returns the worst error in units of factor times the tolerance. If this is more
+    // than 1, a description is added to text.
     std::function<double(double, std::string*)> compare;
 };
 
-// Calls fn(begin, end) on all cores for pieces of 0 .. n-1.
+// Splits 0 .. n-1 into pieces and calls fn(begin, end) for each piece, on all cores.
 template <class F> inline void bench_pieces(size_t n, F fn) {
     const size_t piece = 1 << 16;
     parallel_for(ceil_div(n, piece), [&](size_t i) { fn(i * piece, std::min(n, (i + 1) * piece)); });
 }
 
-// Host memory for the harness's own copies, kept from call to call, because fresh pages are slow for large copies. It
-// is valid until the next call.
+// Returns host memory for the harness's own copies, valid until the next call. All calls share one allocation, because
+// large copies to freshly allocated pages are slow.
 inline void* bench_staging(size_t bytes) {
     static void* memory = NULL;
     static size_t size = 0;
@@ -138,7 +140,7 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
         for (size_t i = p * piece; i < std::min(n, (p + 1) * piece); i++) {
             double got = (double)(float)out[i], want = (double)ref[i], err = fabs(got - want);
             double allowed = factor * ((double)tolerance.atol + (double)tolerance.rtol * fabs(want));
-            bool right = got == want || err <= allowed; // == is for infinities
+            bool right = got == want || err <= allowed; // == accepts equal infinities, whose err is NaN
             double ratio = got == want ? 0 : err / allowed;
             if (!right && !(ratio > 1)) { ratio = INFINITY; }
             f.bad += !right;
@@ -165,7 +167,7 @@ inline uint32_t bench_random(size_t i, uint32_t seed) { return hash_bits(hash_bi
 
 // Independent normal random numbers by Box and Muller 1958. Element i depends on (seed, i) only.
 inline void bench_fill_normal(float* host, size_t n, uint32_t seed, float scale, float shift) {
-    bench_pieces(n, [=](size_t begin, size_t end) { // begin is even
+    bench_pieces(n, [=](size_t begin, size_t end) { // begin is even, so no pair is split between pieces
         for (size_t i = begin; i < end; i += 2) {
             double u = (bench_random(i, seed) + 0.5) / 4294967296.0;
             double angle = 2 * M_PI * bench_random(i + 1, seed) / 4294967296.0, radius = sqrt(-2 * log(u));
@@ -200,18 +202,18 @@ struct BenchKernel {
     const char* what;
     std::function<void(int)> launch;
     std::vector<int> block_sizes;
-    int min_arch;
+    int min_arch;         // see Bench::kernel
     int num_launches = 0; // 0: not declared
-    double bytes = 0;     // to and from memory, also between its launches; 0: not declared
-    float tolerance = 1;  // in units of the outputs' tolerances
+    double bytes = 0;     // memory traffic of all its launches, with intermediate results; 0: not declared
+    float tolerance = 1;  // factor on the tolerances of the outputs
 };
 
 // What declare() declared, for one shape.
 struct BenchState {
     const char* op = "";                         // the op's name
     double bytes = 0, flops = 0;                 // the least that a launch must move and compute
-    double bytes_by_data = 0, flops_by_data = 0; // the part of them that depends on the inputs' values
-    int promoted = -1;
+    double bytes_by_data = 0, flops_by_data = 0; // the part of these costs that depends on the inputs' values
+    int promoted = -1;                           // number of the promoted kernel; -1: none
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
     std::mt19937 rng;
@@ -224,7 +226,7 @@ struct BenchState {
 struct Bench {
     int B, T, C, NH, V; // the shape
     cudaStream_t stream;
-    bool dry;          // no device: for --list and --help
+    bool dry;          // declare() must not use the device: it is called only for the list of kernels
     BenchState& state; // owned by the harness; copies of a Bench share it
     std::mt19937& rng; // for input_from
 
@@ -240,7 +242,7 @@ struct Bench {
             for (size_t i = 0; i < n; i++) { host[i] = (float)(bench_random(i, seed) % (unsigned)limit); }
         });
     }
-    // An input with the op's own values: fill(host) is called at once, with room for n floats. Then they are rounded.
+    // An input with the op's own values: fill(host) is called at once and writes n floats, which are then rounded to T.
     template <class T> Buffer<T> input_from(const char* name, size_t n, std::function<void(float*)> fill) {
         Buffer<T> x = make<T>(BenchKind::input, name, n, true);
         state.num_inputs++;
@@ -253,13 +255,14 @@ struct Bench {
         state.buffers.back().upload();
         return x;
     }
-    // An output: filled with NaN before every launch, compared with .host after it.
+    // An output. It is filled with NaN before every launch and compared with its .host afterwards.
     template <class T> Buffer<T> output(const char* name, size_t n, Tolerance tolerance) {
         Buffer<T> x = make<T>(BenchKind::output, name, n, true);
         compared(x, name, n, tolerance);
         return x;
     }
-    // In place, or added to: set to start's values before every launch, compared with .host after it.
+    // A buffer that kernels update in place or add to. It is set to start's values before every launch and compared
+    // with its .host afterwards.
     template <class T> Buffer<T> inout(const char* name, size_t n, Buffer<T> start, Tolerance tolerance) {
         Buffer<T> x = make<T>(BenchKind::inout, name, n, true);
         compared(x, name, n, tolerance);
@@ -270,32 +273,33 @@ struct Bench {
     template <class T> Buffer<T> scratch(const char* name, size_t n) {
         return make<T>(BenchKind::scratch, name, n, false);
     }
-    // fn computes the right values from the inputs' .host to the outputs' .host. Runs once per shape, not for --list.
+    // fn reads the .host of the inputs and writes the right values to the .host of the outputs. It runs once per shape,
+    // but not if dry.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
-    // The least that a launch must move and compute. by_data: the part of it that depends on the inputs' values, which
-    // the launcher cannot know. The rest must be equal to the cost in the promoted launcher's Op.
+    // The least that a launch must move and compute. bytes_by_data and flops_by_data are the part of it that depends on
+    // the inputs' values, which the launcher cannot know. The rest must equal the cost in the promoted launcher's Op.
     void cost(double least_bytes, double least_flops, double bytes_by_data = 0, double flops_by_data = 0) {
         state.bytes = least_bytes, state.flops = least_flops;
         state.bytes_by_data = bytes_by_data, state.flops_by_data = flops_by_data;
     }
-    // Declares a kernel; number 0 is the vendor's library. Its block sizes are swept: {0} for a kernel without a
-    // choice. A 0 among others stands for the launcher's default argument, and the run prints a note if another is
-    // faster by over 2%.
-    // min_arch: 80 if the device and the binary must have compute capability 8.0 or more, -90 if the code must be
-    // compiled for sm_90a. Otherwise the kernel is skipped.
+    // Declares a kernel; number 0 is the vendor's library. The run sweeps block_sizes; {0} means that the kernel has no
+    // choice of block size. A 0 among other sizes means the launcher's default, and the run prints a note if another
+    // size is more than 2% faster.
+    // min_arch: 80 if the kernel needs a device and a binary of compute capability 8.0 or more, -90 if it needs code
+    // compiled for sm_90a. If they do not fit, the kernel is skipped.
     void kernel(int number, const char* what, std::function<void(int)> launch,
                 std::vector<int> block_sizes = {64, 128, 256, 512, 1024}, int min_arch = 0) {
         for (const BenchKernel& k : state.kernels) { require(k.number != number); }
         require(number >= 0 && !block_sizes.empty());
         state.kernels.push_back({number, what, launch, block_sizes, min_arch});
     }
-    // For the kernel declared last: its number of launches, and the bytes that they move. For ops that fuse several
-    // launches.
+    // Sets the number of launches of the kernel declared last, and the bytes that these launches move. For ops that
+    // compare fused with unfused kernels.
     void moves(int num_launches, double bytes) {
         state.kernels.back().num_launches = num_launches, state.kernels.back().bytes = bytes;
     }
-    // For the kernel declared last: its errors may be `factor` times larger, because it computes in a coarser type or
-    // sums in a worse order. The op's comment says which.
+    // Lets the errors of the kernel declared last be `factor` times larger, because it computes in a coarser type or
+    // sums in a worse order. The comment at the top of the op's file gives the reason.
     void coarser(float factor) { state.kernels.back().tolerance = factor; }
     // The kernel that is copied to train_gpt2.cu. The run prints a note if another kernel is faster by more than 2%.
     void promoted(int number) { state.promoted = number; }
@@ -326,7 +330,7 @@ struct Bench {
 // ---- flags -------------------------------------------------------------------------------
 
 struct BenchFlags {
-    int kernel = -1; // the number, or -1: all
+    int kernel = -1; // number of the kernel to run; -1: all
     int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
     int block_size = 0, seed = 1337, repeats = 100;
     const char *flush = "read", *csv = NULL, *json = NULL;
@@ -400,6 +404,7 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
 
 // ---- the device ----------------------------------------------------------------------------
 
+// arch[0] = architecture that this code was compiled for (90 for sm_90); arch[1] = 90 if for sm_90a, else 0
 __global__ void bench_probe_kernel(int* arch) {
 #ifdef __CUDA_ARCH__
     arch[0] = __CUDA_ARCH__ / 10;
@@ -425,7 +430,7 @@ __global__ void bench_checksum_kernel(unsigned long long* sum, const uint8_t* da
     if (threadIdx.x % 32 == 0) { atomicAdd(sum, mine); }
 }
 
-// Reads n vectors, which are all zero. The store never happens, but the compiler must keep the loads for it.
+// Reads n vectors, which are all zero. The store never happens, but it forces the compiler to keep the loads.
 __global__ void bench_read_kernel(int4* data, size_t n) {
     int sum = 0;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
@@ -445,15 +450,15 @@ __global__ void bench_delay_kernel(unsigned long long ns) {
 struct BenchDevice {
     char name[256] = "";
     int arch = 0;         // compute capability of the device, 90 for 9.0
-    int compiled[2] = {}; // architecture of the binary's code for it; 90 in [1]: sm_90a
+    int compiled[2] = {}; // [0]: architecture that its code was compiled for; [1]: 90 if for sm_90a, else 0
     size_t l2_bytes = 0;
     uint8_t* flush = NULL; // (flush_bytes) zeros
     size_t flush_bytes = 0;
     unsigned long long* checksum = NULL; // (1)
     cudaStream_t stream = 0;
     std::vector<cudaEvent_t> events;
-    double copy_gbs = 0;      // bytes read + written; 0: not measured
-    double matrix_tflops = 0; // of the vendor's library; 0: not known
+    double copy_gbs = 0;      // speed of a copy on the device, bytes read + written; 0: not measured
+    double matrix_tflops = 0; // matrix rate of the vendor's library; 0: not known
 };
 
 // Returns true and fills *d if there is a GPU. Otherwise prints one line on stderr.
@@ -472,7 +477,8 @@ inline bool bench_open(BenchDevice* d, const char* op) {
     snprintf(d->name, sizeof(d->name), "%s", properties.name);
     d->arch = 10 * properties.major + properties.minor;
     d->l2_bytes = (size_t)device_attribute(cudaDevAttrL2CacheSize);
-    cudaCheck(cudaStreamCreate(&d->stream)); // runs in order with the default stream, on which the harness copies
+    // a blocking stream: its work is ordered with the default stream, on which the harness copies
+    cudaCheck(cudaStreamCreate(&d->stream));
     int* probe;
     cudaCheck(cudaMalloc(&probe, 2 * sizeof(int)));
     bench_probe_kernel<<<1, 1>>>(probe);
@@ -483,7 +489,7 @@ inline bool bench_open(BenchDevice* d, const char* op) {
     return true;
 }
 
-// The versions of the driver ("580.65.06", if Linux has it in /proc) and of its CUDA.
+// Returns the versions of the driver ("580.65.06", if /proc has it) and of the CUDA that the driver supports.
 inline std::string bench_driver() {
     char line[512] = "", version[64] = "";
     FILE* f = fopen("/proc/driver/nvidia/version", "r");
@@ -591,20 +597,21 @@ inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(B
     }
 }
 
+// Launches after setting all buffers that the kernel may write: in-place ones to their start, all others to NaN.
 inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_size) {
     for (BenchBuffer& x : s.buffers) {
         if (x.kind == BenchKind::inout) {
             cudaCheck(cudaMemcpy(x.dev, x.start, x.bytes, cudaMemcpyDeviceToDevice));
         } else if (x.kind != BenchKind::input) {
-            cudaCheck(cudaMemset(x.dev, 0xFF, x.bytes)); // NaN in every type
+            cudaCheck(cudaMemset(x.dev, 0xFF, x.bytes)); // NaN in every floating-point type
         }
     }
     k.launch(block_size);
 }
 
-// Checks the cost in the launcher's Op. It sums over the operations listed since the launch whose names begin with the
-// op's name; of equal names only the last counts, because some checks launch twice. The sum must be b.cost(). Returns
-// the error, or "".
+// Checks the cost that the launcher reported to the profiler in its Op. The sum over the entries whose names begin with
+// the op's name must be b.cost(). Of entries with equal names only the last counts, because some checks launch twice.
+// Returns the error, or "".
 inline std::string bench_check_cost(const BenchState& s, const char* op) {
     double bytes = s.bytes_by_data, flops = s.flops_by_data;
     std::vector<const ProfileEntry*> last; // the last entry of each name
@@ -638,7 +645,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     bench_launch_fresh(s, k, block_size);
     profile().listing = false;
     cudaError_t e = cudaDeviceSynchronize();
-    if (e != cudaSuccess) { // the CUDA context is lost: no later kernel could run
+    if (e != cudaSuccess) { // the CUDA context is lost, so no later kernel could run
         printf("FAIL kernel %d block_size %4d: %s\n", k.number, block_size, cudaGetErrorString(e));
         die("kernel %d, block_size %d: %s", k.number, block_size, cudaGetErrorString(e));
     }
@@ -680,7 +687,7 @@ struct BenchCounts {
     int passed, failed, skipped;
 };
 
-// Prints a line per kernel and block size, or if quiet only per failure. failed_kernels may be NULL.
+// Prints one line per kernel and block size; if quiet, only for failures. failed_kernels may be NULL.
 inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& shape, bool quiet, BenchCounts* counts,
                               std::vector<int>* failed_kernels) {
     for (const BenchKernel& k : s.kernels) {
@@ -780,7 +787,7 @@ inline void bench_flush_l2(BenchDevice& d) {
     }
 }
 
-// Times `repeats` launches, or fewer if they would take longer than limit_ms, but at least 3.
+// Times `repeats` launches. If these would take longer than limit_ms, it times fewer, but at least 3.
 inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, int repeats,
                             double limit_ms) {
     auto before = [&] {
@@ -799,7 +806,7 @@ inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k,
     return bench_time_launches(d, repeats, before, launch);
 }
 
-// GB/s of a copy on the device, bytes read plus bytes written: the ceiling of a memory-bound kernel.
+// Measures the GB/s of a copy on the device (bytes read plus bytes written), the ceiling of a memory-bound kernel.
 inline void bench_measure_copy(BenchDevice& d) {
     size_t bytes = std::max<size_t>((size_t)1 << 30, 4 * d.l2_bytes), free_bytes, total_bytes;
     cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -832,7 +839,7 @@ struct BenchResult {
 inline double bench_gbs(const BenchState& s, const BenchResult& r) { return s.bytes / r.time.median_ms / 1e6; }
 inline double bench_tflops(const BenchState& s, const BenchResult& r) { return s.flops / r.time.median_ms / 1e9; }
 
-// Returns the fastest result of one kernel (-1: of all), or NULL.
+// Returns the fastest result of kernel `number` (-1: of all kernels), or NULL if there is none.
 inline const BenchResult* bench_best(const std::vector<BenchResult>& results, int number) {
     const BenchResult* best = NULL;
     for (const BenchResult& r : results) {
@@ -934,7 +941,7 @@ inline void bench_close(FILE* f, const char* path) {
     if (fclose(f) != 0 || failed) { die("%s: cannot be written: %s", path, strerror(errno)); }
 }
 
-// `what` is the last field, because it may contain commas: the fields before it can be split at commas.
+// `what` is the last field, because it may contain commas; a reader can split the fields before it at commas.
 inline void bench_write_csv(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
                             const Shape& shape, const std::vector<BenchResult>& results) {
     FILE* f = bench_create(path);
@@ -1003,7 +1010,7 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
 
 // ---- main -----------------------------------------------------------------------------------
 
-// Checks at full size, then times. A kernel that fails is not timed.
+// Checks the kernels at the shape that is timed, then times them. A kernel that fails is not timed.
 inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape) {
     const BenchFlags& f = bench_flags();
     BenchState s;
@@ -1028,7 +1035,8 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         d.matrix_tflops = s.matrix_rate();
         printf("matrix rate of the vendor's library: %.1f TFLOP/s\n", d.matrix_tflops);
     }
-    std::vector<BenchResult> results, shown; // shown: without the baselines that were not asked for
+    // shown: the results of the kernels asked for; results also has kernels 0 and 1, timed as baselines
+    std::vector<BenchResult> results, shown;
     for (const BenchKernel& k : s.kernels) {
         bool wanted = bench_wanted(k);
         bool is_base = !wanted && k.number <= 1 && f.verify;
@@ -1068,7 +1076,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
                       std::vector<Shape> check_shapes) {
     BenchFlags& f = bench_flags();
     bench_parse(argc, argv, name, &shape);
-    BenchState names; // declared without a device, for the kernels' numbers
+    BenchState names; // filled by declare() without a device, for the numbers and names of the kernels
     Bench dry = bench_view(names, shape, 0, true);
     declare(dry);
     std::string known;

@@ -53,7 +53,7 @@ void crossentropy_forward2(float* losses, const floatX* logits, const int* targe
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: online softmax over 128-bit vectors: one pass, the sum is rescaled when the maximum grows ----
+// ---- kernel 3: online softmax over 128-bit vectors; one pass, the sum is rescaled when the maximum grows ----
 
 // Online softmax state: running maximum and sum of exp(x - max).
 struct CrossentropySums {
@@ -68,13 +68,14 @@ __device__ inline void crossentropy_add(CrossentropySums& s, const x128& x) {
     s.max = max;
 }
 
-// The initial state. The columns after the last whole vector are split one per thread, from thread 0 on.
+// Returns a thread's initial state. The columns after the last whole vector are split one per thread, from thread 0 on.
 __device__ inline CrossentropySums crossentropy_begin(const floatX* x, int V) {
     int c = V / x128::size * x128::size + threadIdx.x;
     if (c >= V) { return {-INFINITY, 0.0f}; }
     return {(float)x[c], 1.0f};
 }
 
+// Combines the states of the block's threads and writes the loss. correct: the target's logit; shared (32) is scratch.
 __device__ inline void crossentropy_finish(float* loss, const CrossentropySums& s, float correct, float* shared) {
     float max = block_max(s.max, shared);
     float sum = block_sum(s.sum * __expf(s.max - max), shared);
@@ -98,7 +99,7 @@ void crossentropy_forward3(float* losses, const floatX* logits, const int* targe
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: four vectors per thread in flight ----
+// ---- kernel 4: kernel 3 with four vectors per thread in flight ----
 
 __global__ void __launch_bounds__(1024)
     crossentropy_forward_kernel4(float* losses, const floatX* logits, const int* targets, int V, int Vp) {

@@ -11,7 +11,7 @@
    ./crossentropy_softmax_backward        every kernel, side by side                                */
 #include "bench.h"
 
-// ---- kernel 1: one thread per element: every thread divides to find its row --------------------------------
+// ---- kernel 1: one thread per element, which divides by Vp to find its row --------------------------------
 
 __global__ void crossentropy_softmax_backward_kernel1(floatX* dlogits, const floatX* probs, const int* targets,
                                                       const float* dloss, int N, int V, int Vp) {
@@ -30,7 +30,7 @@ void crossentropy_softmax_backward1(floatX* dlogits, const floatX* probs, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one block per row: no division, the target is read once -----------------------------
+// ---- kernel 2: one block per row, so no division, and each thread reads the target once ---------------------------
 
 __global__ void __launch_bounds__(1024)
     crossentropy_softmax_backward_kernel2(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss,
@@ -50,7 +50,7 @@ void crossentropy_softmax_backward2(floatX* dlogits, const floatX* probs, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one 128-bit vector per thread, the row is blockIdx.y: all loads of a row are in flight at once ----
+// ---- kernel 3: one 128-bit vector per thread, so all loads of a row are in flight at once; blockIdx.y is the row ----
 
 __global__ void __launch_bounds__(1024)
     crossentropy_softmax_backward_kernel3(floatX* dlogits, const floatX* probs, const int* targets, const float* dloss,
@@ -79,7 +79,7 @@ void crossentropy_softmax_backward3(floatX* dlogits, const floatX* probs, const 
 static void declare(Bench& b) {
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     float dloss_value = 1024.0f; // a loss scale: without it most gradients would underflow in 16 bits
-    // random values of the size of probabilities, in the padding columns too: those must not matter
+    // random values of the size of probabilities; the padding columns have them too, because they must not matter
     Buffer<floatX> probs = b.input<floatX>("probs", (size_t)N * Vp, 0.25f / V, 1.0f / V);
     Buffer<int> targets = b.input_ids("targets", N, V);
     Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { *x = dloss_value; });

@@ -28,7 +28,7 @@ struct LinearKey {
 };
 struct LinearPlan {
     LinearKey key;
-    cublasStatus_t status; // if not success: the reason why there is no algorithm
+    cublasStatus_t status; // if not CUBLAS_STATUS_SUCCESS: why there is no algorithm
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t weight, inp, add, out;
     cublasLtMatmulAlgo_t algo;
@@ -53,15 +53,15 @@ inline cublasStatus_t cublaslt_linear_launch(const LinearPlan& plan, const cubla
     CublasLt& lt = cublaslt();
     float alpha = 1.0f, beta = c.add ? 1.0f : 0.0f;
     cublaslt_linear_describe(plan, c);
-    // if nothing is added, the library still wants a pointer: out, provided that it has the type of add
+    // if nothing is added, the library still wants a pointer to add: it gets out, if out has the type of add
     const void* add = c.add ? (const void*)c.add : c.out_type == cublaslt_floatX ? c.out : NULL;
     return cublasLtMatmul(lt.handle, plan.product, &alpha, c.weight, plan.weight, c.inp, plan.inp, &beta, add, plan.add,
                           c.out, plan.out, &algo, lt.workspace, lt.workspace_bytes, stream);
 }
 
-// tuned: times the library's proposals, on the operands themselves. Otherwise it takes the first proposal.
+// If `tuned` is true, times the library's proposals on the operands themselves. Otherwise takes the first proposal.
 inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStream_t stream) {
-    require(cublaslt().handle != NULL); // cublaslt_open()
+    require(cublaslt().handle != NULL); // cublaslt_open() sets it
     require(c.M > 0 && c.N > 0 && c.K > 0 && (!c.gelu || c.bias) && (!c.add || c.out_type == cublaslt_floatX));
     LinearPlan plan = {};
     plan.key = {c.M, c.N, c.K, c.inp_type, c.out_type, c.bias != NULL, c.add != NULL, c.gelu, tuned};
@@ -78,7 +78,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     if (c.bias) { cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)cublaslt_floatX); }
     if (c.inp_type == CUDA_R_8F_E4M3) {
-        // fast accumulation keeps only some 14 bits of a sum between the tensor cores' steps, e4m3 itself has 4 bits
+        // fast accumulation keeps only some 14 bits of a sum between the tensor cores' steps; e4m3 itself has 4 bits
         cublaslt_describe(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     }
     cublaslt_linear_describe(plan, c);
@@ -87,7 +87,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     int n;
     cublasStatus_t status = cublaslt_propose(proposals, tuned ? max_proposals : 1, &n, plan.product, plan.weight,
                                              plan.inp, plan.add, plan.out, 256);
-    // the library refuses a combination of types and epilogue that it does not support with one of these three
+    // one of these three means that the library does not support this combination of types and epilogue
     if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED &&
         status != CUBLAS_STATUS_INVALID_VALUE && status != CUBLAS_STATUS_ARCH_MISMATCH) {
         cublasCheck(status);
@@ -98,7 +98,7 @@ inline LinearPlan cublaslt_linear_plan(const LinearCall& c, bool tuned, cudaStre
     if (tuned && n > 1) {
         best = cublaslt_fastest(n, stream, [&](int i) {
             cublasStatus_t launched = cublaslt_linear_launch(plan, proposals[i].algo, c, stream);
-            if (launched != CUBLAS_STATUS_SUCCESS) { plan.status = launched; } // kept if none of them runs
+            if (launched != CUBLAS_STATUS_SUCCESS) { plan.status = launched; } // stays if no proposal runs
             return launched;
         });
     }
@@ -116,9 +116,9 @@ inline bool cublaslt_has_linear(const LinearCall& c) {
     return plan.status == CUBLAS_STATUS_SUCCESS;
 }
 
-// Launches the product and returns success. If the library cannot do it, returns the reason and launches nothing. The
-// first call with a shape times the library's proposals, unless cublaslt_tune(false) was called or the stream is being
-// captured.
+// Launches the product and returns success. If the library cannot compute it, returns the reason and launches nothing.
+// The first call with a shape times the library's proposals, unless cublaslt_tune(false) was called or the stream is
+// being captured.
 inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stream) {
     static std::vector<LinearPlan> plans;
     require(c.out && c.inp && c.weight && c.add != c.out);
@@ -138,7 +138,7 @@ inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stre
     if (plan.status == CUBLAS_STATUS_SUCCESS) { cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream)); }
     return plan.status;
 }
-// As cublaslt_try_linear, but returns false if the library cannot do it.
+// As cublaslt_try_linear, but returns false if the library cannot compute the product.
 inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
     return cublaslt_try_linear(c, stream) == CUBLAS_STATUS_SUCCESS;
 }

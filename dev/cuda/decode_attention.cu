@@ -54,20 +54,20 @@ __global__ void decode_attention_kernel1(floatX* out, floatX* keys, floatX* valu
 
 void decode_attention1(floatX* out, floatX* keys, floatX* values, const floatX* qkv, const int* positions, int B, int C,
                        int NH, int capacity, cudaStream_t stream, int block_size) {
-    require(capacity <= 11 * 1024); // 44 of the 48 KB that need no attribute
+    require(capacity <= 11 * 1024); // 44 of the 48 KB that a launch may use without cudaFuncSetAttribute
     decode_attention_kernel1<<<dim3(NH, B), block_size, capacity * sizeof(float), stream>>>(
         out, keys, values, qkv, positions, NH, C / NH, capacity);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one block per head, 16-byte loads, online softmax in registers: kernel 4 with one part per head ------
+// ---- kernel 2: one block per head, 16-byte loads, online softmax in registers (kernel 4 with one part per head) -----
 
 // ==== promoted: decode_attention ====
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block
 constexpr int DECODE_ATTENTION_THREADS = 32 * DECODE_ATTENTION_WARPS; // one per element of a head: HS <= 256
-constexpr int DECODE_ATTENTION_STEP = 64;         // a block's share of the keys, a part, is a multiple of this
+constexpr int DECODE_ATTENTION_STEP = 64;         // the keys of one part (a block's share) are a multiple of this
 constexpr int DECODE_ATTENTION_AHEAD = 2;         // keys in flight per thread
-constexpr float DECODE_ATTENTION_LOWEST = -1e30f; // initial maximum; finite, so that max - max is not NaN
+constexpr float DECODE_ATTENTION_LOWEST = -1e30f; // initial maximum; finite, because -inf - -inf is NaN
 
 struct DecodeAttentionShared {
     float sum[DECODE_ATTENTION_WARPS][DECODE_ATTENTION_THREADS];      // weighted sums of values, per warp
@@ -80,8 +80,8 @@ struct DecodeAttentionSum {
     float sum, max, total;
 };
 
-// Combines the warps' results in shared memory for element threadIdx.x. The order of the warps is fixed, so the result
-// is deterministic.
+// Combines the results of all warps, which are in shared memory, for element threadIdx.x. The order of the warps is
+// fixed, so the result is deterministic.
 __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttentionShared& shared) {
     DecodeAttentionSum x = {0.0f, DECODE_ATTENTION_LOWEST, 0.0f};
 #pragma unroll
@@ -114,7 +114,8 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
 
 // One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
 // to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
-// first element. Every thread gets the result for element threadIdx.x; from HS on it is meaningless.
+// first element. Every thread gets the result for element threadIdx.x; in threads from HS on it is
+// meaningless.
 //
 //     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
 //     key of u = 0            row + 0              + 1     + 2      + 3      + 4                 ...   + 31
@@ -123,6 +124,7 @@ template <int lanes, int depth>
 __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
                                                     const floatX* qkv, int begin, int end, int now, int C, int HS) {
     constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
+    // place: number of this lane among the lanes that share a key
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
     int4 k[ahead][depth], v[ahead][depth];
     decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
@@ -130,7 +132,7 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
     float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // LOG2E for exp2
+    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
 #pragma unroll
     for (int d = 0; d < depth; d++) {
         x128 vec = {};
@@ -320,7 +322,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
     DecodeAttentionSum x = decode_attention_part<lanes, depth>(
         shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
 
-    int num_parts = now / part_keys + 1; // that have keys
+    int num_parts = now / part_keys + 1; // parts with keys; the grid covers the whole capacity
     if (num_parts > 1) {
         int head = b * NH + h;
         int* counter = reinterpret_cast<int*>(scratch) + head;
@@ -328,7 +330,7 @@ template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTI
         float* own = partials + (size_t)part * (HS + 2);
         if (i < HS) { own[2 + i] = x.sum; }
         if (i == 0) { own[0] = x.max, own[1] = x.total; }
-        __threadfence();
+        __threadfence(); // makes the partial results visible before the count
         __syncthreads();
         if (i == 0) {
             shared.last = atomicAdd(counter, 1) == num_parts - 1;
@@ -404,8 +406,8 @@ void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, i
 }
 // ==== end promoted: decode_cache_fill ====
 
-// decode_cache_fill has no table of its own: with small shapes, every launch of a measured kernel runs and checks it
-// first.
+// decode_cache_fill has no benchmark of its own. With small shapes (T <= 100) each launch of a kernel below first runs
+// decode_cache_fill, and the check covers its output too.
 static std::function<void()> declare_cache_fill(Bench& b, int capacity) {
     if (b.T > 100) {
         return [] {};
@@ -439,7 +441,8 @@ static void declare(Bench& b) {
         b.input_from<float>("zeros", num_scratch, [=](float* p) { std::fill(p, p + num_scratch, 0); });
     Buffer<floatX> keys = b.inout<floatX>("keys", n, keys_before, {0.0f, 0.0f});
     Buffer<floatX> values = b.inout<floatX>("values", n, values_before, {0.0f, 0.0f});
-    Buffer<float> scratch = b.inout<float>("scratch", num_scratch, zeros, {INFINITY, 0.0f}); // any value but NaN passes
+    // the counters and partial results are not checked: any value but NaN passes
+    Buffer<float> scratch = b.inout<float>("scratch", num_scratch, zeros, {INFINITY, 0.0f});
     Buffer<floatX> out = b.output<floatX>("out", (size_t)B * C, {2e-5f, ulp_of<floatX>() + 1e-5f});
     std::function<void()> cache_fill = declare_cache_fill(b, capacity);
     b.reference([=] {

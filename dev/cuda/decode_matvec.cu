@@ -2,10 +2,10 @@
 
    out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
    weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out itself
-   The operations with a ? are optional.
+   Operations with a ? are optional.
    Bound: memory, OC*K*sizeof(floatX) bytes. Constraint: K % 8 == 0; with a layernorm, a row of x of at most 40 KB.
-   Error: one ulp of floatX, and 1e-5 of the terms' size for the sums. With a layernorm also two ulps of the terms'
-   size: the normalised x is rounded to floatX before the product, as in training, and K such roundings add up.
+   Error: one ulp of floatX, and 1e-5 of the terms' magnitude for the sums. With a layernorm also two ulps of the terms'
+   magnitude: as in training, the normalised x is rounded to floatX before the product, and K such roundings add up.
    This file also has decode_embed, the first kernel of a decoding step, and decode_head, its last product. The small
    check shapes check both.
    Source: layernorm: Ba et al. 2016, arXiv:1607.06450; gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415;
@@ -114,7 +114,7 @@ void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: every block computes the layernorm, for several sequences: kernel 6, launched without overlap --------
+// ---- kernel 5: every block computes the layernorm, for several sequences (kernel 6, launched without overlap) -------
 
 template <class Out> struct DecodeMatvecLaunch;
 template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size);
@@ -131,7 +131,7 @@ template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX
 // ---- kernel 6: programmatic dependent launch: loads its weights while the previous kernel still runs ----------------
 
 // ==== promoted: decode_matvec ====
-constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row: the whole row if K is 768, in 16 bits
+constexpr int DECODE_MATVEC_AHEAD = 3; // vectors in flight per lane and row; they cover a row of 768 16-bit elements
 
 // Rows of the weight that a warp multiplies at once: they share the loads and conversions of x.
 __host__ __device__ constexpr int decode_matvec_rows(int batch) { return batch >= 4 ? 2 : 1; }
@@ -141,8 +141,9 @@ __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { retur
 // Sums each of n values (n a power of two, at most 32) over the warp; lane i gets the sum of value i / (32 / n).
 template <int n> __device__ inline float decode_matvec_sums(float* values) {
     int lane = threadIdx.x % 32, offset = 16;
+    // in each round a lane keeps half of its values and gives the other half to lane ^ offset
 #pragma unroll
-    for (int half = n / 2; half > 0; half /= 2, offset /= 2) { // each lane keeps half of its values
+    for (int half = n / 2; half > 0; half /= 2, offset /= 2) {
         bool upper = lane & offset;
 #pragma unroll
         for (int i = 0; i < half; i++) {
@@ -278,7 +279,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
 #pragma unroll
                 for (int b = 0; b < batch; b++) {
                     x128 value = norm ? normalised[b * num_vec + v] : load128(own_x + at_x * x128::size);
-                    at_x = min(at_x + num_vec, last_x); // one running offset: an address per sequence takes registers
+                    // one running offset, because an address per sequence would take registers
+                    at_x = min(at_x + num_vec, last_x);
 #pragma unroll
                     for (int e = 0; e < x128::size; e++) {
 #pragma unroll
@@ -288,7 +290,8 @@ template <class Out, int batch, bool norm> __global__ void __launch_bounds__(256
             }
         }
         row += gridDim.y * rows_per_block;
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC); // in flight during the warp sums
+        // the loads of the next rows are in flight during the warp sums
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
         next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
 
         float sum = decode_matvec_sums<num_sums>(sums);
@@ -332,10 +335,11 @@ DecodeMatvecLaunch<Out> decode_matvec_batch(int B, int K, int OC, int block_size
 }
 
 template <class Out> DecodeMatvecLaunch<Out> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
-    const size_t shared_limit = 40 * 1024; // of the 48 KB that need no attribute
+    const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
-    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0); // 8 rows in `partial`
+    // at most 256 threads, because `partial` has 8 rows, one per warp
+    require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0);
 
     int batch = 1; // sequences per block
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
@@ -413,7 +417,8 @@ void decode_embed(floatX* x, const int* tokens, const int* positions, const floa
 }
 // ==== end promoted: decode_embed ====
 
-// decode_embed has no table of its own: with small shapes, every launch of a measured kernel runs and checks it first.
+// decode_embed has no benchmark of its own. With small shapes (C <= 128) each launch of a kernel below first runs
+// decode_embed, and the check covers its output too.
 static std::function<void()> declare_embed(Bench& b) {
     if (b.C > 128) {
         return [] {};

@@ -2,11 +2,11 @@
 
    tokens (B) int out | positions (B) int inout, += 1 | scratch, see decode_sample_scratch() | logits (B,Vp) float in
    rng_state (B) uint64_t inout, state of xorshift64*, advanced once per drawn token
-   Bound: memory, B*V*sizeof(float) bytes, from the L2 cache; latency. Constraint: Vp % 4 == 0, V <= 2^18.
+   Bound: latency, and memory: B*V*sizeof(float) bytes from L2. Constraint: Vp % 4 == 0, V <= 2^18.
    Error: none for the largest; among equal logits the lowest id wins. A draw weighs each token by its probability in
-   steps of 2^-44, within 1e-5 of the exact value. It follows the rule and takes the random numbers of sample_token() of
-   llmc/sampler.h. Without top-k and top-p, the two draw the same token except for these roundings; with them,
-   sample_token() adds up the tokens in another order, so the tokens may differ.
+   steps of 2^-44, within 1e-5 of the exact value. A draw follows the rule of sample_token() in
+   llmc/sampler.h and takes the same random numbers. Without top-k and top-p, both draw the same token, except for these
+   roundings. With top-k or top-p, sample_token() adds up the tokens in another order, so the tokens may differ.
    Source: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
    Vigna 2016, arXiv:1402.6246 (xorshift64*).
 
@@ -49,7 +49,7 @@ void decode_sample1(int* tokens, int* positions, const float* logits, int B, int
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: largest logit, 16-byte loads, logit and id as one 64-bit key: kernel 3 with one block per sequence ---
+// ---- kernel 2: largest logit, 16-byte loads, logit and id as one 64-bit key (kernel 3, one block per sequence) ------
 
 inline void decode_sample_greedy(int* tokens, int* positions, float* scratch, const float* logits, int B, int V, int Vp,
                                  int blocks, cudaStream_t stream, int block_size);
@@ -148,7 +148,7 @@ constexpr int DECODE_SAMPLE_CHUNKS = 1024; // chunks of the vocabulary, one per 
 
 struct DecodeSampleShared {
     uint64_t list[DECODE_SAMPLE_ROOM];    // keys of the candidates, unordered
-    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // sum of the shares of each chunk
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // sum of the shares (draw weights) of each chunk
     uint64_t reduce[32];
     uint64_t rest; // distance of the drawn point from the start of chunk `found`
     int list_size, found, token;
@@ -168,7 +168,7 @@ struct DecodeSampleRow {
 // because the sum of integers does not depend on the order of summation.
 __device__ inline uint64_t decode_sample_share(const DecodeSampleRow& row, uint64_t key) {
     float logit = decode_sample_logit(key), best = decode_sample_logit(row.best);
-    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // also if both are inf: inf - inf is NaN
+    float distance = logit == best ? 0.0f : (logit - best) * row.scale; // 0 also if both are inf: inf - inf is NaN
     return (uint64_t)(exp2f(distance) * 17592186044416.0f);
 }
 
@@ -177,8 +177,7 @@ __device__ inline uint64_t decode_sample_candidate(const DecodeSampleShared& sha
     return row.listed ? shared.list[i] : decode_sample_key(row.logits[i], i);
 }
 
-// Counts the candidates with keys >= `floor`. Returns their weight: the sum of their shares, or without `shares` their
-// count.
+// Counts the candidates with keys >= `floor`. Returns the sum of their shares or, if `shares` is false, their count.
 __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const DecodeSampleRow& row, uint64_t floor,
                                          bool shares, uint64_t* count) {
     uint64_t weight = 0, number = 0;
@@ -205,8 +204,8 @@ __device__ void decode_sample_make_list(DecodeSampleShared& shared, DecodeSample
     row.listed = true, row.n = (int)row.count;
 }
 
-// Raises row.floor by bisection until the fewest top candidates are left whose weight still reaches `target`. The
-// weight of all candidates must reach it.
+// Raises row.floor by bisection, so that as few candidates as possible are left whose total weight reaches `target`:
+// those with the largest keys. The weight of all candidates must reach `target`.
 __device__ void decode_sample_select(DecodeSampleShared& shared, DecodeSampleRow& row, uint64_t target, bool shares) {
     uint64_t end = row.best + 1, end_count = 0; // the keys >= `end` weigh less than the target
     while (row.count - end_count > 1 && end - row.floor > 1) {
@@ -235,6 +234,7 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
         if (lane == 0) { shared.chunk[c] = sum; }
     }
     __syncthreads();
+    // upto: inclusive prefix sum of the chunks' shares, first within each warp, then over all warps
     uint64_t own = shared.chunk[threadIdx.x], upto = decode_sample_warp_scan(own);
     if (lane == 31) { shared.reduce[warp] = upto; }
     __syncthreads();
@@ -250,7 +250,7 @@ __device__ int decode_sample_draw(DecodeSampleShared& shared, const DecodeSample
     __syncthreads();
     if (warp == 0) {
         uint64_t rest = shared.rest, before = 0;
-        for (int begin = shared.found * size;; begin += 32) { // the chunk that holds the token
+        for (int begin = shared.found * size;; begin += 32) { // walks the chunk that holds the token
             uint64_t key = begin + lane < V ? decode_sample_key(row.logits[begin + lane], begin + lane) : 0;
             uint64_t share = key >= row.floor ? decode_sample_share(row, key) : 0;
             uint64_t reached = before + decode_sample_warp_scan(share);
@@ -284,20 +284,20 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
     row.count = decode_sample_reduce<decode_sample_warp_sum>(count, shared.reduce);
 
-    int token = -1; // if nothing can be drawn
+    int token = -1; // the result if nothing can be drawn
     if (row.count > 0) {
         if (top_k > 0 && (uint64_t)top_k < row.count) { decode_sample_select(shared, row, top_k, false); }
         if (top_p < 1.0f) {
             double mass = top_p * (double)decode_sample_weight(shared, row, row.floor, true, &count);
             decode_sample_select(shared, row, max((uint64_t)ceil(mass), (uint64_t)1), true);
         }
-        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // random_f64() of llmc/rand.h
+        uint64_t x = rng_state[b] ? rng_state[b] : 0x9e3779b97f4a7c15ull; // as random_f64() of llmc/rand.h
         x ^= x >> 12;
         x ^= x << 25;
         x ^= x >> 27;
         double random = (double)((x * 0x2545f4914f6cdd1dull) >> 11) * (1.0 / 9007199254740992.0);
         token = decode_sample_draw(shared, row, V, random);
-        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it before a barrier of the draw
+        if (threadIdx.x == 0) { rng_state[b] = x; } // all threads have read it: the draw has barriers
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
@@ -305,10 +305,12 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     }
 }
 
-// Size of scratch in floats; aligned to 8 bytes. It must be zero before the first launch; decode_sample leaves zeros.
+// Size of scratch in floats. scratch must be aligned to 8 bytes and zero before the first launch; decode_sample leaves
+// it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 | scratch, see above | logits (B,Vp), the first V are used | rng_state (B) inout
+// tokens (B), positions (B) += 1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
+// rng_state (B) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
 // probability reaches top_p (1: all). NaN and -inf are never drawn; if a sequence has nothing else, its token is -1.

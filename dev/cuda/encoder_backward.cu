@@ -32,7 +32,7 @@ void encoder_backward1(float* dwte, float* dwpe, const floatX* dout, const int* 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: dout is read once: dwpe is summed over B in registers, dwte by 128-bit atomics ---------
+// ---- kernel 2: one read of dout; dwpe is summed over B in registers, dwte by 128-bit atomics ---------
 
 __device__ inline void atomic_add_f128(float* p, f128 x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -68,15 +68,15 @@ void encoder_backward2(float* dwte, float* dwpe, const floatX* dout, const int* 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: deterministic: each block owns some tokens, scans all ids for them, adds their rows in order -----
+// ---- kernel 3: deterministic; each block owns some tokens, scans all ids for them and adds their rows in order -----
 
 static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, int T, int C, cudaStream_t stream,
                                        int block_size);
 
-// A block owns the tokens that are blockIdx.x modulo gridDim.x. Neighbouring ids are about equally frequent, so this
+// A block owns the token ids with id % gridDim.x == blockIdx.x. Neighbouring ids are about equally frequent, so this
 // balances the blocks.
 __global__ void encoder_backward_kernel3(float* dwte, const floatX* dout, const int* inp, int N, int C) {
-    __shared__ int found[1024], counts[32]; // positions found in this round; how many each warp found
+    __shared__ int found[1024], counts[32]; // indices into inp found in this round; how many each warp found
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     for (int start = 0; start < N; start += blockDim.x) {
         int i = start + threadIdx.x;
@@ -108,12 +108,13 @@ void encoder_backward3(float* dwte, float* dwpe, const floatX* dout, const int* 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: positions sorted by token, one warp per run of a token --------------------------
+// ---- kernel 4: positions sorted by token, one warp per run of equal tokens --------------------------
 
 struct EncoderScratch;
 static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N, int V, cudaStream_t stream);
 
-// One warp per sorted index and 32 vectors of columns. The warp at the start of a run sums the run; the others return.
+// Each warp handles one index i of the sorted list and 32 vectors of columns. If a run of equal tokens starts at i, the
+// warp sums the run; otherwise it returns.
 __global__ void encoder_backward_kernel4(float* dwte, const floatX* dout, const int* positions, const int* tokens,
                                          int N, int C) {
     int lane = threadIdx.x % 32;
@@ -137,32 +138,34 @@ void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dou
 // ---- kernel 5: one warp per tile of 32 sorted positions; a second kernel joins the runs that cross tiles ----
 
 // ==== promoted: encoder_backward ====
-// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions by token, and one
-// warp per tile of 32 sorted positions sums the runs of equal tokens. A run within one tile is added to its dwte row.
+// dwpe: each thread sums its columns over the batch. dwte: a stable radix sort orders the positions (indices b*T+t) by
+// token, and one warp per tile of 32 sorted positions sums the runs of equal tokens. The sum of a run that lies within
+// one tile is added to its row of dwte.
 
 // A run that crosses tiles leaves one partial sum per tile, which the join kernel adds up in order. So the order of
-// every sum is fixed, and many warps share the work of a frequent token. With tiles of 8 positions instead of 32:
+// every sum is fixed, and many warps share the work of a frequent token. Example with tiles of 8 positions:
 //     sorted tokens   5 5 5 7 7 7 7 7 | 7 7 7 7 7 7 7 7 | 7 7 7 9 9 9 9 9
 //     runs summed to  dwte  partial     partial           partial dwte
 //     [tile][slot]          [0][1]      [1][0]            [2][0]
 // Then tile 0's block of the join kernel adds partial [0][1], [1][0] and [2][0] to row 7 of dwte.
 
-constexpr int ENCODER_DIGITS = 256;         // of the radix sort: 8 bits per pass
-constexpr int ENCODER_SORT_BLOCK = 1024;    // threads, 4 per digit
-constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // few, because every block reads the counts of all blocks
-constexpr int ENCODER_MAX_BLOCK = 512;      // threads; the rows in flight take many registers
-constexpr int ENCODER_TILE = 32;            // sorted indices per warp, one per lane
-constexpr int ENCODER_COLUMNS = 768;        // per launch; bounds the scratch for partial sums
-constexpr int ENCODER_WARP_COLUMNS = 128;   // per warp, 4 per lane
+constexpr int ENCODER_DIGITS = 256;         // digit values of the radix sort, which sorts by 8 bits per pass
+constexpr int ENCODER_SORT_BLOCK = 1024;    // threads per block of the sort, 4 per digit value
+constexpr int ENCODER_SORT_MAX_BLOCKS = 64; // blocks of the sort; few, because each reads the counts of all blocks
+constexpr int ENCODER_MAX_BLOCK = 512;      // threads per block at most; the rows in flight take many registers
+constexpr int ENCODER_TILE = 32;            // sorted positions per tile, one per lane
+constexpr int ENCODER_COLUMNS = 768;        // columns per launch at most; bounds the scratch for partial sums
+constexpr int ENCODER_WARP_COLUMNS = 128;   // columns per warp, 4 per lane
 static_assert(ENCODER_COLUMNS % ENCODER_WARP_COLUMNS == 0, "a slice of columns must not cross a launch");
 
-// The layout of the launcher's scratch.
+// The layout of the launcher's scratch. partial has two slots per tile: slot 0 for the sum of a run that began in an
+// earlier tile, slot 1 for the sum of a run that begins in this tile and continues in the next one.
 struct EncoderScratch {
-    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS): slot 0: run from an earlier tile; 1: run into the next tile
-    int* positions[2]; // (N) each; the sort passes alternate between them, the last one writes [0]
+    float* partial;    // (num_tiles, 2, ENCODER_COLUMNS)
+    int* positions[2]; // (N) each; the sort passes alternate between the two, and the last pass writes [0]
     int* tokens;       // (N) inp[positions[0][i]], ascending
-    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs among each block's indices
-    size_t num_ints;
+    int* counts;       // (sort_blocks, ENCODER_DIGITS): how often each digit occurs in each block's share of the list
+    size_t num_ints;   // size of scratch, in ints
 };
 static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     size_t num_partial = (size_t)ceil_div(N, ENCODER_TILE) * 2 * ENCODER_COLUMNS;
@@ -176,7 +179,8 @@ static EncoderScratch encoder_backward_layout(int* scratch, int N) {
     return s;
 }
 
-// Counts the digits of `num` indices per block. positions is NULL in the first pass, where index i is position i.
+// Each block counts the digits of `num` consecutive tokens of the list. The digit is bits shift to shift + 7 of the
+// token. positions is the list as sorted so far, or NULL in the first pass, where entry i is position i.
 __global__ void encoder_backward_count_kernel5(int* counts, const int* positions, const int* inp, int N, int num,
                                                int shift) {
     __shared__ int count[ENCODER_DIGITS];
@@ -191,12 +195,14 @@ __global__ void encoder_backward_count_kernel5(int* counts, const int* positions
     if (threadIdx.x < ENCODER_DIGITS) { counts[blockIdx.x * ENCODER_DIGITS + threadIdx.x] = count[threadIdx.x]; }
 }
 
-// One stable pass of the sort: index i is placed after all smaller digits and after equal digits of smaller indices.
+// One stable pass of the sort: each entry of the list goes after all entries with a smaller digit, and after the
+// entries with the same digit that precede it in the list.
 __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
     encoder_backward_scatter_kernel5(int* sorted, int* tokens, const int* positions, const int* inp, const int* counts,
                                      int N, int num, int shift) {
     constexpr int num_warps = ENCODER_SORT_BLOCK / 32, num_parts = ENCODER_SORT_BLOCK / ENCODER_DIGITS;
     __shared__ int offset[num_warps][ENCODER_DIGITS]; // output index of each warp's first element with this digit
+    // next: output index of the block's next element with this digit; scan: prefix sums of the counts of all blocks
     __shared__ int next[ENCODER_DIGITS], scan[ENCODER_DIGITS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int digit = threadIdx.x % ENCODER_DIGITS, part = threadIdx.x / ENCODER_DIGITS;
@@ -208,7 +214,8 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         before += b < blockIdx.x ? n : 0;
         total += n;
     }
-    offset[part][digit] = before, offset[num_parts + part][digit] = total; // offset is borrowed for partial sums
+    // offset is not needed yet, so it holds the partial sums of the num_parts threads per digit
+    offset[part][digit] = before, offset[num_parts + part][digit] = total;
     __syncthreads();
     if (part == 0) {
         for (int p = 1; p < num_parts; p++) { before += offset[p][digit], total += offset[num_parts + p][digit]; }
@@ -221,7 +228,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         if (part == 0) { scan[digit] += lower; }
         __syncthreads();
     }
-    if (part == 0) { next[digit] += scan[digit]; }
+    if (part == 0) { next[digit] += scan[digit]; } // smaller digits in all blocks + this digit in earlier blocks
 
     int first = blockIdx.x * num, end = min(N, first + num);
     for (int start = first; start < end; start += ENCODER_SORT_BLOCK) {
@@ -233,7 +240,7 @@ __global__ void __launch_bounds__(ENCODER_SORT_BLOCK)
         int token = valid ? inp[position] : 0;
         int d = valid ? (token >> shift) % ENCODER_DIGITS : ENCODER_DIGITS;
         unsigned same = __match_any_sync(0xFFFFFFFFu, d);
-        int rank = __popc(same & ((1u << lane) - 1)); // among the warp's elements with the same digit
+        int rank = __popc(same & ((1u << lane) - 1)); // rank among the warp's elements with the same digit
         if (valid && rank == 0) { offset[warp][d] = __popc(same); }
         __syncthreads();
         if (part == 0) { // exclusive scan over the warps: turns counts into offsets
@@ -276,7 +283,8 @@ static EncoderScratch encoder_backward_sort(int* scratch, const int* inp, int N,
     return s;
 }
 
-// Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns, of the num_slices from c0 on.
+// Each warp sums the runs of one tile over one slice of ENCODER_WARP_COLUMNS columns. The launch covers num_slices
+// slices, which start at column c0.
 __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
     encoder_backward_tile_kernel5(float* dwte, float* partial, const floatX* dout, const int* positions,
                                   const int* tokens, int N, int C, int c0, int num_slices) {
@@ -289,12 +297,13 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
 
     int position = lane < num ? positions[first + lane] : 0, token = lane < num ? tokens[first + lane] : -1;
     int next = __shfl_down_sync(0xFFFFFFFFu, token, 1);
-    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token)); // of runs
-    // whether the tile's first run began in an earlier tile, whether its last run continues in the next tile
+    // bit i: a run, or the tile, ends at sorted position first + i
+    unsigned ends = __ballot_sync(0xFFFFFFFFu, lane < num && (lane == num - 1 || next != token));
+    // true if the tile's first run began in an earlier tile; true if its last run continues in the next tile
     bool from_before = first > 0 && tokens[first - 1] == tokens[first];
     bool into_after = first + num < N && tokens[first + num] == tokens[first + num - 1];
 
-    constexpr int unroll = 4; // rows in flight
+    constexpr int unroll = 4; // rows of dout in flight
     f128 sum = {};
     for (int i = 0; i < num; i += unroll) {
         x4 d[unroll];
@@ -302,7 +311,7 @@ __global__ void __launch_bounds__(ENCODER_MAX_BLOCK)
         float* row[unroll]; // destination of the run's sum if a run ends at this index, else NULL
         int p[unroll], id[unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; u++) { // shuffles first, while all lanes are active
+        for (int u = 0; u < unroll; u++) { // shuffles first, because the loop below is divergent
             p[u] = __shfl_sync(0xFFFFFFFFu, position, i + u), id[u] = __shfl_sync(0xFFFFFFFFu, token, i + u);
         }
 #pragma unroll
@@ -352,7 +361,8 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     f128 sum = {};
     if (warp == 0 && active) { sum = load128(slots + ((size_t)tile * 2 + 1) * ENCODER_COLUMNS); }
     for (int t = tile + 1 + warp * unroll;; t += num_warps * unroll) {
-        // num: how many of the next `unroll` tiles begin with this token; they come first, because the list is sorted
+        // num: how many of the tiles t .. t+unroll-1 begin with this token; they are the first `num` of these tiles,
+        // because the list is sorted
         bool goes_on = lane < unroll && t + lane < num_tiles && tokens[(t + lane) * ENCODER_TILE] == token;
         int num = __popc(__ballot_sync(0xFFFFFFFFu, goes_on));
         f128 x[unroll];
@@ -379,9 +389,9 @@ __global__ void encoder_backward_join_kernel5(float* dwte, const float* partial,
     store128(row, total);
 }
 
-// dwpe (maxT,C) += dout (B,T,C) summed over the batch: one vector of a position per thread
+// dwpe (maxT,C) += dout (B,T,C) summed over the batch; each thread sums one vector of one row of dwpe
 __global__ void encoder_backward_positions_kernel5(float* dwpe, const floatX* dout, int B, int T, int C) {
-    constexpr int unroll = 8; // rows in flight
+    constexpr int unroll = 8; // vectors of dout in flight
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size, stride = (size_t)T * C;
     if (i >= stride) { return; }
     const floatX* p = dout + i;
@@ -415,7 +425,7 @@ static void encoder_backward_positions(float* dwpe, const floatX* dout, int B, i
 
 // Number of ints in scratch.
 size_t encoder_backward_scratch(int B, int T, int V) {
-    (void)V; // affects only the number of sort passes
+    (void)V; // V affects only the number of sort passes, not the size of scratch
     return encoder_backward_layout(NULL, B * T).num_ints;
 }
 
@@ -423,7 +433,7 @@ size_t encoder_backward_scratch(int B, int T, int V) {
 // | scratch (encoder_backward_scratch(B, T, V)), aligned to 16 bytes | dout (B,T,C) | inp (B,T), each in [0,V)
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream, int block_size) {
-    // does not count the rows of dwte that are read and written: their number depends on the tokens
+    // the bytes do not include the rows of dwte that are read and written, because their number depends on the tokens
     Op op(stream, (double)B * T * (C * sizeof(floatX) + sizeof(int)) + (double)T * C * 2 * sizeof(float), 0,
           "encoder_backward");
     require(C % x128::size == 0);
@@ -501,7 +511,7 @@ static void declare(Bench& b) {
     b.promoted(5);
 }
 
-// Shapes with V = 1 have the same token everywhere; V > 65536 takes three sort passes.
+// With V = 1 all tokens are the same; V > 65536 takes three sort passes.
 int main(int argc, char** argv) {
     return bench_main(
         argc, argv, "encoder_backward", declare, {64, 1024, 768, 12, 50257},

@@ -48,7 +48,7 @@ void encoder_forward2(floatX* out, const int* inp, const floatX* wte, const floa
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one warp per row: a lane reads the token id and divides in 64 bits once per row, not per vector ----
+// ---- kernel 3: one warp per row; a lane reads the token id and divides in 64 bits once per row, not per vector ----
 
 __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
@@ -71,23 +71,23 @@ void encoder_forward3(floatX* out, const int* inp, const floatX* wte, const floa
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: a thread reuses its vector of wpe for four sequences: four loads of wte in flight ----
+// ---- kernel 4: each thread reuses its vector of wpe for four sequences, with four loads of wte in flight ----
 
 // ==== promoted: encoder_forward ====
-constexpr int ENCODER_FORWARD_SEQUENCES = 4; // per thread
+constexpr int ENCODER_FORWARD_SEQUENCES = 4; // sequences per thread, which share one load of wpe
 
 __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T,
                                         int C) {
     constexpr int sequences = ENCODER_FORWARD_SEQUENCES;
-    unsigned vectors = C / x128::size; // per row
+    unsigned vectors = C / x128::size; // x128 vectors per row
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= T * vectors) { return; }
     unsigned t = i / vectors, c = i % vectors * x128::size;
-    int first = blockIdx.y * sequences;
+    int first = blockIdx.y * sequences; // the thread's first sequence
     int ids[sequences];
     x128 token[sequences];
 #pragma unroll
-    for (int j = 0; j < sequences; j++) { // sequences past B: row 0 of wte is loaded and not used
+    for (int j = 0; j < sequences; j++) { // for a sequence past B, row 0 of wte is loaded and not used
         ids[j] = first + j < B ? inp[(size_t)(first + j) * T + t] : 0;
     }
     x128 position = load128(wpe + (size_t)t * C + c);
@@ -105,7 +105,7 @@ __global__ void encoder_forward_kernel4(floatX* out, const int* inp, const float
 // out (B,T,C) | inp (B,T), each in [0,Vp) | wte (Vp,C) | wpe (maxT,C), maxT >= T
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream, int block_size) {
-    // does not count the rows of wte that are read: their number depends on the tokens
+    // the bytes do not include the rows of wte that are read, because their number depends on the tokens
     Op op(stream, ((double)B * T + T) * C * sizeof(floatX) + (double)B * T * sizeof(int), 0, "encoder_forward");
     require(C % x128::size == 0);
     require((size_t)T * C < (size_t)1 << 31);

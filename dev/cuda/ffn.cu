@@ -4,7 +4,7 @@
    floatX in | weight2 (C,4C), bias2 (C) floatX in | counters (ceil(N / 128) + 1) int inout, 0 before and after the
    launch, only for kernel 4; N = B*T
    Bound: compute, 16*N*C*C FLOPs. Constraint: C % 8 == 0, pointers aligned to 16 bytes.
-   Error: against the fp64 reference, which rounds hidden to floatX. out is a sum of 4C terms and of the size of 1. Two
+   Error: against the fp64 reference, which rounds hidden to floatX. out is a sum of 4C terms, of magnitude 1. Two
    ulps of floatX at 1, because kernel 1 also rounds gelu's argument to floatX: this is eight standard deviations of the
    error of such a sum. In addition 16 fp32 roundings at the size of the terms' absolute sum, which is 0.64 * sqrt(4C)
    here. With -V 1 (check shapes) the first row of inp is HOT_ROW times larger, and so are these errors.
@@ -45,7 +45,8 @@ void ffn2(const FfnArgs& f, cudaStream_t stream) {
     call.out = f.hidden, call.inp = f.inp, call.weight = f.weight1, call.bias = f.bias1;
     call.M = f.N, call.N = 4 * f.C, call.K = f.C;
     call.gelu = true;
-    if (sizeof(floatX) == 4 || !cublaslt_linear(call, stream)) { // fp32: its gelu's error is too large
+    // in fp32 the error of the library's gelu is too large
+    if (sizeof(floatX) == 4 || !cublaslt_linear(call, stream)) {
         call.gelu = false;
         bool supported = cublaslt_linear(call, stream);
         require(supported);
@@ -66,7 +67,7 @@ void ffn3(const FfnArgs& f, cudaStream_t stream, int form) {
     gemm_form(second, GemmBias<0>{f.bias2}, true, stream, form / 10);
 }
 
-// ---- kernel 4: one launch, one list of tiles for both products: the second product fills the tail of the first ----
+// ---- kernel 4: one launch, one list of tiles for both products; the second product fills the tail of the first ----
 // Rows of tiles may be processed in groups, small enough for L2 to hold the group's rows of hidden. The first product
 // runs ahead by `lag` tiles, so that hidden has been written when the second product of a group starts. The list:
 //
@@ -116,9 +117,9 @@ struct FfnMaps { // operands in tiles; results in boxes of 16x64
     CUtensorMap inp, weight1, hidden_boxes, hidden, weight2, out_boxes;
 };
 
-// counters (num_rows + 1): for each row of tiles, the number of warps that have written their rows of a tile of hidden;
-// at the end, the number of producers that no longer need the counters. The last of these producers sets all counters
-// to 0.
+// counters (num_rows + 1): for each row of tiles, the number of warps that have written their rows of a tile of hidden.
+// The last counter is the number of producers that no longer need the others. The last of these producers sets all
+// counters to 0.
 __global__ void __launch_bounds__(384, 1)
     ffn_sm90_kernel4(int* counters, const __grid_constant__ FfnMaps maps, const GemmBias<GEMM_GELU> bias1,
                      const GemmBias<0> bias2, const __grid_constant__ FfnList list, int N, int C) {
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(384, 1)
             FfnItem item = ffn_item(list, index);
             if (item.second) { // wait for all tiles of this row of hidden, each stored by 4 warps
                 while (load_acquire(counters + item.tile.row / FfnTiles::ROWS) < 4 * list.columns1) {}
-                async_proxy_fence(); // hidden is written and read by TMA; the counter is read by ordinary loads
+                async_proxy_fence(); // orders TMA's loads of hidden (async proxy) after the load of the counter
             }
             gemm_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1, item.tile,
                       item.second ? list.num_steps2 : list.num_steps1, 0, i);
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<232>();
-    int box = 0, turn = 1, number = 0;
+    int box = 0, turn = 1, number = 0; // turn: the consumer warpgroup that computes this item
 #pragma unroll 1
     for (int index = blockIdx.x; index < num_items; index += gridDim.x, turn = 3 - turn) {
         FfnItem item = ffn_item(list, index);
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(384, 1)
         gemm_store<FfnTiles>(sum, bias1, columns1, smem, maps.hidden_boxes, maps.hidden_boxes, maps.hidden_boxes, row,
                              column, N, box);
         if (threadIdx.x % 32 == 0) {
-            tma_store_wait_written();
+            tma_store_wait_written(); // hidden must be in memory before the counter counts it
             async_proxy_fence();
             add_release(counters + item.tile.row / FfnTiles::ROWS, 1);
         }
@@ -213,7 +214,7 @@ void ffn4(const FfnArgs& f, int* counters, cudaStream_t stream, int group) {
 #endif
 
 // out (N,C) = gelu(inp (N,C) weight1 (4C,C)^T + bias1) weight2 (C,4C)^T + bias2; hidden (N,4C) is gelu's results.
-// form: of both products, as in kernel 3; 0: the default. Devices and precisions without wgmma get kernel 2.
+// form: the forms of both products, as in ffn3; 0: the default. Devices and precisions without wgmma get kernel 2.
 void ffn(floatX* out, floatX* hidden, const floatX* inp, const floatX* weight1, const floatX* bias1,
          const floatX* weight2, const floatX* bias2, int N, int C, cudaStream_t stream, int form = 0) {
     require(C % 8 == 0);
@@ -225,7 +226,7 @@ void ffn(floatX* out, floatX* hidden, const floatX* inp, const floatX* weight1, 
     ffn2(f, stream);
 }
 
-constexpr float HOT_ROW = 30.0f;
+constexpr float HOT_ROW = 30.0f; // with -V 1, the first row of inp is this many times larger
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
@@ -283,8 +284,8 @@ static void declare(Bench& b) {
     b.kernel(
         4, "one launch, tiles of both products in one list; block size: rows per group",
         [=](int group) { ffn4(f, counters, stream, group); }, {0, 33, 66},
-        -90);                         // at C = 768, 33 rows are one tile of the second product per SM (132)
-    b.moves(1, least + hidden_bytes); // hidden is written, and read from L2
+        -90);                         // at C = 768, 33 rows are one tile of the second product per SM: 33 * 4 = 132
+    b.moves(1, least + hidden_bytes); // hidden is written to memory, but read from L2
     b.promoted(3);
 #else
     b.promoted(2);

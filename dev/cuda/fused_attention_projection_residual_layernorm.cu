@@ -79,7 +79,7 @@ void fused_attention_projection_residual_layernorm2(const AttentionProjection& f
 
 const int ATTENTION_PROJECTION_TOKENS3 = 8; // tokens per block: they share one pass over proj_weight
 
-// out (HS): attention of one token and head by one warp; a lane has one key of 32 at a time
+// out (HS): attention of one token and head by one warp, which takes 32 keys at a time, one per lane
 __device__ inline void attention_projection_head3(floatX* out, const AttentionProjection& f, size_t token, int h) {
     int lane = threadIdx.x % 32, HS = f.C / f.NH, t = (int)(token % f.T);
     size_t stride = (size_t)3 * f.C;
@@ -269,18 +269,19 @@ void attention_projection_launch(const AttentionProjection& f, Kernel kernel, in
 // tile goes to. A cluster takes pairs of tiles of tokens, chosen so that all pairs have the same work. Every other
 // pair is processed in the opposite order, so that not all clusters project, and read inp, at the same time.
 
-// It is largest with 6 heads: 226 KB, one block per SM. All tiles are aligned to 1024 bytes, the swizzle's unit.
+// The struct is largest with 6 heads: 226 KB, so one block per SM. Tiles are aligned to 1024 bytes, the swizzle's unit.
 template <int heads> struct AttentionProjectionSMem {
     static constexpr int max_ranks = heads == 6 ? 3 : 8;
     floatX o[heads][ATTENTION_PROJECTION_TILE]; // attention's output; at the end normed, before its TMA stores
     floatX q[2][ATTENTION_PROJECTION_TILE];     // queries of this head and the next
     floatX ring[ATTENTION_PROJECTION_RING][ATTENTION_PROJECTION_TILE];
     float sums[2][max_ranks - 1][128]; // sums of each row from the other blocks: of x, of squares
+    // full: the slot has been written, consumers wait; empty: all consumer warps have read it, the producer waits
     uint64_t full[ATTENTION_PROJECTION_RING], empty[ATTENTION_PROJECTION_RING];
     uint64_t q_full[2], q_empty[2];
-    uint64_t o_full[heads];                     // the head's output is complete and may be sent
-    uint64_t may_send[(max_ranks - 1) * heads]; // the receiver's slot is empty
-    uint64_t sums_full[2][8];                   // per consumer warp
+    uint64_t o_full[heads];                     // consumers arrive when the head's output is complete, the sender waits
+    uint64_t may_send[(max_ranks - 1) * heads]; // the receiver arrives when its slot is empty, the sender waits
+    uint64_t sums_full[2][8];                   // the other blocks' sums of a consumer warp's rows have arrived
 };
 static_assert(sizeof(AttentionProjectionSMem<6>) <= 227 << 10, "all that compute capability 9.0 has");
 
@@ -302,7 +303,7 @@ template <int heads> __device__ inline void attention_projection_init(AttentionP
     if (threadIdx.x == 0) {
         for (int j = 0; j < ATTENTION_PROJECTION_RING; j++) {
             mbarrier_init(&smem.full[j], 1);
-            mbarrier_init(&smem.empty[j], 8); // all consumer warps
+            mbarrier_init(&smem.empty[j], 8); // all consumer warps arrive
         }
         for (int j = 0; j < 2; j++) {
             mbarrier_init(&smem.q_full[j], 1);
@@ -408,8 +409,8 @@ struct AttentionProjectionPlace {
 
 // One step of the attention loop, as attention_forward_step14: the scores of the next 128 keys (ring position i) and
 // the product of P with the values (position i + 1) of the keys before them. new_head: these keys are the first of
-// the next head, and x is that head's softmax state. q: the stage of their queries. last_keys: the queries are not
-// needed after this step. more: another step follows.
+// the next head, and x is that head's softmax state. q: the stage of their queries. If last_keys is true, the queries
+// are not needed after this step. If `more` is true, another step follows.
 template <bool new_head, int heads>
 __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                  AttentionForwardRows& x, AttentionProjectionSMem<heads>& smem,
@@ -435,7 +436,7 @@ __device__ inline void attention_projection_step(float (&s)[64], uint32_t (&p)[3
     } else {
         grew = attention_forward_sm90_lazy_softmax<false, false>(s, x, 0, scale_log2);
     }
-    // the condition on l always holds; the branch keeps the exponents before the wait, see attention_forward_end_step
+    // the condition on l always holds; the branch keeps exp() before the wait, see attention_forward_end_step
     if (more && !(x.l[0] + x.l[1] < 0)) { attention_projection_await(smem, at.i + 2); }
     wgmma_hold(s);
     wgmma_wait<0>();
@@ -464,7 +465,7 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
         int row = t + lane / 4 + 8 * half_row;
         if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * LN2; }
     }
-    if (lane == 0) { tma_store_wait<0>(); } // the stores of the last tile's normed have read it
+    if (lane == 0) { tma_store_wait<0>(); } // TMA has read the previous tile's normed from here
     __syncwarp();
     attention_forward_sm90_to_shared(tile, o, inverse);
     tma_store_fence();
@@ -528,7 +529,8 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
         int h = rank * heads + head;
         attention_projection_head(smem.o[head] + at.row * 64, f.lse ? f.lse + ((size_t)b * f.NH + h) * f.T : nullptr, o,
                                   x, at, tile * 128 + at.row, f.T);
-        if (f.C > heads * 64 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); } // may be sent
+        // the sender may copy the head's output to the other blocks, if there are any
+        if (f.C > heads * 64 && threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.o_full[head]); }
         x = next;
     }
 }
@@ -541,7 +543,7 @@ template <int heads> __device__ inline void attention_projection_multiply(float 
     constexpr int weight_tiles = ceil_div(heads, 2);
     unsigned i = at.i;
 #pragma unroll
-    for (int j = 0; j < 32 * heads; j++) { sum[j] = 0; } // unset, sum would hold registers before this line
+    for (int j = 0; j < 32 * heads; j++) { sum[j] = 0; } // uninitialised, sum would occupy registers earlier
 #pragma unroll 1
     for (int k = 0; k < num_ranks * heads; k++) {
         bool own = k < heads;
@@ -767,7 +769,7 @@ inline int attention_projection_choice(int C) {
 #endif
 }
 
-// attention and projection (B,T,C) are scratch.
+// Arguments as in AttentionProjection; attention and projection (B,T,C) are scratch.
 void fused_attention_projection_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd,
                                                            float* lse, floatX* attention, floatX* projection,
                                                            const floatX* qkv, const floatX* inp,
@@ -787,7 +789,7 @@ void fused_attention_projection_residual_layernorm_forward(floatX* residual, flo
 
 #ifndef PROMOTED_ONLY
 
-// Normal values. With `large`, scores of the size of 10^4, and in every other head all queries and keys are the same.
+// Normal values. If `large`, scores have a magnitude of 10^4, and in every second head all queries and keys are equal.
 static void fill_qkv(float* qkv, int B, int T, int NH, int HS, bool large, std::mt19937& rng) {
     size_t n = (size_t)B * T * 3 * NH * HS;
     bench_fill_normal(qkv, n, rng(), 1.0f, 0.0f);
@@ -797,7 +799,7 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, bool large, std::
     }
 }
 
-// Normal values. With `special`, all elements of every other row are equal, and row 4 is 100 times larger.
+// Normal values. If `special`, all elements of every second row are equal, and row 4 is 100 times larger.
 static void fill_inp(float* inp, int N, int C, bool special, std::mt19937& rng) {
     bench_fill_normal(inp, (size_t)N * C, rng(), 1.0f, 0.0f);
     for (size_t i = 0; special && i < (size_t)N * C; i++) {

@@ -5,10 +5,11 @@
    Scratch: kernels 1 and 2 need att (B,T,C) floatX, the output of attention; the other kernels need none.
    mean and rstd are computed from the rounded residual, so that the layernorm sees exactly the values that are stored.
    Bound: 2*B*NH*T*T*HS FLOPs (the causal mask leaves half of the products) and 6*B*T*C*sizeof(floatX) bytes (qkv is 3,
-   inp, residual and normed are 1 each). With the traffic between launches kernel 1 moves 9, kernel 2 moves 8 and kernel
-   7 moves 7. At B=32 T=512 C=768 in 16 bits the two bounds are about equal: 39 us of memory, some 40 us of attention.
+   inp, residual and normed are 1 each). Counted with the traffic between launches, the factor is 9 for kernel 1, 8 for
+   kernel 2 and 7 for kernel 7. At B=32 T=512 C=768 in 16 bits the two bounds are about equal: 39 us of memory, some
+   40 us of attention.
    Constraint: HS % 8 == 0, HS <= 256. Kernels 4 to 7: 16 bits, HS = 64, sm_90a. Kernel 4: NH <= 18, kernels 5 and 6:
-   NH <= 56, which is what fits shared memory. Kernel 7: C <= 2048.
+   NH <= 56, because more heads do not fit shared memory. Kernel 7: C <= 2048.
    Error: against the fp64 reference. residual: one ulp of 1, because P is rounded to floatX before P V (see
    attention_forward), half an ulp if the output of attention is rounded before the sum, and half an ulp for the rounded
    sum. normed: the error of residual times rstd * weight. mean and rstd: a quarter of an ulp, because the errors of a
@@ -94,7 +95,7 @@ __global__ void fused_attention_kernel3(floatX* residual, floatX* normed, float*
             }
         }
     }
-    float average = block_sum(sum, shared) / C; // its barriers also make x visible to all threads
+    float average = block_sum(sum, shared) / C; // block_sum's barriers also make x visible
     for (int c = threadIdx.x; c < C; c += blockDim.x) { squares += (x[c] - average) * (x[c] - average); }
     float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
@@ -115,16 +116,16 @@ void fused_attention_residual_layernorm_forward3(floatX* residual, floatX* norme
 }
 
 #if !defined(ENABLE_FP32)
-// ---- shared by kernels 4 to 6, on the helpers of attention_forward's kernels 9 to 15, steps of 128 keys -------
-// Each head has a box in shared memory: rows of 64 elements in TMA's swizzle. In kernels 4 and 5 TMA loads inp into the
-// box, each warp adds the output of attention to its 16 rows in place, and TMA stores the sum as residual. The sum also
-// stays in the box until it is normalised.
+// ---- shared by kernels 4 to 6, built on the helpers of attention_forward's kernels 9 to 15 ---------------
+// Each step processes 128 keys. Each head has a box in shared memory: rows of 64 elements in TMA's swizzle. In kernels
+// 4 and 5 TMA loads inp into the box, each warp adds the output of attention to its 16 rows in place, and TMA stores
+// the sum as residual. The sum also stays in the box until it is normalised.
 
 const int FUSED_ATTENTION_BOX_BYTES = 16 * 1024; // a box of 128 rows
 static_assert(sizeof(floatX) * ATTENTION_FORWARD_KEYS == FUSED_ATTENTION_BOX_BYTES, "");
 
 // Running statistics of a thread's two rows, over the columns so far: the mean, and the sum of the squared differences
-// from the mean. Unlike a sum of squares it does not lose precision when the mean is large. Source: Chan et al. 1979.
+// from the mean. Unlike a sum of squares, these do not lose precision when the mean is large. Source: Chan et al. 1979.
 struct FusedAttentionMoments {
     float mean[2], squares[2];
 };
@@ -133,8 +134,8 @@ __device__ inline float2 fused_attention_unpack(uint32_t pair) {
 #if defined(ENABLE_FP16)
     return unpack_16x2(pair, half());
 #else
-    return make_float2(__uint_as_float(pair << 16),
-                       __uint_as_float(pair & 0xFFFF0000u)); // shift and mask, no halves to combine
+    // a shift and a mask, without splitting the pair into two 16-bit registers first
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
 #endif
 }
 
@@ -181,8 +182,9 @@ __device__ inline void fused_attention_finish(floatX* rows, FusedAttentionMoment
         squares[i / 2 % 2] += centred * centred;
         o[i] = 0;
     }
+    // merge this lane's 16 new columns into its 16 * heads earlier ones
 #pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) { // merge 16 new columns into the 16 * heads before
+    for (int half_row = 0; half_row < 2; half_row++) {
         float delta = sum[half_row] - moments.mean[half_row];
         moments.mean[half_row] += delta * share;
         moments.squares[half_row] += squares[half_row] + delta * delta * (16.0f * heads * share);
@@ -232,13 +234,15 @@ __device__ inline void fused_attention_normalise(floatX* normed, const floatX* x
 }
 
 // Normalises a warp's 16 rows in `heads` consecutive boxes of box_rows rows each. x: the warp's first row in the first
-// box; normed, weight, bias: at the first row and the first head. mean_rstd: lane i has mean and rstd of row i % 16.
-// empty: NULL, or one barrier per head, which is signalled once the head's box has been read.
+// box; normed, weight, bias: pointers to the first column of the first head, in normed of the warp's first row.
+// mean_rstd: lane i has mean and rstd of row i % 16. empty: NULL, or one barrier per head, at which the warp arrives
+// once it has read the head's box.
 __device__ inline void fused_attention_normalise_rows(floatX* normed, const floatX* x, int box_rows, float2 mean_rstd,
                                                       const floatX* weight, const floatX* bias, int heads, int num_rows,
                                                       int C, uint64_t* empty = nullptr) {
     int lane = threadIdx.x % 32, chunk = lane % 8; // eight lanes share a row of a box, 128 bytes
-    asm volatile("" : "+r"(chunk)); // opaque to the compiler: addresses are recomputed per tile, not kept in registers
+    // opaque to the compiler, so that it recomputes addresses per tile instead of keeping them in registers
+    asm volatile("" : "+r"(chunk));
     float2 rows[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -272,8 +276,8 @@ __device__ inline void fused_attention_normalise_rows(floatX* normed, const floa
 struct FusedAttentionSMem4 { // 81 KB, plus 8 KB per head
     floatX q[2][ATTENTION_FORWARD_BOX];
     floatX k[2][ATTENTION_FORWARD_KEYS], v[2][ATTENTION_FORWARD_KEYS];
-    uint64_t q_full[2], k_full[2], v_full[2];             // q_full: of q and of inp in the box of the same head
-    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_BOX]; // one per head, NH in all
+    uint64_t q_full[2], k_full[2], v_full[2];             // q_full: for q, and for inp in the box of the same head
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_BOX]; // one box per head, NH in all
 };
 
 __global__ void __launch_bounds__(128)
@@ -297,10 +301,12 @@ __global__ void __launch_bounds__(128)
         mbarrier_init_fence();
     }
     __syncthreads();
-    auto load = [&](int i) { // key block i, counted over all heads: head i / num_steps, its last keys first
+    // i counts key blocks over all heads: block i is in head i / num_steps, whose last keys come first
+    auto load = [&](int i) {
         int h = i / num_steps, keys = (num_steps - 1 - i % num_steps) * 128, stage = i % 2;
         if (i % num_steps == 0) {
-            mbarrier_arrive_expect(&smem.q_full[h % 2], FUSED_ATTENTION_BOX_BYTES); // q and inp, two boxes of 64 rows
+            mbarrier_arrive_expect(&smem.q_full[h % 2],
+                                   FUSED_ATTENTION_BOX_BYTES); // q and inp, two boxes of 64 rows
             tma_load_4d(smem.q[h % 2], &qkv_map, 0, h, q0, b, &smem.q_full[h % 2]);
             tma_load_4d(smem.boxes[h], &inp_map, 0, h, q0, b, &smem.q_full[h % 2]);
         }
@@ -366,7 +372,7 @@ __global__ void __launch_bounds__(128)
     mean_rstd.y = __shfl_sync(0xFFFFFFFFu, rows[0].y, lane % 8 * 4);
     other.x = __shfl_sync(0xFFFFFFFFu, rows[1].x, lane % 8 * 4);
     other.y = __shfl_sync(0xFFFFFFFFu, rows[1].y, lane % 8 * 4);
-    if (lane / 8 % 2 == 1) { mean_rstd = other; } // these lanes pass rows 8 to 15
+    if (lane / 8 % 2 == 1) { mean_rstd = other; } // these lanes provide rows 8 to 15
     fused_attention_normalise_rows(normed + ((size_t)b * T + t) * C, smem.boxes[0] + warp * 16 * 64, 64, mean_rstd,
                                    weight, bias, NH, T - t, C);
     if (lane == 0) { tma_store_wait<0>(); }
@@ -376,7 +382,7 @@ void fused_attention_residual_layernorm_forward4(floatX* residual, floatX* norme
                                                  const floatX* qkv, const floatX* inp, const floatX* weight,
                                                  const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C == NH * 64 && has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    require(NH <= 18);                    // boxes that fit shared memory
+    require(NH <= 18);                    // 18 boxes fit shared memory
     require((size_t)B * T * NH <= INT_MAX);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 64);
     CUtensorMap inp_map = tensor_map_heads(inp, B, T, NH, 64);
@@ -391,14 +397,15 @@ void fused_attention_residual_layernorm_forward4(floatX* residual, floatX* norme
 // ---- kernel 5: a cluster owns two tiles of queries over all heads; its blocks divide the heads -------------------
 // A tile is 128 queries. A cluster takes tile i from the start and tile i from the end of a sequence, the shorter one
 // first, so that all clusters have equal work. The first tile is normalised while the second is computed. In a block,
-// warp 0 loads queries, keys and values, warps 1 to 3 serve the boxes (every third head each), two warpgroups compute.
+// warp 0 loads queries, keys and values, warps 1 to 3 load and store the boxes (each of every third head), and two
+// warpgroups compute.
 //
 // Each block sends the moments of its heads' columns to the shared memory of all blocks of the cluster, which combine
 // them in the order of the blocks. No block exits before it has received the moments of all other blocks, so that its
-// shared memory exists while they send.
+// shared memory still exists when they send.
 
-const int FUSED_ATTENTION_MAX_HEADS = 7;  // per block: that many boxes fit shared memory
-const int FUSED_ATTENTION_MAX_BLOCKS = 8; // per cluster: the limit that holds on all devices
+const int FUSED_ATTENTION_MAX_HEADS = 7;  // per block; 7 boxes fit shared memory
+const int FUSED_ATTENTION_MAX_BLOCKS = 8; // per cluster; larger clusters are not portable
 
 struct FusedAttentionSMem { // 114 KB, plus 16 KB per head: one block per SM
     floatX q[2][ATTENTION_FORWARD_KEYS];
@@ -407,8 +414,9 @@ struct FusedAttentionSMem { // 114 KB, plus 16 KB per head: one block per SM
     float2 moments[2][FUSED_ATTENTION_MAX_BLOCKS][128];
     float2 mean_rstd[128]; // of the first tile's rows
     uint64_t q_full[2], q_empty[2], k_full[2], k_empty[2], v_full[2], v_empty[2], moments_full[2];
-    uint64_t inp_full[FUSED_ATTENTION_MAX_HEADS], sum_full[FUSED_ATTENTION_MAX_HEADS]; // one phase per tile
-    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS];                             // one per head of the block
+    // inp_full: inp is in the box; sum_full: the consumers have added attention; both have one phase per tile
+    uint64_t inp_full[FUSED_ATTENTION_MAX_HEADS], sum_full[FUSED_ATTENTION_MAX_HEADS];
+    alignas(1024) floatX boxes[1][ATTENTION_FORWARD_KEYS]; // one box per head of the block
 };
 
 struct FusedAttentionSizes {
@@ -437,7 +445,7 @@ __device__ inline FusedAttentionWork fused_attention_work(const FusedAttentionSi
 __device__ inline float2 fused_attention_mean_rstd(const float2 (&moments)[FUSED_ATTENTION_MAX_BLOCKS][128], int row,
                                                    const FusedAttentionSizes& sizes) {
     float2 total = moments[0][row];
-    int heads = fused_attention_first_head(sizes, 1); // combined so far
+    int heads = fused_attention_first_head(sizes, 1); // number of heads combined so far
 #pragma unroll 1
     for (int rank = 1; rank < sizes.num_blocks; rank++) {
         int more = fused_attention_first_head(sizes, rank + 1) - heads;
@@ -451,7 +459,7 @@ __device__ inline float2 fused_attention_mean_rstd(const float2 (&moments)[FUSED
 }
 
 // The barrier for the moments of `rows` rows. In a cluster it counts the bytes that fused_attention_send sends from
-// each block. A single block is no cluster, and st.async needs one, so each row is one arrival instead.
+// each block. A single block cannot use st.async, which needs a cluster, so there each row makes one arrival instead.
 __device__ inline void fused_attention_init_moments(uint64_t* barrier, int num_blocks, int rows) {
     mbarrier_init(barrier, num_blocks > 1 ? 1 : 1 + rows);
 }
@@ -548,7 +556,7 @@ __device__ inline void fused_attention_serve(FusedAttentionSMem& smem, floatX* n
             if (rank == 0 && row < num_rows) { mean[start + row] = x.x, rstd[start + row] = x.y; }
         }
         named_barrier_sync(3, 96);
-        if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes: they may be overwritten
+        if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes, so they may be overwritten
 #pragma unroll 1
         for (int h = first; h < work.heads; h += 3) {
             int c = (work.first_head + h) * 64 + chunk * 8;
@@ -567,7 +575,7 @@ __device__ inline void fused_attention_serve(FusedAttentionSMem& smem, floatX* n
 }
 
 // Step i: the scores of 128 more keys, and P V of step i - 1, which overlaps with the softmax of the new scores. The
-// two warpgroups ping-pong by named barriers. more: this head has a next step.
+// two warpgroups ping-pong by named barriers. `more` is true if this head has a next step.
 __device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], float (&o)[32], AttentionForwardRows& x,
                                             FusedAttentionSMem& smem, const floatX* q, int warpgroup, int i, bool more,
                                             float scale_log2) {
@@ -589,7 +597,7 @@ __device__ inline void fused_attention_step(float (&s)[64], uint32_t (&p)[32], f
     attention_forward_end_step(s, p, o, x, grew, more, await, &smem.v_empty[v]);
 }
 
-// The first step of a head, number i of the ring: p = P of the 128 keys on the diagonal. Nothing overlaps with it.
+// The first step of a head, step i of the ring: p = P of the 128 keys on the diagonal. Nothing overlaps with it.
 __device__ inline void fused_attention_first_step(float (&s)[64], uint32_t (&p)[32], AttentionForwardRows& x,
                                                   FusedAttentionSMem& smem, const floatX* q, int i, bool more,
                                                   int diagonal, float scale_log2) {
@@ -605,7 +613,7 @@ __device__ inline void fused_attention_first_step(float (&s)[64], uint32_t (&p)[
     if (more) { mbarrier_wait(&smem.k_full[(i + 1) % 2], (i + 1) / 2 % 2); }
 }
 
-// The end of a head: P V of its last step, number i of the ring. Nothing overlaps with it.
+// The end of a head: P V of its last step, step i of the ring. Nothing overlaps with it.
 __device__ inline void fused_attention_last_values(float (&o)[32], uint32_t (&p)[32], FusedAttentionSMem& smem, int i) {
     mbarrier_wait(&smem.v_full[i % 2], i / 2 % 2);
     wgmma_hold(o);
@@ -618,7 +626,7 @@ __device__ inline void fused_attention_last_values(float (&o)[32], uint32_t (&p)
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.v_empty[i % 2]); }
 }
 
-// The consumer warps: all tiles of the block, up to the moments of the last tile.
+// The work of the consumer warps, for all tiles of the block. It ends when the moments of the last tile are sent.
 __device__ inline void fused_attention_compute(FusedAttentionSMem& smem, float* lse, const FusedAttentionWork& work,
                                                const FusedAttentionSizes& sizes, int rank, int warpgroup, int warp,
                                                float scale_log2) {
@@ -682,7 +690,7 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(256) unsigned char attention_forward_shared[];
     auto& smem = shared_aligned_1024<FusedAttentionSMem>(attention_forward_shared);
     fused_attention_init(smem, sizes.num_blocks);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // a shuffle tells the compiler that it is warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, lane = threadIdx.x % 32, rank = cluster_rank(), C = sizes.NH * 64;
     FusedAttentionWork work = fused_attention_work(sizes, rank);
     if (warpgroup == 0) {
@@ -709,9 +717,9 @@ __global__ void __launch_bounds__(384, 1)
     }
 }
 
-// Estimates how many clusters fit the device at once. GPUs group their SMs by up to 18, and a cluster must fit one
-// group. Clusters of more than two blocks find less room than groups of 16 would have: on an H200 clusters of four
-// blocks took 1.75 times as long as clusters of two.
+// Estimates how many clusters fit the device at once. The GPU has groups of up to 18 SMs (GPCs), and a cluster must fit
+// one group. The estimate assumes groups of 16, and for clusters of more than two blocks 3/4 of the clusters that would
+// fit these: on an H200 clusters of four blocks took 1.75 times as long as clusters of two.
 inline int fused_attention_clusters_at_once(int num_blocks) {
     return max(num_multiprocessors() / 16 * (16 / num_blocks) * (num_blocks > 2 ? 3 : 4) / 4, 1);
 }
@@ -746,24 +754,25 @@ void fused_attention_residual_layernorm_forward5(floatX* residual, floatX* norme
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: the consumer warps only compute attention; eight helper warps add inp, sum and normalise ----------
+// ---- kernel 6: the consumer warps only compute attention; eight helper warps add inp, take the moments, normalise --
 // Each helper warp shares its 16 rows with one consumer warp. The consumer writes o / l to the head's box and goes on
 // with the next head. The helper adds inp from global memory, stores residual, and keeps the moments of the rows.
 //
 // Clusters are persistent and take pairs of tiles (as in kernel 5) one after the other, so that the end of every tile
 // but the last is overlapped with the next tile. As in attention_forward's kernel 14, consecutive heads overlap, and
-// the ring has four stages if the boxes leave room. After the diagonal no maximum is taken: P is divided by its own sum
-// in the end, and may be as large as its type allows.
+// the ring has four stages if the boxes leave room. After the diagonal the running maximum is not updated: P is divided
+// by its own sum in the end, and may be as large as its type allows.
 
-const int FUSED_ATTENTION_RING_HEADS = 3; // heads per block up to which four stages fit
+const int FUSED_ATTENTION_RING_HEADS = 3; // four stages fit up to this number of heads per block
 
-template <int stages> struct FusedAttentionSMem6 { // 114 KB, or 178 with four stages, plus 16 KB per head
+template <int stages> struct FusedAttentionSMem6 { // 114 KB with two stages, 178 KB with four, plus 16 KB per head
     floatX q[2][ATTENTION_FORWARD_KEYS];
     floatX k[stages][ATTENTION_FORWARD_KEYS], v[stages][ATTENTION_FORWARD_KEYS];
     float2 moments[2][FUSED_ATTENTION_MAX_BLOCKS][128]; // as in kernel 5, for even and for odd tiles
     uint64_t q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
-    // the barriers below are per warp (the 16 rows of a consumer and its helper); those of the boxes have one phase per
-    // tile; sum_full is for the last tile
+    // One barrier per consumer warp and its helper warp, which share 16 rows. moments_full: the moments of all blocks
+    // have arrived. box_full: the consumer has written o / l to the box; box_empty: the helper has read the box (both
+    // have one phase per tile). sum_full: in the last tile, the helper has written the sums to the boxes.
     uint64_t moments_full[2][8];
     uint64_t box_full[8][FUSED_ATTENTION_MAX_HEADS], box_empty[8][FUSED_ATTENTION_MAX_HEADS];
     uint64_t sum_full[8];
@@ -773,7 +782,7 @@ template <int stages> struct FusedAttentionSMem6 { // 114 KB, or 178 with four s
 // The tile scheduler of a cluster. There are num_pairs pairs of tiles in all sequences together; of each pair the
 // shorter tile comes first. fused_attention_next advances to the next tile and returns false at the end.
 struct FusedAttentionPlace {
-    int pair, tile, b; // tile -1: before the first tile
+    int pair, tile, b; // b: sequence; tile is -1 before the first tile
 };
 __device__ inline bool fused_attention_next(FusedAttentionPlace& x, int T, int num_blocks, int num_pairs) {
     int num_tiles = ceil_div(T, 128), sequence_pairs = ceil_div(num_tiles, 2);
@@ -887,13 +896,13 @@ __device__ inline void fused_attention_join(float& mean, float& squares, const F
     squares += more.x + more.y + delta * delta * (8.0f * heads * share);
 }
 
-// Helper warp `warp`, 0 to 7: all tiles of the block.
+// The work of helper warp `warp` (0 to 7), for all tiles of the block.
 template <int stages>
 __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, floatX* residual, floatX* normed,
                                             float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                             const floatX* bias, const FusedAttentionSizes& sizes, int first_head,
                                             int heads, int num_pairs, int warp, int rank) {
-    // a lane has chunk `chunk` of rows first_row, first_row + 4, ...
+    // a lane owns chunk `chunk` of rows first_row, first_row + 4, ...
     int lane = threadIdx.x % 32, chunk = lane % 8, first_row = lane / 8, C = sizes.NH * 64;
     int offset = first_row * C + chunk * 8; // relative to the warp's first row and the head's first column
     floatX* rows = smem.boxes[0] + warp * 16 * 64;
@@ -930,7 +939,7 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
         }
         if (!more) { mbarrier_arrive(&smem.sum_full[warp]); } // last tile: the consumer warp normalises half of it
 #pragma unroll
-        for (int i = 0; i < 4; i++) { // combine the eight lanes of a row, which cover 8 * heads columns each
+        for (int i = 0; i < 4; i++) { // combine the moments of a row's eight lanes, each over 8 * heads columns
 #pragma unroll
             for (int offset = 1; offset <= 4; offset *= 2) {
                 float other_mean = __shfl_xor_sync(0xFFFFFFFFu, row_mean[i], offset);
@@ -946,8 +955,8 @@ __device__ inline void fused_attention_help(FusedAttentionSMem6<stages>& smem, f
             }
         }
         mbarrier_wait_cluster(&smem.moments_full[j % 2][warp], j / 2 % 2);
-        // The next phase of this barrier is for tile j + 2. It may be armed now: no block sends moments of tile j + 2
-        // before it has received those of tile j + 1 from all blocks, this one included.
+        // The next phase of this barrier is for tile j + 2. It may be armed now, because no block sends moments of tile
+        // j + 2 before it has received the moments of tile j + 1 from all blocks, including this block.
         if (lane == 0) { fused_attention_expect_moments(&smem.moments_full[j % 2][warp], sizes.num_blocks, 16); }
         float2 mean_rstd = fused_attention_mean_rstd(smem.moments[j % 2], warp * 16 + lane % 16, sizes);
         if (rank == 0 && lane < 16 && lane < num_rows) {
@@ -1017,8 +1026,8 @@ __device__ inline void fused_attention_warp_scores(float (&s)[64], const floatX*
     }
 }
 
-// While its sum of P in a step is below this limit, a thread does without the maximum: each P then fits floatX, and the
-// sum over many steps fits fp32.
+// A thread does not need the row maximum of a step in which its sum of P is below this limit, because each P then fits
+// floatX, and the sum over many steps fits fp32.
 #if defined(ENABLE_FP16)
 const float FUSED_ATTENTION_LIMIT = 32768.0f;
 #else
@@ -1026,8 +1035,8 @@ const float FUSED_ATTENTION_LIMIT = 1e18f;
 #endif
 
 // As fused_attention_step, but without ping-pong and without the running maximum: P is divided by its own sum in the
-// end, and may be as large as its type allows. If a sum reaches the limit, the warp computes its scores again and takes
-// the maximum.
+// end, and may be as large as its type allows. If a sum reaches the limit, the warp computes its scores again and
+// updates the running maximum.
 template <int stages> __device__ inline void fused_attention_step6(float (&s)[64], uint32_t (&p)[32], float (&o)[32],
                                                                    AttentionForwardRows& x,
                                                                    FusedAttentionSMem6<stages>& smem, const floatX* q,
@@ -1070,7 +1079,7 @@ template <int stages> __device__ inline void fused_attention_step6(float (&s)[64
     attention_forward_sm90_pack(p, s);
 }
 
-// Consumer warp `warp`, 0 to 7: all tiles of the block. Returns the last head that it computed.
+// The work of consumer warp `warp` (0 to 7), for all tiles of the block. Returns the last head that it computed.
 template <int stages>
 __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionSMem6<stages>& smem, float* lse,
                                                                  const FusedAttentionSizes& sizes, int first_head,
@@ -1098,12 +1107,13 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
             attention_forward_sm90_scores(s, q, smem.k[k]);
             wgmma_commit();
             wgmma_fence();
-            // a branch would cost registers: before the first head P = 0 is multiplied by the queries
+            // a branch around this product would cost registers, so before the first head it multiplies P = 0 by the
+            // queries, and its result is discarded
             attention_forward_sm90_values(o, p, head.h >= 0 ? smem.v[v] : smem.q[n % 2]);
             wgmma_commit();
             float inverse[2];
             fused_attention_inverse(inverse, x, lse, head, sizes, first_head, warp);
-            wgmma_hold(inverse); // forces inverse to be computed here and not later: registers are scarce
+            wgmma_hold(inverse); // makes the compiler compute inverse here instead of later, when registers are scarce
             wgmma_wait<1>();
             wgmma_hold(s);
             if (lane == 0) { mbarrier_arrive(&smem.k_empty[k]); }
@@ -1147,7 +1157,7 @@ __device__ inline FusedAttentionPending fused_attention_compute6(FusedAttentionS
     return head;
 }
 
-// Five warpgroups: two of consumers, two of helpers, and one of which a single thread is the producer.
+// Five warpgroups: two of consumers, two of helpers, and one in which a single thread is the producer.
 template <int stages> __global__ void __launch_bounds__(640, 1)
     fused_attention_sm90_kernel6(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                  const floatX* inp, const floatX* weight, const floatX* bias,
@@ -1182,9 +1192,9 @@ template <int stages> __global__ void __launch_bounds__(640, 1)
     }
 }
 
-// Returns the number of blocks per cluster with the shortest estimated time. Clusters run in turns, as many at once as
-// fit the device. Per head of a block, a turn takes the num_tiles + 1 steps of a pair of tiles, and the end of the grid
-// takes about one more step.
+// Returns the number of blocks per cluster with the shortest estimated time. Pairs of tiles are processed in turns, in
+// each turn as many as clusters fit the device. Per head of a block, a turn takes the num_tiles + 1 steps of a pair of
+// tiles, and the end of the grid takes about one more step.
 inline int fused_attention_blocks(int B, int T, int NH) {
     int num_tiles = ceil_div(T, 128), num_pairs = B * ceil_div(num_tiles, 2), best = 0;
     size_t least = SIZE_MAX;
@@ -1221,7 +1231,7 @@ template <int stages> void fused_attention_launch6(floatX* residual, floatX* nor
     cudaCheck(cudaGetLastError());
 }
 
-// cluster_size: blocks per cluster; 0: chosen by fused_attention_blocks()
+// cluster_size: blocks per cluster; if it is 0, fused_attention_blocks() chooses it
 void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                                  const floatX* qkv, const floatX* inp, const floatX* weight,
                                                  const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
@@ -1236,8 +1246,9 @@ void fused_attention_residual_layernorm_forward6(floatX* residual, floatX* norme
 }
 
 // ---- kernel 7: two launches: attention adds inp in its epilogue, the layernorm overlaps with attention's end ----
-// The layernorm reads the sum back from L2. If the whole sum fits L2, attention loads everything else evict-first, so
-// that L2 keeps the sum. The addition does not delay attention: inp is loaded while the steps of the tile run.
+// The layernorm reads the sum, residual, from L2. If the whole sum fits L2, attention loads everything else
+// evict-first, so that L2 keeps the sum. The addition does not delay attention: inp is loaded while the steps of the
+// tile run.
 
 template <int groups> struct FusedAttentionSMem7 : AttentionForwardSMem<groups> {
     uint64_t inp_full[4 * groups]; // one per consumer warp
@@ -1251,7 +1262,7 @@ struct FusedAttentionStore7 {
 
     __device__ void prepare(floatX* place, int t, int h, int b) {
         if (threadIdx.x % 32 == 0) {
-            tma_store_wait<0>(); // TMA has read the previous tile: its staging area is free
+            tma_store_wait<0>(); // TMA has read the previous tile's output from place
             mbarrier_arrive_expect(full, 16 * ATTENTION_FORWARD_ROW * sizeof(floatX));
             tma_load_4d_once(place, &inp_map, 0, h, t, b, full);
         }
@@ -1327,7 +1338,7 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
 #if !defined(ENABLE_FP32)
     if (fused_attention_has_sm90(C, NH)) {
         require((size_t)B * T * NH <= INT_MAX);
-        bool few = attention_forward_sm90_groups(B, T, NH) == 2; // few tiles: L2 holds everything
+        bool few = attention_forward_sm90_groups(B, T, NH) == 2; // few tiles, so that L2 holds everything
         bool fits = (size_t)B * T * C * sizeof(floatX) <= (size_t)device_attribute(cudaDevAttrL2CacheSize);
         auto attention = few    ? fused_attention_launch7<2, true>
                          : fits ? fused_attention_launch7<4, true>

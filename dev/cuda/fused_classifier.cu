@@ -3,10 +3,11 @@
 
    logits (N,Vp) floatX inout, columns V..Vp-1 are not read and are set to 0 | losses (N) float out
    targets (N) int in, 0..V-1 | dloss (1) float in, or NULL: only the losses are computed, logits are not changed
-   Bound: memory, 2*N*Vp*sizeof(floatX) bytes; on an H200 the 2 exponentials per element take half of the memory time.
+   Bound: memory, 2*N*Vp*sizeof(floatX) bytes. On an H200 the 2 exponentials per element take half as long as the memory
+   traffic.
    Constraint: Vp % 8 == 0, 1 <= V <= Vp.
-   Error of losses: 1e-6 relative. Error of gradients: one ulp of floatX, in fp32 16 ulps, because exp(x) amplifies the
-   rounding error of x; at the target's column 4 fp32 ulps of dloss more.
+   Error of losses: 1e-6 relative. Error of gradients: one ulp in 16 bits; 16 ulps in fp32, because exp(x) amplifies the
+   rounding error of x. At the target's column, p - 1 adds up to 4 fp32 ulps of dloss.
    If a row holds a NaN or an infinity, its loss and all of its gradients are NaN.
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
 
@@ -43,7 +44,7 @@ void fused_classifier1(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: online softmax: maximum and sum in one pass, the sum is rescaled when the maximum grows ----
+// ---- kernel 2: online softmax; maximum and sum in one pass, the sum is rescaled when the maximum grows ----
 
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel2(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
@@ -84,7 +85,7 @@ struct FusedClassifierSums {
     float max, sum, min;
 };
 
-// Adds a vector to s. +infinity in x makes the sum NaN; -infinity shows in min alone: see fused_classifier_reduce.
+// Adds a vector to s. +infinity in x makes the sum NaN. -infinity shows only in min; fused_classifier_reduce tests it.
 __device__ inline void fused_classifier_add(FusedClassifierSums& s, const x128& x) {
     float max = s.max;
     for (int k = 0; k < x128::size; k++) {
@@ -104,21 +105,22 @@ __device__ inline void fused_classifier_reduce(float* max, float* sum, const Fus
     *sum = block_sum(s.min == -INFINITY ? NAN : s.sum * __expf(s.max - *max), shared);
 }
 
-// softmax(x) * dloss of one vector, with scale = dloss / sum
+// Returns softmax(x) * dloss for one vector, without the target's -dloss. scale = dloss / sum.
 __device__ inline x128 fused_classifier_gradient(const x128& x, float max, float scale) {
     x128 gradient;
     for (int k = 0; k < x128::size; k++) { gradient[k] = (floatX)(__expf((float)x[k] - max) * scale); }
     return gradient;
 }
 
-// The thread that writes column `target`. Thread t has vectors t, t + blockDim.x, ..., and column tail + t; the tail is
-// the columns after the last whole vector.
+// Returns the index of the thread that writes column `target`. Thread t owns the vectors t, t + blockDim.x, ..., and
+// column tail + t, where tail is the first column after the last whole vector.
 __device__ inline int fused_classifier_owner(int target, int tail) {
     return target < tail ? target / x128::size % (int)blockDim.x : target - tail;
 }
 // ==== end promoted: fused_classifier ====
 
-// The end of kernels 3 to 5 and 8: writes the gradient of the tail, zeros from V on, the target's gradient, the loss.
+// The end of kernels 3 to 5 and 8: writes the gradient of the tail (columns after the last whole vector), zeros from V
+// on, the target's gradient and the loss. x_tail: this thread's logit in the tail; correct: the target's logit.
 __device__ inline void classifier_rest(floatX* row, float* losses, float dloss, float max, float sum, float x_tail,
                                        float correct, int target, int n, int V, int Vp) {
     int tail = V / x128::size * x128::size;
@@ -160,7 +162,7 @@ void fused_classifier3(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: the row is read once: 512 threads hold it in registers ----
+// ---- kernel 4: the row is read once; 512 threads hold it in registers ----
 
 template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     fused_classifier_kernel4(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
@@ -191,7 +193,7 @@ template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
 }
 
-// vectors per thread: GPT-2's row takes 52 registers per thread in 16 bits, 100 in fp32
+// vectors per thread: GPT-2's 50257 logits per row take 52 registers per thread in 16 bits, 100 in fp32
 constexpr int KERNEL4_VECTORS = sizeof(floatX) == 4 ? 25 : 13;
 
 void fused_classifier4(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
@@ -242,15 +244,15 @@ void fused_classifier5(floatX* logits, float* losses, const int* targets, const 
 // ---- kernel 6: the row is read twice, the second time backwards, because its end is still in the caches ----
 
 // ==== promoted: fused_classifier ====
-// A thread's state besides its vectors. The tail (columns tail..V-1, after the last whole vector) is split one column
-// per thread. The owner of the target's column corrects the gradient there and writes the loss.
+// Per-thread state for the tail (columns tail..V-1, after the last whole vector), of which each thread has at most one
+// column, and for the target. The thread that owns the target's column writes the target's gradient and the loss.
 struct FusedClassifierRow {
     int tail, target;
     bool owner;
     float x_tail, correct; // this thread's logit in the tail; the target's logit, set in the owner only
 };
 
-// Fills this state, and starts s with this thread's logit in the tail, if it has one.
+// Returns this thread's state, and initialises s with its logit in the tail, if it has one.
 __device__ inline FusedClassifierRow fused_classifier_begin(FusedClassifierSums& s, const floatX* row, int target,
                                                             int V) {
     FusedClassifierRow r;
@@ -288,6 +290,7 @@ __global__ void __launch_bounds__(1024)
     if (r.owner) { losses[blockIdx.x] = log1pf(sum - 1.0f) + (max - r.correct); }
     if (dloss == NULL) { return; }
 
+    // the second read goes backwards, because the end of the row is still in the caches
     float scale = *dloss / sum;
     int last = (num_vectors - 1) / (int)blockDim.x * (int)blockDim.x + (int)threadIdx.x;
     for (int i = last; i >= 0; i -= blockDim.x) {
@@ -308,14 +311,16 @@ void fused_classifier6(floatX* logits, float* losses, const int* targets, const 
 // ---- kernel 7: the row is read once, by cp.async into shared memory, and summed while its rest is in flight ----
 
 // ==== promoted: fused_classifier ====
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of reduction scratch.
+// Reads the row once, with cp.async. Dynamic shared memory: the row's V / x128::size vectors, then 32 floats of
+// reduction scratch.
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel7(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(fused_classifier_row + num_vectors);
-    // 4 commit groups; each thread reads only what it copied itself, so no barrier is needed
+    // Four commit groups of `group` vectors each, summed below as they arrive. Each thread reads only what it copied
+    // itself, so no barrier is needed.
     int group = ceil_div(num_vectors, 4 * (int)blockDim.x) * (int)blockDim.x;
     for (int j = 0; j < 4; j++) {
         int end = min((j + 1) * group, num_vectors);
@@ -364,7 +369,7 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
     if (fits && compiled_arch(fused_classifier_kernel7) >= 80) {
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         cudaCheck(cudaFuncSetAttribute(fused_classifier_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                       cudaSharedmemCarveoutMaxShared)); // else one block per SM
+                                       cudaSharedmemCarveoutMaxShared)); // without this, only one block fits an SM
         fused_classifier_kernel7<<<N, block_size, shared, stream>>>(logits, losses, targets, dloss, V, Vp);
     } else {
         fused_classifier_kernel6<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
@@ -387,7 +392,7 @@ void fused_classifier7(floatX* logits, float* losses, const int* targets, const 
     }
 }
 
-// ---- kernel 8: persistent blocks, two rows in shared memory: bulk copies load the next row meanwhile ----
+// ---- kernel 8: persistent blocks with two rows in shared memory; bulk copies prefetch the next row ----
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define CLASSIFIER_SM90(...) __trap()
@@ -424,7 +429,7 @@ __device__ inline void classifier_bulk_copy(void* shared, const void* global, in
 
 // Dynamic shared memory: two rows of ceil(V / x128::size) vectors, then this struct.
 struct ClassifierTail8 {
-    uint64_t barriers[2][4]; // [row buffer][quarter of the row]: full barriers
+    uint64_t barriers[2][4]; // [row buffer][quarter of the row]: full barriers; all threads wait for the copies
     float reduce[32];        // scratch of the block reductions
 };
 static_assert(sizeof(ClassifierTail8) == 64 + 128, "8 barriers and 32 floats");
@@ -444,7 +449,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel8(floatX* logits,
                                                                  const float* dloss_, int N, int V, int Vp) {
     extern __shared__ int4 fused_classifier_row[];
     int num_vectors = V / x128::size, tail = num_vectors * x128::size;
-    int num_copied = ceil_div(V, x128::size), part = ceil_div(num_copied, 4); // the vector of the tail is copied too
+    int num_copied = ceil_div(V, x128::size), part = ceil_div(num_copied, 4); // the vector with the tail is copied too
     ClassifierTail8* rest = reinterpret_cast<ClassifierTail8*>(fused_classifier_row + 2 * num_copied);
     if (threadIdx.x == 0) {
         for (int i = 0; i < 8; i++) { classifier_barrier_init(&rest->barriers[i / 4][i % 4]); }
@@ -489,7 +494,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel8(floatX* logits,
             x128 v = vec128_from_bits<floatX>(buffer[i]);
             store128(row + i * x128::size, fused_classifier_gradient(v, max, dloss / sum));
         }
-        __syncthreads(); // all threads have read the buffer: the next copy may overwrite it
+        __syncthreads(); // now all threads have read the buffer, and the next copy may overwrite it
         if (threadIdx.x == 0 && n + 2 * (int)gridDim.x < N) {
             classifier_fetch_row(buffer, row + 2 * (size_t)gridDim.x * Vp, barriers, num_copied, part);
         }
@@ -513,7 +518,7 @@ void fused_classifier8(floatX* logits, float* losses, const int* targets, const 
 }
 
 // ==== promoted: mean_loss ====
-// One block, so that the order of the sum is fixed. It takes a few microseconds for 64 KB of losses.
+// A single block adds all losses, so that the order of the sum is fixed. It takes a few microseconds for 64 KB.
 __global__ void __launch_bounds__(1024) mean_loss_kernel1(float* mean, const float* losses, int N, float scale) {
     __shared__ float shared[32];
     float sum = 0.0f;
@@ -530,7 +535,8 @@ void mean_loss(float* mean, const float* losses, int N, float scale, cudaStream_
 }
 // ==== end promoted: mean_loss ====
 
-// True if this binary has code of at least architecture `arch` for the kernel, and a block may have `shared` bytes.
+// True if the binary's code for this kernel is for architecture `arch` or later, and a block may use `shared` bytes of
+// shared memory.
 static bool can_run(const void* kernel, int arch, int shared) {
     cudaFuncAttributes attributes;
     cudaCheck(cudaFuncGetAttributes(&attributes, kernel));

@@ -5,8 +5,8 @@
    mean, rstd and normed are computed from the rounded sum, as it is stored in residual.
    Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 12288 in 16 bits. Kernels 8
    and 9 need 16 bits and C <= 2048, kernel 9 also sm_90a.
-   Error: residual is exact. normed, against the fp64 reference: half an ulp of floatX for the rounding; for the fp32
-   arithmetic 8 ulps of fp32, and 32 ulps of 1 for terms that cancel. mean and rstd: a few ulps of fp32.
+   Error: residual is exact. normed against the fp64 reference: half an ulp of floatX for the rounding, 8 ulps of fp32
+   for the arithmetic, and an absolute 32 fp32 ulps of 1 for terms that cancel. mean and rstd: a few ulps of fp32.
    Source: Ba et al. 2016, arXiv:1607.06450.
 
    nvcc -O3 --use_fast_math fused_residual_layernorm.cu -o fused_residual_layernorm
@@ -98,7 +98,7 @@ __global__ void fused_residual_layernorm_kernel3(floatX* residual, floatX* norme
                                                  const floatX* inp1, const floatX* inp2, const floatX* weight,
                                                  const floatX* bias, int C) {
     __shared__ float shared[32];
-    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote
+    extern __shared__ int4 fused_residual_layernorm_row[]; // (C) floatX; a thread reads only what it wrote: no barrier
     floatX* x = (floatX*)fused_residual_layernorm_row;
     size_t row_start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f;
@@ -135,7 +135,8 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
                                       cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * N * C * sizeof(floatX), 0, "fused_residual_layernorm");
     require(N >= 1 && C >= 8 && C % 8 == 0);
-    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float)); // no function attribute needed
+    // a launch may use 48 KB of shared memory without cudaFuncSetAttribute
+    require(C * sizeof(floatX) <= 48 * 1024 - 32 * sizeof(float));
     require(block_size % 32 == 0 && block_size <= 1024);
     fused_residual_layernorm_kernel3<<<N, block_size, C * sizeof(floatX), stream>>>(residual, normed, mean, rstd, inp1,
                                                                                     inp2, weight, bias, C);
@@ -174,7 +175,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // whole warps leave, and no barrier counts them
+    // whole warps return, and only with row_warps == 1, where there is no barrier
+    if (row >= N) { return; }
     bool last_valid = first + (num_vecs - 1) * stride < C; // only the last vector of a thread can be outside the row
     size_t start = (size_t)row * C + first;
     float inv_C = 1.0f / C;
@@ -210,7 +212,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         if (j < num_vecs - 1 || last_valid) {
-            // the same for all rows, so these loads hit L1
+            // weight and bias are the same for all rows, so these loads hit L1
             x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
@@ -354,7 +356,8 @@ template <int num_vecs> __global__ void __launch_bounds__(512, 1)
         x128 near1 = load128(inp1 + (size_t)row * C), near2 = load128(inp2 + (size_t)row * C);
         float near = 0.0f;
         for (int k = 0; k < x128::size; k++) { near += (float)near1[k] + (float)near2[k]; }
-        near = (float)(floatX)(near / x128::size); // in floatX, so that x - near is exact: no error that all x share
+        // rounded to floatX, so that x - near is exact and has no error that all x share
+        near = (float)(floatX)(near / x128::size);
         x128 x[num_vecs] = {}, add[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -462,7 +465,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
             }
         }
         float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + FUSED_RESIDUAL_LAYERNORM_STAGES7 * row_step, stage); // this row's slot has been read
+        fetch(row + FUSED_RESIDUAL_LAYERNORM_STAGES7 * row_step, stage); // this row's stage has been read
         stage = (stage + 1) % FUSED_RESIDUAL_LAYERNORM_STAGES7;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -519,9 +522,9 @@ __device__ inline void fused_residual_layernorm_store8(__nv_fp8_e4m3* p, const f
     *reinterpret_cast<uint2*>(p) = make_uint2(pack_e4m3x4(x[0], x[1], x[2], x[3]), pack_e4m3x4(x[4], x[5], x[6], x[7]));
 }
 
-// residual (N,C) = inp1 + inp2. norm (N,C) = layernorm(residual) * *multiplier (NULL: 1). mean, rstd (N), or NULL. If
-// inp2 is NULL, norm is the layernorm of inp1, and residual is not written. One warp per row, eight per block.
-// A warp keeps its row in registers: num_vectors vectors of 8 elements per lane.
+// residual (N,C) = inp1 + inp2. norm (N,C) = layernorm(residual) times *multiplier, or times 1 if multiplier is NULL.
+// mean and rstd (N) may be NULL. If inp2 is NULL, norm is the layernorm of inp1, and residual is not written.
+// One warp per row, eight per block. A warp keeps its row in registers: num_vectors vectors of 8 elements per lane.
 template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
     fused_residual_layernorm_kernel8(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias,
@@ -546,7 +549,7 @@ template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
             for (int k = 0; k < 8; k++) { x[i][k] = (floatX)((float)x[i][k] + (float)y[i][k]); }
             store128(residual + start + c, x[i]);
         }
-        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // zeros beyond the row
+        for (int k = 0; k < 8; k++) { sum += (float)x[i][k]; } // x is 0 beyond the row
     }
     float m = warp_sum(sum) / C;
 #pragma unroll
@@ -562,7 +565,7 @@ template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
     for (int i = 0; i < num_vectors; i++) {
         int c = (lane + 32 * i) * x128::size;
         if (c >= C) { continue; }
-        x128 w = load128(weight + c), b = load128(bias + c); // the same for all rows: hits in L1
+        x128 w = load128(weight + c), b = load128(bias + c); // the same for all rows, so these loads hit L1
         float normed[8];
         for (int k = 0; k < 8; k++) { normed[k] = scale * (((float)x[i][k] - m) * r * (float)w[k] + (float)b[k]); }
         fused_residual_layernorm_store8(norm + start + c, normed);
@@ -598,13 +601,13 @@ __device__ inline void fused_residual_layernorm_load8(float (&x)[8], const float
 }
 
 // As kernel 8, with a ring of `stages` rows (pairs of rows, if inp2 is not NULL) per warp in shared memory. A lane
-// holds num_vectors vectors of 8 neighbouring elements of a row. whole: C == 256 * num_vectors, so that no vector is
-// outside the row.
+// holds num_vectors vectors of 8 neighbouring elements of a row. If `whole` is true, C == 256 * num_vectors, and no
+// vector is outside the row.
 template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FUSED_RESIDUAL_LAYERNORM_WARPS, 1)
     fused_residual_layernorm_kernel9(floatX* normed, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                      int stages) {
-    extern __shared__ int4 fused_residual_layernorm_rows[]; // (warps, stages, 1 or 2, C) floatX
+    extern __shared__ int4 fused_residual_layernorm_rows[]; // (warps, stages, 2 if inp2 else 1, C) floatX
     __shared__ uint64_t barriers[FUSED_RESIDUAL_LAYERNORM_WARPS][FUSED_RESIDUAL_LAYERNORM_STAGES];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = (inp2 ? 2 : 1) * C;
     floatX* ring = (floatX*)fused_residual_layernorm_rows + (size_t)warp * stages * slot;
@@ -653,7 +656,7 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
                 fused_residual_layernorm_store8(residual + start + column(i), x[i]);
             }
         }
-        __syncwarp();
+        __syncwarp(); // all lanes have read the stage, so lane 0 may refill it
         if (lane == 0 && row + stages * step < N) { load(row + stages * step, stage); }
         if (++stage == stages) { stage = 0, parity ^= 1; }
 #pragma unroll

@@ -1,4 +1,4 @@
-/* gelu_backward: dinp = dout * gelu'(inp), elementwise, tanh form
+/* gelu_backward: dinp = dout * gelu'(inp), elementwise, tanh approximation
 
    dinp (n) floatX out, may be dout | dout, inp (n) floatX in; n = B*T*4C
    Bound: memory, 3*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
@@ -45,7 +45,7 @@ __device__ inline x128 gelu_backward_vector(const x128& dout, const x128& inp) {
     return dinp;
 }
 
-// no __restrict__, because dinp may be dout; a thread writes only elements that it has read itself
+// no __restrict__, because dinp may be dout; that is safe, because each thread writes only elements that it has read
 __global__ void gelu_backward_kernel2(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i < n) { store128(dinp + i, gelu_backward_vector(load128(dout + i), load128(inp + i))); }
@@ -89,7 +89,7 @@ void gelu_backward3(floatX* dinp, const floatX* dout, const floatX* inp, size_t 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: persistent: as many blocks as fit on the GPU at once, the next vectors prefetched -----------
+// ---- kernel 4: persistent, as many blocks as fit on the GPU at once; the next vectors are prefetched -----------
 
 __global__ void gelu_backward_kernel4(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;

@@ -1,4 +1,4 @@
-/* gelu_forward: out = gelu(inp), elementwise, tanh form
+/* gelu_forward: out = gelu(inp), elementwise, tanh approximation
 
    out (n) floatX out | inp (n) floatX in; n = B*T*4C
    Bound: memory, 2*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 2 on.
@@ -18,7 +18,7 @@
 
 __device__ inline float gelu_forward_by_exp(float x) {
     float u = 0.7978845608f * (x + 0.044715f * x * x * x); // sqrt(2/pi) (x + 0.044715 x^3)
-    return __fdividef(x, 1.0f + __expf(-2.0f * u));        // if x^3 overflows: x / 1 or x / inf
+    return __fdividef(x, 1.0f + __expf(-2.0f * u));        // right even if x^3 overflows: then x / 1 or x / inf
 }
 
 __global__ void gelu_forward_kernel1(floatX* out, const floatX* inp, size_t n) {
@@ -82,7 +82,7 @@ void gelu_forward3(floatX* out, const floatX* inp, size_t n, cudaStream_t stream
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: persistent: as many blocks as fit on the GPU at once, the next vector prefetched -----------
+// ---- kernel 4: persistent, as many blocks as fit on the GPU at once; the next vector is prefetched -----------
 
 __global__ void gelu_forward_kernel4(floatX* out, const floatX* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;

@@ -16,7 +16,8 @@
    higher.
    By this count gelu can be hidden behind the products, although each of the OC / 256 tiles in a row of tiles repeats
    it. Measured, it is not hidden completely, because a warp stalls between dependent instructions: kernel 7 keeps the
-   tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that gelu is computed twice per value, not three times.
+   tensor cores 76% busy. In kernel 8 a tile has 384 columns, so that at OC = 768 gelu is computed twice per value, not
+   three times.
 
    Why gelu is not computed once and shared by a cluster of blocks along the columns: the cluster is needed to save L2
    traffic. In 1024 cycles of products, each of two blocks that share the weight's tile reads 32 KB from L2 (27 KB with
@@ -82,6 +83,7 @@ __device__ inline float gelu_linear_value(float x) {
     return h * tanh_approx(u) + h;
 }
 
+// Op of linear_sm90_kernel (layernorm_linear.cu) that applies gelu to inp in registers before the product.
 struct GeluLinear {
     static constexpr bool changed = true, neighbours = false;
     typedef uint32_t Columns; // the biases of two neighbouring columns
@@ -150,7 +152,7 @@ __device__ inline void gelu_linear_apply(GeluLinearSMem<G>& smem, int thread, in
 #pragma unroll 1
     for (int i = 0; i < num_stages; i++) {
         int s = i % G::RING_INP;
-        uint4* vectors = reinterpret_cast<uint4*>(smem.inp[s]); // (1024); gelu may ignore the swizzle
+        uint4* vectors = reinterpret_cast<uint4*>(smem.inp[s]); // (1024); gelu is element-wise: any order will do
         mbarrier_wait(&smem.inp_full[s], i / G::RING_INP % 2);
 #pragma unroll
         for (int first = 0; first < 11; first += 6) { // 10 vectors per thread, 11 for the first 64 threads
@@ -172,12 +174,12 @@ __device__ inline void gelu_linear_apply(GeluLinearSMem<G>& smem, int thread, in
     }
 }
 
-// The producer thread: fills both rings. Its loads of inp run ahead of those of the weight by as many stages as inp's
-// ring is longer.
+// The producer thread: fills both rings. Its loads of inp run ahead of its loads of the weight by as many stages
+// as inp's ring has more than the weight's ring.
 template <class G> __device__ inline void gelu_linear_load(GeluLinearSMem<G>& smem, const CUtensorMap& inp_map,
                                                            const CUtensorMap& weight_map, int N, int OC, int num_steps,
                                                            int first, int stride, int num_stages, int rank) {
-    const int ahead = G::RING_INP - G::RING, part = 256 / G::CLUSTER; // part: rows that this block loads for both
+    const int ahead = G::RING_INP - G::RING, part = 256 / G::CLUSTER; // part: rows of the weight that this block loads
     int inp_index = first, inp_step = 0, row = 0, weight_index = first, weight_step = 0, column = 0;
 #pragma unroll 1
     for (int i = 0; i < num_stages + ahead; i++) {
@@ -197,7 +199,7 @@ template <class G> __device__ inline void gelu_linear_load(GeluLinearSMem<G>& sm
             mbarrier_arrive_expect(full, sizeof(smem.weight[0]));
             if (G::CLUSTER == 1) {
                 tma_load_2d(smem.weight[s], &weight_map, weight_step * 64, column, full);
-            } else { // the stage is empty in both blocks: this load writes to both
+            } else { // each block loads half and multicasts it to both blocks, where the stage is empty
                 tma_load_2d_multicast(smem.weight[s] + rank * part * 64, &weight_map, weight_step * 64,
                                       column + rank * part, full, (1 << G::CLUSTER) - 1);
             }
@@ -225,7 +227,7 @@ template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][1
         mbarrier_wait(&smem.inp_ready[s], i / G::RING_INP % 2);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in the descriptor's units of 16 bytes
             wgmma_64x256x16(sum[0], inp + 2 * k, weight + 2 * k, step > 0 || k > 0, floatX());
         }
         wgmma_commit();
@@ -251,8 +253,8 @@ template <class G, class Gelu> __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
         for (int s = 0; s < G::RING_INP; s++) {
-            mbarrier_init(&smem.inp_full[s], 1), mbarrier_init(&smem.inp_ready[s], 3); // the warps that apply gelu
-            mbarrier_init(&smem.inp_empty[s], 8);                                      // the consumer warps
+            mbarrier_init(&smem.inp_full[s], 1), mbarrier_init(&smem.inp_ready[s], 3); // 3 gelu warps arrive
+            mbarrier_init(&smem.inp_empty[s], 8);                                      // 8 consumer warps arrive
         }
         for (int s = 0; s < G::RING; s++) {
             mbarrier_init(&smem.weight_full[s], 1), mbarrier_init(&smem.weight_empty[s], 8 * G::CLUSTER);
@@ -449,7 +451,7 @@ void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const fl
     gelu_linear_launch7<G>(gelu_linear_sm90_kernel7<G>, out, inp, weight, bias, N, K, OC, stream);
 }
 
-// ---- kernel 8: tiles of 384 columns: gelu is computed twice per element instead of three times ----
+// ---- kernel 8: tiles of 384 columns: at OC = 768 gelu is computed twice per element, not three times ----
 // According to ncu, kernel 7 waits for gelu's instructions, not for the tensor cores. Beside its accumulators of
 // 64 x 384, a warpgroup has registers for two fragments of 32 columns of inp: while the products read one, gelu is
 // applied to the next.
@@ -473,13 +475,13 @@ gelu_linear_multiply8(const Gelu& gelu, float (&sum)[1][192], GemmSMem<G>& smem,
         for (int k = 0; k < 2; k++) { gelu.change(a + 4 * k, 0); }
     };
     auto multiply = [&](uint32_t(&a)[8], uint32_t(&next)[8], int step, int half) {
-        uint64_t weight = wgmma_descriptor(smem.stages[i % G::RING].weight) + 4 * half; // 32 columns: 64 bytes
+        uint64_t weight = wgmma_descriptor(smem.stages[i % G::RING].weight) + 4 * half; // 32 columns are 64 bytes
         wgmma_hold(a);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 2; k++) {
 #pragma unroll
-            for (int n = 0; n < 2; n++) { // 192 rows of weight are 24 KB, 1536 in units of the descriptor
+            for (int n = 0; n < 2; n++) { // 192 rows of weight are 24 KB, 1536 units of 16 bytes
                 wgmma_64x192x16(sum[0] + 96 * n, a + 4 * k, weight + 1536 * n + 2 * k, step > 0 || half > 0 || k > 0,
                                 floatX());
             }
@@ -541,7 +543,8 @@ void gelu_linear(floatX* out, const floatX* inp, const floatX* weight, const flo
 
 #endif
 
-// Normal values. With `hard`, every other row is special, in turn: all -1e4; large and negative; one element of 1000.
+// Normal values. If `hard`, every second row is one of three special kinds, in turn: all elements -1e4; large negative
+// values; one element of 1000.
 static void fill_rows(float* inp, int N, int K, bool hard, std::mt19937& rng) {
     bench_fill_normal(inp, (size_t)N * K, rng(), 1.0f, 0.0f);
     for (int row = 0; row < N && hard; row++) {

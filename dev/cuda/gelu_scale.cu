@@ -1,12 +1,12 @@
-/* gelu_scale: out = scale * gelu(inp), elementwise, tanh form: the smallest fusion there is
+/* gelu_scale: out = scale * gelu(inp), elementwise, tanh approximation: the smallest fusion there is
 
    out (n) floatX out | inp (n) floatX in | scale float; n = B*T*4C
    Scratch: kernel 1 gelu (n) floatX; kernel 2 piece (min(n, 2^22)) floatX.
    Bound: memory, 2*n*sizeof(floatX) bytes; unfused twice as many. Constraint: n % x128::size == 0 except in kernel 3;
    pointers aligned to 16 bytes.
-   Error against the fp64 reference: one ulp of bf16 and fp16. The unfused kernels round twice and need almost all of
-   it, the fused kernels half. In fp32 1e-6, relative plus absolute. The result is finite for every finite input if
-   |scale| <= 1.
+   Error against the fp64 reference: one ulp of bf16 and fp16; the unfused kernels round twice and come close to one
+   ulp, the fused kernels to half an ulp. In fp32 1e-6, relative plus absolute. The result is finite for every finite
+   input if |scale| <= 1.
    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
    nvcc -O3 --use_fast_math gelu_scale.cu -o gelu_scale      (or: make gelu_scale)
@@ -16,7 +16,7 @@
 #include "gelu_forward.cu"
 #undef PROMOTED_ONLY
 
-// ---- kernel 1: unfused: gelu_forward, then a second kernel that scales --------------------------------------
+// ---- kernel 1: unfused, gelu_forward and then a second kernel that scales --------------------------------------
 
 __global__ void gelu_scale_scale_kernel1(floatX* out, const floatX* inp, float scale, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
@@ -35,9 +35,9 @@ void gelu_scale1(floatX* out, floatX* gelu, const floatX* inp, size_t n, float s
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: unfused, in pieces: the intermediate result stays in L2, at the cost of many launches ----
+// ---- kernel 2: unfused, in pieces, so that the intermediate result stays in L2, at the cost of many launches ----
 
-enum { GELU_SCALE_PIECE = 1 << 22 }; // elements: 8 MB in 16 bits, plus 8 MB each of inp and out, fit in an L2 of 50 MB
+enum { GELU_SCALE_PIECE = 1 << 22 }; // elements; in 16 bits 8 MB, and with inp and out 24 MB, which fits an L2 of 50 MB
 
 // piece (min(n, GELU_SCALE_PIECE)) is scratch for the intermediate result, reused by every piece
 void gelu_scale2(floatX* out, floatX* piece, const floatX* inp, size_t n, float scale, cudaStream_t stream,
@@ -103,9 +103,9 @@ void gelu_scale5(floatX* out, const floatX* inp, size_t n, float scale, cudaStre
 }
 
 static void declare(Bench& b) {
-    const float scale = 0.7f; // not a power of two: scaling by one would not round
+    const float scale = 0.7f; // not a power of two, because multiplying by a power of two does not round
     size_t n = (size_t)b.B * b.T * 4 * b.C;
-    double tensor = (double)n * sizeof(floatX); // bytes
+    double tensor = (double)n * sizeof(floatX); // bytes of inp, and of out
     Buffer<floatX> inp = b.input_from<floatX>("inp", n, [&](float* x) { bench_fill_extremes(x, n, b.rng()); });
     Tolerance tolerance = sizeof(floatX) == 4 ? Tolerance{1e-6f, 1e-6f} : ulps<floatX>(1);
     Buffer<floatX> out = b.output<floatX>("out", n, tolerance);

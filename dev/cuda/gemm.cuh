@@ -1,5 +1,5 @@
 /*
-gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fused with its epilogue
+gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fused with its epilogue, `finish`
 
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), residual (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
@@ -27,18 +27,18 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, come fro
 
 // out (M,N) = finish(inp (M,K) weight (N,K)^T). One persistent block per SM, of three warpgroups. Warpgroup 0 is the
 // producer: it fills a ring of stages by TMA, each with 64 columns of both operands. Warpgroups 1 and 2 are the
-// consumers: they multiply by wgmma, in ping-pong, each a tile of its own:
+// consumers: they multiply by wgmma and alternate (ping-pong), each on a tile of its own:
 //
 //     consumer 0   | products, tile 0 | epilogue, tile 0 | products, tile 2 | epilogue, tile 2 |
 //     consumer 1                      | products, tile 1 | epilogue, tile 1 | products, tile 3 | epilogue, tile 3 |
 //
-// The epilogue of a tile is hidden behind the products of the next tile, which pays where K is short. It works on the
-// accumulators in registers. Its results go through shared memory to TMA stores, which skip elements outside the
-// matrix, so M and N need not be multiples of the tile.
+// The epilogue of a tile is hidden behind the products of the next tile, which pays where K is short. The epilogue
+// works on the accumulators in registers. Its results go through shared memory to TMA stores, which skip elements
+// outside the matrix, so M and N need not be multiples of the tile.
 
 // ---- epilogues ----
 
-// Extras of an epilogue, combined by |: what it does besides computing its value y.
+// Extras of an epilogue, flags combined by |. They say what the epilogue does besides computing its value y.
 enum {
     GEMM_GELU = 1,     // out = gelu(y), otherwise out = y
     GEMM_SECOND = 2,   // y is also stored to the matrix `second`
@@ -50,7 +50,7 @@ enum {
 // of one column.
 template <int extras> struct GemmBias {
     static constexpr int EXTRAS = extras;
-    const floatX* bias; // (N), or NULL: 0
+    const floatX* bias; // (N), or NULL for no bias
 
     struct Row {};
     typedef uint32_t Pair;
@@ -72,13 +72,14 @@ __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl
 // ---- the form: cluster, tile, shared memory ----
 
 // A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
-// weight. Each block loads half of that tile and multicasts it to both. A stage is empty when the consumers of both
-// blocks have read it.
+// weight. Each block loads half of that tile and multicasts it to both blocks. A stage is empty when the consumers of
+// both blocks have read it.
 struct GemmPair {
     static constexpr int CLUSTER = 2;
     static __device__ int rank() { return cluster_rank(); }
     static __device__ void sync() { cluster_sync(); }
-    static __device__ void end() { cluster_sync(); } // the other block may write to our shared memory until then
+    // a block must not exit while the other block may still write to its shared memory
+    static __device__ void end() { cluster_sync(); }
     // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
     // column x and row y of the weight on.
     template <int columns>
@@ -93,14 +94,13 @@ struct GemmPair {
     }
 };
 
-// The trainer's form. 192 columns divide 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's
-// registers.
+// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit one warpgroup's registers.
 struct GemmPingPong192Pairs : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192; // of a tile of out
-    static constexpr int PARTS = ROWS / 64;         // a wgmma has 64 rows, so a consumer needs this many accumulators
-    static constexpr int READERS = 4;               // warps per block that read a stage: those of one consumer
+    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
+    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
+    static constexpr int READERS = 4;               // warps per block that read a stage, the four of one consumer
     static constexpr int RING = 4;                  // stages in the ring
-    static constexpr int BOXES = 4;                 // of 16x64 results, that each consumer warp has in shared memory
+    static constexpr int BOXES = 4;                 // boxes of 16x64 results per consumer warp, in shared memory
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
         wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
     }
@@ -122,8 +122,9 @@ template <class G> struct GemmSMem {
         floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
     } stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or a residual
+    // full, box_full: TMA loads complete them, consumers wait; empty: consumers arrive, the producer waits
     uint64_t full[RING], empty[RING], box_full[8][G::BOXES];
-    uint64_t turn[2]; // turn[c] completes when the consumer other than c has issued its products
+    uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
 
     static constexpr int bytes() {
         static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
@@ -144,9 +145,10 @@ struct GemmTile {
     int row, column;
 };
 
-// The tile scheduler, a fixed list: `index` counts tiles, or with clusters pairs of tiles. The list goes through groups
-// of 16 rows of tiles, in each group column after column. Blocks that run at the same time then share tiles of inp and
-// of the weight in L2, however many columns out has.
+// The tile scheduler: returns tile number `index` of a fixed list. With clusters, index counts pairs of tiles, and rank
+// selects the tile of the pair. The list goes through groups of 16 rows of tiles, and through each group column by
+// column. Blocks that run at the same time then share tiles of inp and of the weight in L2, however many columns out
+// has.
 template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N, int rank) {
     const int group = 16 / G::CLUSTER;
     int num_rows = ceil_div(M, G::ROWS * G::CLUSTER), num_columns = ceil_div(N, G::COLUMNS);
@@ -155,8 +157,8 @@ template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N,
     return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
 }
 
-// All threads call this first. It initialises the barriers and waits for earlier kernels: their results may be read
-// after it.
+// All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
+// afterwards.
 template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
     if (threadIdx.x == 0) {
         for (int s = 0; s < G::RING; s++) {
@@ -174,7 +176,8 @@ template <class G> __device__ inline void gemm_init(GemmSMem<G>& smem) {
 
 // ---- the producer: one thread per block ----
 
-struct GemmMaps { // inp and weight in boxes as large as tiles; out, second, residual in boxes of 16x64
+// Tensor maps. A box of inp or weight is what a block loads per step; boxes of out, second and residual are 16x64.
+struct GemmMaps {
     CUtensorMap inp, weight, out, second, residual;
 };
 
@@ -193,7 +196,7 @@ template <class G> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUt
     }
 }
 
-// Run by warpgroup 0: loads the operands of the tiles first, first + stride, ...
+// Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
 template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N,
                                                        int num_steps, int first, int stride, int num_tiles, int rank) {
     warpgroup_fewer_registers<24>();
@@ -207,13 +210,13 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 
 // ---- the consumers: warpgroups 1 and 2 ----
 
-// The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number is how many
-// tiles this consumer had before. sum[m] are 64 rows of the tile, from row 64m on, and sum[m][4j .. 4j + 3] their 16x8
-// fragment at columns 8j (see wgmma_64x128x16).
+// The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
+// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
+// 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
 template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
                                                         int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
-    // Ping-pong: wait until the other consumer has issued the products of the tile before. A barrier's parity is one
+    // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
 #pragma unroll 1
@@ -223,7 +226,7 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // descriptors count 16 bytes: 16 columns (32 bytes) are 2, 64 rows (8192) 512
+        for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
                 G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
@@ -252,8 +255,8 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
 }
 
 // A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
-// numbered through all tiles, and use its G::BOXES slots in shared memory round robin. `box` is the number of the
-// tile's first box. SMem is any struct with the members `boxes` and `box_full`.
+// numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
+// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
 
 // Starts to load the residual of box n of this tile. Called by one lane.
 template <class G, class SMem>
@@ -272,7 +275,7 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
     gemm_load_columns(columns, epilogue, column, N);
     if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
-    tma_store_wait<0>();
+    tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
     for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
 }
 
@@ -300,7 +303,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
         if (has_residual) {
-            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) { // reuses the slot of n + ahead - BOXES
+            // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
+            if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
                 gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
@@ -312,11 +316,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         uint32_t at = shared_address(smem.boxes[warp][slot]) + lane_at;
         uint32_t second_at = shared_address(smem.boxes[warp][second_slot]) + lane_at;
 #pragma unroll
-        for (int p = 0; p < 4; p++) { // 16 columns each
+        for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t out[4], second[4], residual[4];
             if (has_residual) { ldmatrix_x4(residual, at ^ p << 5); }
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 columns each
+            for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
                 epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
@@ -364,7 +368,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
@@ -395,14 +399,14 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 // ---- launch ----
 
 struct GemmArgs {
-    floatX *out, *second;   // (M,N); second with GEMM_SECOND, else NULL
+    floatX *out, *second;   // (M,N); second is NULL unless GEMM_SECOND is set
     const floatX* inp;      // (M,K)
     const floatX* weight;   // (N,K)
-    const floatX* residual; // (M,N) with GEMM_RESIDUAL, else NULL; may be the same memory as out
+    const floatX* residual; // (M,N), NULL unless GEMM_RESIDUAL is set; may be the same memory as out
     int M, N, K;
 };
 
-// The map of a matrix (M,N) in boxes of 16x64, as results are stored.
+// The tensor map of a matrix (M,N) in boxes of 16x64, as results are stored.
 inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return tensor_map(matrix, {N, M}, {64, 16}); }
 
 // A matrix that is NULL gets inp's map, which is then not used.
@@ -452,7 +456,8 @@ template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue,
 #if !defined(ENABLE_FP32)
 
 // ---- other forms: cooperative, without clusters, other tiles ------------------------------------------------------
-// Cooperative: both consumers work on one larger tile, on 64 of its rows each. This is meant for a long K.
+// In a cooperative form, both consumers work on one larger tile, each on 64 of its rows. Such forms are meant for a
+// long K.
 
 // A block without a cluster, the alternative to GemmPair: it loads its whole weight tile itself.
 struct GemmSingle {
@@ -469,7 +474,7 @@ struct GemmSingle {
     }
 };
 
-// A form from its parameters. Cluster is GemmPair or GemmSingle.
+// A form, defined by its parameters. Cluster is GemmPair or GemmSingle.
 template <int rows, int columns, bool ping_pong, class Cluster, int ring, int boxes> struct GemmTiles : Cluster {
     static constexpr int ROWS = rows, COLUMNS = columns, RING = ring, BOXES = boxes;
     static constexpr int PARTS = rows / (ping_pong ? 64 : 128), READERS = ping_pong ? 4 : 8;
@@ -509,8 +514,8 @@ enum {
     GEMM_PING_PONG_128_PAIRS
 };
 
-// The main loop of a cooperative consumer: as gemm_multiply, but for the tile's 64 rows from first_row on, and without
-// turns.
+// The main loop of a cooperative consumer. As gemm_multiply, but for the tile's 64 rows from first_row on, and without
+// ping-pong.
 template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                                     GemmSMem<G>& smem, int first_row, int num_steps,
                                                                     int& i) {
@@ -539,14 +544,14 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
 
 // ---- other epilogues ----------------------------------------------------------------------------------------------
 
-enum { GEMM_E4M3 = 8 }; // out is e4m3, permuted as by gemm_store_e4m3; may be combined with GEMM_GELU only
+enum { GEMM_E4M3 = 8 }; // out is e4m3, its columns permuted as gemm_store_e4m3 does; only combines with GEMM_GELU
 
 __device__ inline float4 gemm_shuffle(const float4& pair, int lane) {
     return make_float4(__shfl_sync(0xFFFFFFFFu, pair.x, lane), __shfl_sync(0xFFFFFFFFu, pair.y, lane),
                        __shfl_sync(0xFFFFFFFFu, pair.z, lane), __shfl_sync(0xFFFFFFFFu, pair.w, lane));
 }
 
-// The epilogue of a linear layer after a layernorm, for a product that takes inp without normalising it:
+// The epilogue of a linear layer after a layernorm, for a product whose inp has not been normalised:
 //     y = rstd_i * (sum - mean_i * u_j) + v_j
 // The layernorm's weight is multiplied into `weight`. u (N) are the sums of the rows of that weight, v (N) is the
 // layernorm's bias passed through the layer, plus the layer's own bias.
@@ -575,8 +580,8 @@ template <int extras> struct GemmLayernorm {
 // The epilogue y = sum * scale + bias, where scale undoes the scales of the two e4m3 operands.
 template <int extras> struct GemmScaledBias {
     static constexpr int EXTRAS = extras;
-    const float *inp_scale, *weight_scale; // one float each, 1 / the factor that the operand was multiplied by
-    const floatX* bias;                    // (N), or NULL: 0
+    const float *inp_scale, *weight_scale; // one float each, 1 / (the factor by which the operand was multiplied)
+    const floatX* bias;                    // (N), or NULL for no bias
     __nv_fp8_e4m3* out;                    // (M,N), used with GEMM_E4M3 only
     const float* out_scale;                // one float, multiplies the results; used with GEMM_E4M3 only
 
@@ -611,8 +616,8 @@ template <int extras> constexpr bool gemm_is_scaled<GemmScaledBias<extras>> = tr
 
 // As gemm_store, but out (M,N) is e4m3 and is stored from registers; N % 64 == 0. Columns are permuted within each
 // group of 64: column 8j + 2t + e, with t < 4 and e < 2, is stored at position 16t + 2j + e. A thread's results in a
-// row and a group are then one store of 16 bytes. If `out` is an input of another product, the
-// columns of that product's weight must be in this order, too: gemm_e4m3_column.
+// row and a group are then one store of 16 bytes. If `out` is an input of another product, the columns of that
+// product's weight must be permuted in the same way; gemm_e4m3_column gives the order.
 template <class G, class Epilogue>
 __device__ inline void gemm_store_e4m3(float (&sum)[G::PARTS][G::COLUMNS / 2], const Epilogue& epilogue,
                                        const GemmColumns<G, Epilogue>& columns, int row, int column, int M, int N) {
@@ -627,7 +632,7 @@ __device__ inline void gemm_store_e4m3(float (&sum)[G::PARTS][G::COLUMNS / 2], c
             rows[half] = epilogue.row(min(row + 64 * m + 8 * half + lane / 4, M - 1));
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) { // 16 columns each
+        for (int i = 0; i < 4; i++) { // 16 columns per iteration
             typename Epilogue::Column two[2][2];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
@@ -668,7 +673,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
     gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
     if (warpgroup == 0) {
@@ -708,9 +713,9 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 
 // ---- launch -------------------------------------------------------------------------------------------------------
 
-// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. early: by
-// programmatic dependent launch, so it may start before the previous kernel of the stream has ended; it waits for that
-// kernel in grid_wait_dependency().
+// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
+// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
+// and waits for its end in grid_wait_dependency().
 template <class... Parameters, class... Arguments> void gemm_start(void (*kernel)(Parameters...), int num_blocks,
                                                                    int cluster, int bytes, bool early,
                                                                    cudaStream_t stream, const Arguments&... arguments) {
@@ -735,7 +740,7 @@ template <class... Parameters, class... Arguments> void gemm_start(void (*kernel
     cudaCheck(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// As gemm(), with the form G. With GEMM_E4M3 g.out is NULL.
+// As gemm(), with the form G. If GEMM_E4M3 is set, g.out is NULL, because the epilogue has its own pointer `out`.
 template <class G, class Epilogue>
 void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -752,7 +757,7 @@ void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStr
                epilogue, g.M, g.N, g.K, num_tiles);
 }
 
-// As gemm(), with the form of this number.
+// As gemm(), with form number `form`.
 template <class Epilogue, template <class> class Tiles = GemmTilesSame>
 void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, cudaStream_t stream, int form) {
     switch (form) {

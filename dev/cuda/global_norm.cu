@@ -14,7 +14,7 @@
 
 // ---- kernel 1: one thread per element, one atomic add per warp ----------------------------------
 
-// The sum is a double: millions of additions to one float would lose more digits the larger it grows.
+// The sum is a double: over millions of additions, a float would grow so large that it loses digits of each addend.
 __global__ void global_norm_kernel1(double* sum, const float* grads, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     float square = i < n ? grads[i] * grads[i] : 0.0f;
@@ -54,7 +54,7 @@ void global_norm2(float* norm, float* scratch, const float* grads, size_t n, cud
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one sum per block; a second launch adds them in a fixed order: the same bits in every run ----
+// ---- kernel 3: one sum per block; a second launch adds them in a fixed order, so every run gives the same bits ----
 
 __global__ void __launch_bounds__(1024) global_norm_kernel3(float* block_sums, const float* grads, size_t n) {
     __shared__ float shared[32];
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(1024) global_norm_kernel4(float* block_sums, c
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = sum; }
 }
 
-// norm (1) = sqrt(sum of block_sums). A single warp adds them, so that the order of the sum is fixed.
+// norm (1) = sqrt(sum of block_sums). One warp adds the block sums, so that the order of the additions is fixed.
 __global__ void global_norm_finish_kernel4(float* norm, const float* block_sums, int num_blocks) {
     double sum = 0.0;
     for (int i = threadIdx.x; i < num_blocks; i += 32) { sum += block_sums[i]; }
@@ -129,7 +129,7 @@ size_t global_norm_scratch() { return 4096; }
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream, int block_size) {
     Op op(stream, 4.0 * n, 2.0 * n, "global_norm");
     require((size_t)grads % 16 == 0);
-    int num_blocks; // resident blocks per SM, then blocks of one wave
+    int num_blocks; // first the resident blocks per SM, then the blocks that fit on the whole GPU at once
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num_blocks, global_norm_kernel4, block_size, 0));
     num_blocks = min(num_blocks * num_multiprocessors(), (int)global_norm_scratch());
     global_norm_kernel4<<<num_blocks, block_size, 0, stream>>>(scratch, grads, n);
@@ -162,12 +162,12 @@ __global__ void __launch_bounds__(1024)
     float block = block_sum((sums[0] + sums[1]) + (sums[2] + sums[3]), shared);
     if (threadIdx.x == 0) {
         block_sums[blockIdx.x] = block;
-        __threadfence(); // the sum must be visible before the count
+        __threadfence(); // makes the block's sum visible to other blocks before the count
         last = atomicAdd(num_done, 1u) == gridDim.x - 1;
     }
     __syncthreads();
     if (!last || threadIdx.x >= 32) { return; }
-    __threadfence();
+    __threadfence(); // orders the reads of block_sums after the count
     double sum = 0.0;
     for (unsigned i = threadIdx.x; i < gridDim.x; i += 32) { sum += __ldcg(block_sums + i); }
     for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }

@@ -20,7 +20,7 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
-// ---- kernel 1: dinp: one thread per row; dweight, dbias: one thread per column and 256 rows, atomics ------------
+// ---- kernel 1: one thread per row for dinp; one thread per column and 256 rows for dweight and dbias, atomics ----
 
 __global__ void layernorm_backward_rows_kernel1(floatX* dinp, const floatX* dout, const floatX* dresidual,
                                                 const floatX* inp, const floatX* weight, const float* mean,
@@ -57,7 +57,7 @@ __global__ void layernorm_backward_columns_kernel1(float* dweight, float* dbias,
 void layernorm_backward1(floatX* dinp, float* dweight, float* dbias, float*, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    // the order of the two launches is free: the column kernel reads dout and inp, which the row kernel does not change
+    // the two launches could be in either order: the column kernel reads dout and inp, which the row kernel only reads
     dim3 grid(ceil_div(N, 256), ceil_div(C, block_size));
     layernorm_backward_columns_kernel1<<<grid, block_size, 0, stream>>>(dweight, dbias, dout, inp, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
@@ -111,7 +111,7 @@ void layernorm_backward2(floatX* dinp, float* dweight, float* dbias, float*, con
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: no atomics: one kernel for dinp; a second one reads dout and inp again for the column sums ---------
+// ---- kernel 3: no atomics; one kernel for dinp, a second one reads dout and inp again for the column sums ---------
 
 __global__ void layernorm_backward_rows_kernel3(floatX* dinp, const floatX* dout, const floatX* dresidual,
                                                 const floatX* inp, const floatX* weight, const float* mean,
@@ -145,7 +145,7 @@ __global__ void layernorm_backward_rows_kernel3(floatX* dinp, const floatX* dout
 // lane, over 1 / gridDim.y of the rows.
 __global__ void layernorm_backward_columns_kernel3(float* partials, const floatX* dout, const floatX* inp,
                                                    const float* mean, const float* rstd, int N, int C) {
-    __shared__ float sums[32][2 * x128::size]; // [lane][column]; the warps add to it one after the other
+    __shared__ float sums[32][2 * x128::size]; // [lane][column]; the warps add to `sums` one after the other
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int c = (blockIdx.x * 32 + lane) * x128::size;
     float dw[x128::size] = {}, db[x128::size] = {};
@@ -198,7 +198,7 @@ void layernorm_backward3(floatX* dinp, float* dweight, float* dbias, float* scra
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: one block per row, many rows per block: a thread keeps its columns, sums them in registers ------
+// ---- kernel 4: one block per row, many rows per block; a thread sums the same columns of all rows in registers ----
 
 constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 = 768; // one 16-bit vector per thread covers C = 6144
 
@@ -265,7 +265,7 @@ void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scra
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: 4 rows at a time: one barrier for the 4 rows, 9 shuffles for their 8 sums --------------------
+// ---- kernel 5: 4 rows at a time, with one barrier for the 4 rows and 9 shuffles for their 8 sums --------------------
 
 // Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
 // to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
@@ -289,7 +289,7 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
 
-constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5 = 384; // 168 registers per thread
+constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5 = 384; // leaves 168 registers per thread
 
 // Long rows take num_vecs = 2 or 4 vectors per thread; the block then handles only 2 rows or 1 row at a time.
 template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5)
@@ -297,7 +297,8 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C) {
     constexpr int rows = 4 / num_vecs;
-    __shared__ float shared[2][32][8]; // [buffer][warp]: sum, dot per row; buffers alternate, so one barrier is enough
+    // [buffer][warp]: sum and dot of each row; the two buffers alternate, so one barrier per iteration is enough
+    __shared__ float shared[2][32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, parity = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
     x128 w[num_vecs] = {};
@@ -389,7 +390,7 @@ void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scra
 // ---- kernel 6: one warp per row, no barrier between rows; each warp has its own column sums in shared memory ----
 
 // The sums (num_warps, 2, C) are in shared memory, not in registers, so the registers limit neither C nor the number of
-// warps. The price is 16 bytes of shared-memory traffic per element.
+// warps. The price is 16 bytes of shared-memory traffic per element: two floats are read and written.
 __global__ void layernorm_backward_kernel6(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                            const floatX* inp, const floatX* weight, const float* mean,
                                            const float* rstd, int N, int C) {
@@ -445,7 +446,7 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
     require(C % x128::size == 0);
     size_t warp_bytes = 2 * C * sizeof(float);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    block_size = min(block_size, 32 * (int)(limit / warp_bytes)); // fewer warps where rows are long
+    block_size = min(block_size, 32 * (int)(limit / warp_bytes)); // fewer warps per block if rows are long
     require(block_size >= 32);
     size_t shared_bytes = block_size / 32 * warp_bytes;
     int resident;
@@ -471,9 +472,9 @@ void layernorm_backward6(floatX* dinp, float* dweight, float* dbias, float* scra
 // A thread has the same columns in every row, so it sums dweight and dbias in registers. At the end each block adds up
 // its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
 constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
-constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // 128 registers per thread
-constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so of partial sums
-constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`: no bank conflicts in 16 bits
+constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // leaves 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so the number of partial sums
+constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`, against bank conflicts in 16 bits
 
 // Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
 // buffers, so one barrier per call is enough.
@@ -489,13 +490,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     if (team_warps == 1) { return; }
     int warp = threadIdx.x / 32, team = warp / team_warps;
     if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    __syncthreads(); // for the whole block: all its teams make the same number of calls
+    __syncthreads(); // safe for the whole block, because all its teams make the same number of calls
     a = b = 0.0f;
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. One vector per
-// thread at a time goes through `columns` (2 * x128::size, blockDim.x + padding) in shared memory.
+// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. The sums are
+// exchanged through `columns` (2 * x128::size, blockDim.x + padding) in shared memory, one vector per thread at a time.
 template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
                                                                              const float (*dw)[x128::size],
                                                                              const float (*db)[x128::size],
@@ -510,7 +511,7 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
         }
         __syncthreads();
         for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride; // 0: dweight, 1: dbias
+            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias
             int member = column / x128::size, k = column % x128::size, c = j * stride + column;
             float sum = 0.0f;
             for (int t = 0; t < num_teams; t++) {
@@ -541,7 +542,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         if (one_warp && row >= N) { break; }
         bool valid = one_warp || row < N;
         size_t start = (size_t)row * C + first;
-        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // past the row's end dy is 0 and adds nothing
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // dy is 0 past the row's end and adds nothing
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             if (valid && (j < num_vecs - 1 || last_valid)) {
@@ -559,7 +560,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
               dnorm[num_vecs][x128::size];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 w = {}; // reread for every row, from L1: no registers are left to keep it
+            x128 w = {}; // the weights are reread from L1 for every row, because no registers are left for them
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
@@ -574,7 +575,8 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         parity = 1 - parity;
         sum *= inv_C;
         dot *= inv_C;
-        // m keeps its value, but the compiler cannot know that: it recomputes norm from x. Keeping norm would spill.
+        // The shuffle does not change m, but the compiler cannot know that, so it recomputes norm from x below. Without
+        // the shuffle it would keep norm in registers and spill.
         m = __shfl_sync(0xFFFFFFFFu, m, 0);
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
@@ -595,7 +597,8 @@ size_t layernorm_backward_scratch(int C) {
     return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
 }
 
-// Warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors: 3 would spill.
+// Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
+// because 3 would spill.
 inline int layernorm_backward_team_warps(int num_vectors) {
     const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
     int team_warps = 1;
@@ -665,7 +668,7 @@ void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scra
                                    dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
-// ---- kernel 8: cp.async copies the next row ahead: kernel 9 without programmatic dependent launch ----
+// ---- kernel 8: cp.async prefetches the next row; this is kernel 9 without programmatic dependent launch ----
 
 inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size);
 
@@ -676,14 +679,14 @@ void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scra
                                    dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
-// ---- kernel 9: cp.async copies the next row ahead, and programmatic dependent launch of the second kernel ----
+// ---- kernel 9: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
 
 // ==== promoted: layernorm_backward ====
 // Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
-// current row is summed. A thread reads only what it copied itself: it waits for its own copies, without a barrier.
-//                before the loop   1st row         2nd row         3rd row
-//     stage 0    copy row 0        read, copy 2    (2 in flight)   read, copy 4
-//     stage 1    copy row 1        (1 in flight)   read, copy 3    (3 in flight)
+// current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
+//                before the loop   1st row           2nd row           3rd row
+//     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
+//     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
@@ -739,7 +742,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         layernorm_backward_team_sums(sum, dot, nullptr, 1);
         sum *= inv_C;
         dot *= inv_C;
-        __syncwarp(); // makes the compiler reread the row from shared memory: keeping it in registers would spill
+        __syncwarp(); // makes the compiler reread the row from shared memory; keeping it in registers would spill
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
             x128 dy = load128(slots + 3 * j * pitch), x = load128(slots + (3 * j + 1) * pitch), w = {};
@@ -755,12 +758,13 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
     }
     cp_async_wait<0>();
-    __syncthreads(); // all threads have read the ring: the column sums reuse its memory
+    __syncthreads(); // now all threads have read the ring, and the column sums may reuse its memory
 
     layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
 }
 
-// Kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; else kernel 7.
+// Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
+// kernel 7.
 inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
     LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
     auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
@@ -777,8 +781,8 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
 }
 
 // dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
-// | scratch (layernorm_backward_scratch(C)) | dout (N,C), dresidual (N,C) or NULL, may be dinp; inp (N,C), weight (C),
-// mean, rstd (N)
+// | scratch (layernorm_backward_scratch(C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
+// weight (C); mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream, int block_size) {

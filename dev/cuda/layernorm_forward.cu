@@ -100,10 +100,10 @@ void layernorm_forward3(floatX* out, float* mean, float* rstd, const floatX* inp
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: 128-bit loads, one pass for the statistics: partial means and variances are merged -------
+// ---- kernel 4: 128-bit loads, one pass for the statistics, in which partial means and variances are merged -------
 
-// Count, mean and sum of centred squares of a subset of the row. Merging two subsets is exact up to rounding, even if
-// their means are far apart.
+// Count, mean and sum of squared deviations from the mean, for a subset of the row. Merging two subsets is exact up to
+// rounding, even if their means are far apart.
 struct LayernormForwardPart {
     float count, mean, squares;
 };
@@ -155,7 +155,7 @@ void layernorm_forward4(floatX* out, float* mean, float* rstd, const floatX* inp
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: one block per row, the row is kept in shared memory: global memory is read once ------
+// ---- kernel 5: one block per row, which is kept in shared memory, so that global memory is read once ------
 
 __global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd, const floatX* inp,
                                           const floatX* weight, const floatX* bias, int C) {
@@ -163,7 +163,7 @@ __global__ void layernorm_forward_kernel5(floatX* out, float* mean, float* rstd,
     extern __shared__ int4 layernorm_forward_row[]; // (C) floatX
     floatX* x = (floatX*)layernorm_forward_row;
     float sum = 0.0f, squares = 0.0f;
-    // a thread reads back only what it wrote itself, so the barriers in block_sum() are the only ones
+    // each thread reads back only what it wrote itself, so the row needs no barriers besides those in block_sum()
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         x128 xv = load128(inp + (size_t)blockIdx.x * C + c);
         store128(x + c, xv);
@@ -204,7 +204,7 @@ void layernorm_forward5(floatX* out, float* mean, float* rstd, const floatX* inp
 //     as its vector       x[0]         | x[1]               | x[2]
 constexpr int LAYERNORM_FORWARD_MAX_VECS = 3;
 
-// Sums x over the warps of the row; all threads get the same bits. A kernel alternates between two `partial` (16)
+// Sums x over the warps of the row; all threads get the same bits. Callers alternate between two `partial` (16)
 // buffers, so one barrier per call is enough.
 __device__ inline float layernorm_forward_row_sum(float x, float* partial, int row_warps) {
     x = warp_sum(x);
@@ -222,7 +222,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
     int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
-    if (row >= N) { return; }                              // only whole warps return, and no barrier waits for them
+    if (row >= N) { return; } // whole warps return, and only if row_warps is 1: then there are no barriers
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
 
@@ -269,7 +269,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block: the barrier is block-wide
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
     auto kernel = num_vecs == 1   ? layernorm_forward_kernel6<1>
@@ -286,9 +286,9 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 
 #ifndef PROMOTED_ONLY
 
-// Launches kernels 7 to 9, which are persistent: as many blocks as fit on the device at once, many rows per block.
-// kernels[i] is the instance with i + 1 vectors per thread. Dynamic shared memory has room for `stages` rows, each as
-// num_vecs vectors per thread.
+// Launches kernels 7 to 9, which are persistent: as many blocks as fit on the device at once, each looping over many
+// rows. kernels[i] is the instance with i + 1 vectors per thread. stages: how many rows each warp (or block, for long
+// rows) holds in dynamic shared memory; 0 in kernels 7 and 8.
 template <class Kernel> static void layernorm_forward_persistent(Kernel* const kernels[3], int stages, floatX* out,
                                                                  float* mean, float* rstd, const floatX* inp,
                                                                  const floatX* weight, const floatX* bias, int N, int C,
@@ -308,7 +308,7 @@ template <class Kernel> static void layernorm_forward_persistent(Kernel* const k
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: persistent: weight and bias stay in registers too, which leaves room for fewer warps -----------------
+// ---- kernel 7: persistent; weight and bias stay in registers too, so fewer warps fit on an SM -----------------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel7(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
@@ -370,7 +370,7 @@ void layernorm_forward7(floatX* out, float* mean, float* rstd, const floatX* inp
     layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
 }
 
-// ---- kernel 8: persistent: the next row is loaded into registers while this one is summed ---------
+// ---- kernel 8: persistent; the next row is loaded into registers while the current row is summed ---------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
@@ -432,9 +432,9 @@ void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp
     layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
 }
 
-// ---- kernel 9: persistent: a ring in shared memory, filled by cp.async, holds the next 4 rows ------
+// ---- kernel 9: persistent; a ring of 4 stages in shared memory, filled by cp.async, holds the next rows ------
 
-// A thread reads only what it copied itself, so it waits for its own copies and needs no barrier.
+// Each thread reads only what it copied itself, so it waits for its own copies and needs no barrier.
 constexpr int LAYERNORM_FORWARD_STAGES = 4;
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
@@ -499,7 +499,7 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     }
 }
 
-// Device code without cp.async (compute capability below 8.0) takes kernel 8.
+// If the device code has no cp.async (compute capability below 8.0), kernel 8 runs instead.
 void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
     if (compiled_arch(layernorm_forward_kernel9<1>) < 80) {
@@ -512,9 +512,9 @@ void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp
                                  block_size);
 }
 
-// ---- kernels 10 and 11: rows in shared memory, half the registers, more warps; 11: two rows per warp ------
+// ---- kernels 10 and 11: rows in shared memory, half the registers, more warps; 11 takes two rows per warp ------
 
-// layernorm_forward_row_sum for several rows at once: one barrier, and the shuffles of different rows overlap
+// Like layernorm_forward_row_sum, for several rows at once, with one barrier; the shuffles of different rows overlap.
 template <int rows>
 __device__ inline void layernorm_forward_row_sums(float x[rows], float partial[rows][16], int row_warps) {
 #pragma unroll
@@ -535,7 +535,7 @@ __device__ inline void layernorm_forward_row_sums(float x[rows], float partial[r
     }
 }
 
-constexpr int layernorm_forward_min_blocks(int rows) { // per SM, of 256 threads each
+constexpr int layernorm_forward_min_blocks(int rows) { // resident blocks per SM, of 256 threads each
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
     return rows == 1 ? 8 : 5;
 #else
@@ -543,12 +543,13 @@ constexpr int layernorm_forward_min_blocks(int rows) { // per SM, of 256 threads
 #endif
 }
 
-// Kernel 6 keeps the row in registers as floats: 57 registers, 32 warps per SM. Here a lane reads its vectors from
-// shared memory three times: 32 registers, 64 warps per SM. Kernel 11 has two rows per warp: 48 registers, 40 warps per
-// SM, twice the bytes in flight per warp, and one read of weight and bias for two rows.
+// Kernel 6 keeps the row in registers as floats, with 57 registers and 32 warps per SM. Kernel 10 (rows = 1) reads it
+// from shared memory three times, with 32 registers and 64 warps. Kernel 11 (rows = 2) has 48 registers and 40 warps,
+// but twice the bytes in flight per warp, and one read of weight and bias for two rows.
 
-// Kernels 7 to 9 save those reads too, but each of their blocks has a fixed share of the rows. The SMs do not get equal
-// shares of the bandwidth, so all wait for the slowest one. Short-lived blocks are scheduled on whichever SM has room.
+// The persistent kernel 7 also saves reads of weight and bias. But in kernels 7 to 9 each block has a fixed share of
+// the rows, and the SMs do not get equal shares of the bandwidth, so all wait for the slowest SM. The short-lived
+// blocks of kernels 6, 10 and 11 are scheduled on whichever SM has room.
 template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layernorm_forward_min_blocks(rows))
     layernorm_forward_kernel10(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                const floatX* bias, int N, int C, int row_warps) {
@@ -583,7 +584,7 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
         }
     }
     layernorm_forward_row_sums<rows>(m, partial[0], row_warps);
-    __syncwarp(); // makes the compiler reread the rows from shared memory instead of keeping them in registers
+    __syncwarp(); // no thread needs it; it makes the compiler reread the rows from shared memory, not keep registers
 #pragma unroll
     for (int i = 0; i < rows; i++) {
         m[i] *= inv_C, r[i] = 0.0f;
@@ -598,7 +599,7 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
         }
     }
     layernorm_forward_row_sums<rows>(r, partial[1], row_warps);
-    __syncwarp();
+    __syncwarp(); // as above
 #pragma unroll
     for (int i = 0; i < rows; i++) { r[i] = rsqrtf(r[i] * inv_C + 1e-5f); }
     floatX* to = out + (size_t)row * C + first;
@@ -641,7 +642,7 @@ template <int rows> void layernorm_forward10(floatX* out, float* mean, float* rs
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 12: kernel 6 with one vector per thread: a block of as many warps as the row fills ----
+// ---- kernel 12: kernel 6 with one vector per thread and one row per block, with as many warps as the row needs ----
 
 void layernorm_forward12(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                          const floatX* bias, int N, int C, cudaStream_t stream, int) {

@@ -15,7 +15,7 @@
    multiplied by sums of the rounded weights. The variance has no such limit: it is summed around the row's first
    element, and (first - mean)^2 <= C * variance.
 
-   -V 1 has hard rows: all elements equal (rstd is 316, so roundings count 316 times); q = 30; one element of 1000.
+   -V 1 selects hard rows: all elements equal (rstd is 316, so roundings count 316 times); q = 30; one element of 1000.
    Source: Ba et al. 2016, arXiv:1607.06450; mean and rstd applied after the product: Dao-AILab/quack; wgmma and TMA:
    the PTX ISA; the product of kernels 5 to 8: gemm.cuh.
 
@@ -50,12 +50,14 @@ struct LinearSMem {
     static constexpr int RING = LINEAR_RING;
     LinearStage stages[LINEAR_RING];
     floatX out[8][2][16 * 64]; // results of each consumer warp: two boxes of 16 rows and 64 columns
+    // full: TMA has loaded the stage, consumers wait; empty: all consumer warps have read it, the producer waits
     uint64_t full[LINEAR_RING], empty[LINEAR_RING];
 };
 static_assert(sizeof(LinearStage) == 48 * 1024, "TMA announces this many bytes");
 static_assert(sizeof(LinearSMem) + 1024 <= 227 * 1024, "a block an SM");
 
-// The swizzle needs an alignment of 1024 bytes, which dynamic shared memory does not have: the launch adds 1 KB.
+// The swizzle needs an alignment of 1024 bytes, which dynamic shared memory does not have. So the launch
+// requests 1 KB more.
 __device__ inline LinearSMem& linear_shared(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return *reinterpret_cast<LinearSMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
@@ -104,7 +106,7 @@ __device__ inline void linear_release(LinearSMem& shared, int i) {
     if (threadIdx.x % 32 == 0) { mbarrier_arrive(&shared.empty[i % LINEAR_RING]); }
 }
 
-// Loads what op.finish needs for the columns of this thread among 64: eight pairs of columns, 8 columns apart.
+// Loads the column data that op.finish needs for this thread. Of 64 columns a thread has eight pairs, 8 columns apart.
 template <class Op>
 __device__ inline void linear_columns(const Op& op, typename Op::Columns (&columns)[8], int column) {
 #pragma unroll
@@ -124,11 +126,11 @@ template <class Op> __device__ inline void linear_store(const Op& op, typename O
         int column = column0 + 64 * q;
         typename Op::Columns next[8];
         if (q < 3) { linear_columns(op, next, column + 64); }
-        if (lane == 0) { tma_store_wait<1>(); } // the last store from this box has read it
+        if (lane == 0) { tma_store_wait<1>(); } // the previous store from this box has read it
         __syncwarp();
         uint32_t box = shared_address(boxes[q % 2]);
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) { // 16 columns
+        for (int j = 0; j < 8; j += 2) { // 16 columns per iteration
             uint32_t packed[4];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
@@ -176,7 +178,7 @@ template <class Op> __device__ inline void linear_multiply_plain(Op& op, LinearS
         uint64_t a = wgmma_descriptor(inp), b = wgmma_descriptor(stage.weight);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+        for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in the descriptor's units of 16 bytes
             wgmma_64x256x16(sum, a + 2 * k, b + 2 * k, step > 0 || k > 0, floatX());
         }
         wgmma_commit();
@@ -213,7 +215,7 @@ linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bo
         linear_lag_arrive(first_tile, group, step, num_steps);
         if (step + 1 < num_steps) {
             change(next, i + 1, step + 1);
-            wgmma_hold(next); // makes the compiler place the changes before the wait
+            wgmma_hold(next); // makes the compiler place change() before the wait
         }
         wgmma_wait<0>();
         linear_release(shared, i);
@@ -228,9 +230,9 @@ linear_multiply_changed(Op& op, Shared& shared, float (&sum)[128], int group, bo
     }
 }
 
-// Op defines what is fused with the product. `changed`: change() is applied to inp before the product; else look()
-// reads inp beside it. `neighbours`: the order of tiles. begin() and end() run before and after a tile's main loop,
-// columns() loads what finish() needs per column, finish() computes the results.
+// Op defines what is fused with the product. If Op::changed is true, change() is applied to inp before the product;
+// otherwise look() reads inp during the product. For Op::neighbours see LinearTiles. begin() and end() run before and
+// after a tile's main loop, columns() loads what finish() needs per column, finish() computes the results.
 template <class Op> __global__ void __launch_bounds__(384, 1)
     linear_sm90_kernel(Op op, const __grid_constant__ CUtensorMap inp_map,
                        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap out_map,
@@ -257,7 +259,8 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
     int group = warp / 4 - 1, i = 0;
     for (int tile = range.begin; tile < range.end; tile += range.step) {
         float sum[128];
-        int row0 = tile / tiles.columns * 128 + (warp - 4) * 16, column0 = tile % tiles.columns * 256; // this warp's
+        // this warp's first row, the tile's first column
+        int row0 = tile / tiles.columns * 128 + (warp - 4) * 16, column0 = tile % tiles.columns * 256;
         bool first_tile = tile == range.begin;
         typename Op::Columns columns[8];
         op.begin(row0, tiles);
@@ -273,8 +276,8 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
 }
 
-// out (N,OC) = op(inp (N,K)) weight (OC,K)^T. early: programmatic dependent launch; the kernel starts while the
-// previous one ends, and waits for it before it reads anything.
+// out (N,OC) = op(inp (N,K)) weight (OC,K)^T. If `early` is true, the kernel starts while the previous kernel in
+// the stream ends (programmatic dependent launch), and waits for that kernel before it reads anything.
 template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* inp, const floatX* weight, int N, int K,
                                        int OC, bool early, cudaStream_t stream) {
     require(N >= 1 && K >= 8 && K % 8 == 0 && OC >= 8 && OC % 8 == 0);
@@ -386,8 +389,8 @@ template <int rows> __device__ inline void layernorm_linear_statistics(float2 (&
 }
 
 // The layernorm's parameters folded into the linear layer: out = rstd * (inp scaled^T - mean * u) + v, where
-// scaled = weight * linear_weight, u = the sum of a row of scaled, v = the sum of bias * linear_weight, plus
-// linear_bias.
+// scaled = weight * linear_weight, u = the sum of a row of scaled, and v = linear_bias + the sum of
+// bias * linear_weight.
 struct LayernormLinearWeights {
     floatX* scaled; // (OC,C)
     float2* sums;   // (OC): u, v
@@ -400,7 +403,7 @@ __device__ inline void layernorm_linear_scale(const LayernormLinearWeights& w, c
         x128 linear = load128(l.linear_weight + i), weight = load128(l.weight + c), bias = load128(l.bias + c), scaled;
         for (int k = 0; k < 8; k++) {
             scaled[k] = (floatX)((float)weight[k] * (float)linear[k]);
-            u += (float)scaled[k]; // the rounded value, which the product uses: the mean then cancels
+            u += (float)scaled[k]; // the rounded value, which the product uses, so that the mean cancels
             v += (float)bias[k] * (float)linear[k];
         }
         store128(w.scaled + i, scaled);
@@ -435,6 +438,7 @@ void layernorm_linear_begin(float* mean, float* rstd, const LayernormLinearWeigh
     cudaCheck(cudaGetLastError());
 }
 
+// Op of linear_sm90_kernel that normalises inp in registers before the product.
 struct LayernormLinearNormalise {
     static constexpr bool changed = true, neighbours = false;
     typedef uint32_t Columns;                  // linear_bias of two neighbouring columns
@@ -482,13 +486,13 @@ void layernorm_linear3(const LayernormLinearArgs& l, float* mean, float* rstd, c
 
 // ---- kernel 4: multiplies inp unnormalised; the epilogue applies mean and rstd, summed during the products ----
 
-// out = rstd * (sum - mean * u) + v
+// Op of linear_sm90_kernel: out = rstd * (sum - mean * u) + v, where sum is the product of raw inp and scaled weights.
 struct LayernormLinearDeferred {
     static constexpr bool changed = false, neighbours = true; // consecutive tiles share rows and their statistics
     typedef float4 Columns;                                   // u, v of two neighbouring columns
     const float2* sums;                                       // (OC): u, v
     int C, OC;
-    int row0 = -1; // the statistics are those of this row and the next 15
+    int row0 = -1; // m and r belong to this row and the next 15
     bool new_rows = false;
     float shift, sum, squares; // sums of x - shift over half of row lane / 2; shift: the row's first element
     float m[2], r[2];          // mean and rstd of rows lane / 4 and lane / 4 + 8
@@ -501,11 +505,12 @@ struct LayernormLinearDeferred {
     // inp: this warpgroup's 64 rows in shared memory, 64 columns from `column` on
     __device__ void look(const floatX* inp, int column) {
         if (!new_rows) { return; }
-        int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 2, first = lane % 2 * 4; // of 8 chunks
+        // two lanes per row: the even lane reads chunks 0 to 3 of the row's 8 chunks, the odd lane chunks 4 to 7
+        int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 2, first = lane % 2 * 4;
         const char* tile = reinterpret_cast<const char*>(inp);
         if (column == 0) { shift = (float)*reinterpret_cast<const floatX*>(tile + linear_swizzle(row, 0)); }
         x128 x[4];
-        float part = 0.0f, part_squares = 0.0f; // sums of partial sums have smaller roundings
+        float part = 0.0f, part_squares = 0.0f; // summing in two levels has smaller rounding errors
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             x[j] = load128(reinterpret_cast<const floatX*>(tile + linear_swizzle(row, first + j)));
@@ -577,9 +582,10 @@ void layernorm_linear6(const LayernormLinearArgs& l, float* mean, float* rstd, c
 
 // ---- kernel 7: ping-pong; the consumer that waits for its turn computes the statistics of its rows, from L2 ----
 // A cluster takes consecutive tiles. Their rows of inp change only at the end of a row of tiles, so statistics are
-// seldom computed. At the start the second consumer has to wait, so it computes the statistics for both.
+// seldom computed. At the start the second consumer has to wait, so it computes the statistics for both
+// consumers.
 
-// There are fewer boxes than in the forms of gemm.cuh, to make room for the statistics.
+// There are fewer boxes (buffers of TMA stores) than in the forms of gemm.cuh, to make room for the statistics.
 typedef GemmTiles<128, 192, true, GemmSingle, 4, 3> LayernormLinearPingPong192;
 typedef GemmTiles<128, 192, true, GemmPair, 4, 3> LayernormLinearPingPong192Pairs;
 typedef GemmTiles<128, 128, true, GemmPair, 5, 3> LayernormLinearPingPong128Pairs;
@@ -599,8 +605,8 @@ struct LayernormLinearOwn : GemmLayernorm<0> {
     const float2* statistics; // of the tile's rows, from the warp's first row on
 
     // A warp owns 16 rows of the tile and the 16 rows that are 64 below them. gemm_store replaces rows past the
-    // matrix by the last row, which may be another warp's. The remainders keep the index within this warp's rows;
-    // what is computed for rows past the matrix is not stored.
+    // matrix by the last row, which may belong to another warp. The remainders (%) keep the index within this warp's
+    // rows; what is computed for rows past the matrix is not stored.
     __device__ Row row(int row) const {
         float2 s = statistics[row % 16 + row / 64 % 2 * 64];
         return {s.x, s.y};
@@ -666,12 +672,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
     for (int index = begin + warpgroup - 1; index < end; index += 2) {
         GemmTile tile = tile_of(index);
-        if (tile.row != tile_of(max(index - 2, begin)).row) { // the statistics are of other rows
+        if (tile.row != tile_of(max(index - 2, begin)).row) { // shared.statistics has other rows
             float2 mine = layernorm_linear_warp_statistics(inp, tile.row + warp_row, N, C);
             shared.statistics[warpgroup - 1][lane_row] = mine;
             __syncwarp();
         }
-        // the products overwrite sum; but unset, it would hold registers before this line
+        // the products overwrite sum, but uninitialised it would occupy registers before this line, too
         float sum[G::PARTS][G::COLUMNS / 2] = {};
         int number = (index - begin) / 2, i = (index - begin) * num_steps;
         GemmColumns<G, LayernormLinearOwn> columns;
@@ -702,8 +708,8 @@ template <class G> void layernorm_linear_tiles(const LayernormLinearArgs& l, con
                (int)num_tiles, num_each);
 }
 
-// l.out from prepared weights w. early: the previous kernel in the stream prepares them, and the launch overlaps with
-// it. form: a ping-pong form of gemm.cuh
+// l.out from prepared weights w. If `early` is true, the previous kernel in the stream prepares them, and this launch
+// overlaps with that kernel. form: a ping-pong form of gemm.cuh
 void layernorm_linear_prepared(const LayernormLinearArgs& l, const LayernormLinearWeights& w, bool early,
                                cudaStream_t stream, int form = GEMM_PING_PONG_192_PAIRS) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
@@ -726,12 +732,12 @@ void layernorm_linear(const LayernormLinearArgs& l, const LayernormLinearWeights
     layernorm_linear_prepared(l, w, true, stream, form);
 }
 
-// ---- kernel 8: kernel 7 with weights prepared in advance: layernorm_linear_prepared alone ----
+// ---- kernel 8: kernel 7 with weights prepared in advance (only layernorm_linear_prepared is launched) ----
 
 #endif
 
-// Normal values. With `hard`, every other row is special, in turn: all elements equal; far from zero; one element much
-// larger than the rest.
+// Normal values. If `hard`, every second row is one of three special kinds, in turn: all elements equal; values far
+// from zero; one element much larger than the rest.
 static void fill_rows(float* inp, int N, int C, bool hard, std::mt19937& rng) {
     bench_fill_normal(inp, (size_t)N * C, rng(), 1.0f, 0.0f);
     for (int row = 0; row < N && hard; row++) {

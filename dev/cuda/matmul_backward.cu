@@ -4,9 +4,10 @@
    dweight (OC,C) float = dout^T inp, out, or inout if it accumulates |
    dout (N,OC) floatX in | inp, pre_gelu (N,C) floatX in | weight (OC,C) floatX in; N = B*T
    Bound: compute, 4*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0.
-   Error of dinp to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of their absolute
-   sum, which is 0.64 * sqrt(OC) here. With gelu' 1.5 ulp (fp32: 8) of |dinp| + 0.3: the library's tanh is approximate.
-   Error of dweight: two ulp of float, and 16 roundings of the absolute sum, which is 0.64 * N here.
+   Error of dinp to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of the sum of
+   their magnitudes, which is 0.64 * sqrt(OC) here. With gelu', 1.5 ulp (fp32: 8) of |dinp| + 0.3, because the library's
+   tanh is approximate.
+   Error of dweight: two ulp of float, and 16 roundings of the sum of the magnitudes, which is 0.64 * N here.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
    nvcc -O3 --use_fast_math matmul_backward.cu -lcublasLt -o matmul_backward      (or: make matmul_backward)
@@ -27,9 +28,9 @@
 // in local memory.
 
 struct MatmulBackwardProduct {
-    const floatX *a, *b;    // a is (M,K), or (K,M) if a_by_k
-    bool a_by_k;            //
-    int M, N, K;            //
+    const floatX *a, *b;    // a (M,K), or (K,M) if a_by_k; b (K,N)
+    bool a_by_k;            // true: a is stored as (K,M), a column-major (M,K)
+    int M, N, K;            // the product sums over K
     floatX* dinp;           // (M,N), or NULL if the result is dweight
     const floatX* pre_gelu; // (M,N), or NULL
     float* dweight;         // (M,N)
@@ -79,7 +80,7 @@ static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
     return (int)num_tiles;
 }
 
-// ---- kernel 0: cuBLASLt as it comes: the library's first proposal ----
+// ---- kernel 0: cuBLASLt untuned: the library's first proposal ----
 
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream);
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(256, 1) matmul_backward_kernel3(MatmulBackward
     __shared__ alignas(16) float a[16][132], b[16][132];
     int m0, n0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4;
     matmul_backward_tile(p, blockIdx.x, 128, &m0, &n0);
-    float sum[8][8] = {}; // rows y.. and 64+y.., columns x.. and 64+x..
+    float sum[8][8] = {}; // rows y .. y+3 and y+64 .. y+67, columns x .. x+3 and x+64 .. x+67
     for (int k0 = 0; k0 < p.K; k0 += 16) {
         if (p.a_by_k) {
             matmul_backward_load3(a, p.a, k0, m0, p.K, p.M);
@@ -254,17 +255,17 @@ __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m
             }
             matmul_backward_load4<false>(shared.b[step % ring], p.b, k0, n0, k_end, p.N);
         }
-        cp_async_commit(); // past the last step an empty group keeps the count right
+        cp_async_commit(); // past the last step the group is empty: cp_async_wait counts one group per step
     };
     for (int step = 0; step < ring - 1; step++) { load(step); }
-    float sum[4][16] = {}; // [16 rows each][four fragments of 8 columns]
+    float sum[4][16] = {}; // [four tiles of 16 rows][four fragments of 8 columns, 4 values per lane]
     for (int step = 0; step < num_steps; step++) {
         cp_async_wait<ring - 2>();
         __syncthreads(); // this step's stage has arrived, and all warps have read the previous step's stage
         load(step + ring - 1);
         const floatX *a_tile = shared.a[step % ring], *b_tile = shared.b[step % ring];
 #pragma unroll
-        for (int k = 0; k < 2; k++) { // 16 of the stage's 32 k each
+        for (int k = 0; k < 2; k++) { // 16 of the stage's 32 values of k per iteration
             uint32_t a[4][4], b[2][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -300,7 +301,7 @@ __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m
                 v[j][0] = sum[i][4 * j + 2 * upper];
                 v[j][1] = sum[i][4 * j + 2 * upper + 1];
             }
-            mma_quad_transpose(v);
+            mma_quad_transpose(v); // now this lane has 8 neighbouring elements of one row
             int row = m0 + warp_row + 16 * i + 8 * upper + lane / 4;
             matmul_backward_store<8>(p, &v[0][0], row, n0 + warp_col + lane % 4 * 8);
         }
@@ -327,7 +328,7 @@ void matmul_backward4(const MatmulBackwardArgs& g, cudaStream_t stream) {
     matmul_backward_product4<true>(g.weight, stream);
 }
 
-// ---- kernel 5: split K: dweight has few tiles and a long K, so several blocks share a tile; a second kernel adds ----
+// ---- kernel 5: split-K for dweight, which has few tiles and a long K; a second kernel adds up the parts ----
 
 __global__ void __launch_bounds__(256, 2)
     matmul_backward_split_kernel5(MatmulBackwardProduct p, float* parts, int part_length) {
@@ -350,8 +351,8 @@ __global__ void matmul_backward_sum_kernel5(float* dweight, const float* parts, 
     store128(dweight + i, sum);
 }
 
-// The number of blocks that share a tile of dweight: in all about 4 blocks for each of 132 SMs, and at least 512 of K
-// per block.
+// The number of blocks that share a tile of dweight. It gives about 4 blocks in all for each of 132 SMs, and each block
+// at least 512 of K.
 static int matmul_backward_num_parts(int N, int C, int OC) {
     int num_tiles = ceil_div(OC, 128) * ceil_div(C, 128);
     return std::max(1, std::min(4 * 132 / num_tiles, N / 512));
@@ -379,8 +380,8 @@ void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t 
 // ---- kernel 6: cuBLASLt, algorithms timed once per shape ----
 
 // ==== promoted: matmul_backward ====
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not be the
-// memory of an input.
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
+// an input.
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
                            int OC, cudaStream_t stream) {
     double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
@@ -420,7 +421,7 @@ void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in
 }
 // ==== end promoted: matmul_backward ====
 
-// ---- kernel 7: cuBLASLt; dweight's epilogue also sums dout over its rows: the bias gradient without another read ----
+// ---- kernel 7: cuBLASLt; dweight's epilogue also sums dout over its rows, so the bias gradient needs no extra read --
 
 // Returns false if the library has no such algorithm.
 static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStream_t stream) {

@@ -129,10 +129,10 @@ constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a wa
 // Rows per block, so that there are at most 2048 blocks. They fill any GPU, and their partial sums take 2 MB.
 static int matmul_backward_bias_rows(int N, int OC) {
     int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
-    return ceil_div(ceil_div(N, max_num), 64) * 64; // 64: 16 warps with four rows in flight
+    return ceil_div(ceil_div(N, max_num), 64) * 64; // a multiple of 64: 16 warps with four rows in flight each
 }
 
-// The number of floats of scratch: one row of partial sums per block.
+// The number of floats of scratch: OC partial sums per group of rows (per blockIdx.y).
 size_t matmul_backward_bias_scratch(int N, int OC) {
     return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
 }
@@ -211,8 +211,7 @@ __global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout,
 }
 
 // dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
-// One wave: there are as many blocks as can run at once, and they share the rows equally. So there are few partial
-// sums.
+// It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                           int block_size) {
     Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
@@ -307,7 +306,7 @@ void matmul_backward_bias8(float* dbias, float* scratch, unsigned* finished, con
 //       k = 8, 9          row 4                            (lane t = 0, second load)
 //     d of product r      (0, g): the sum of column 8g + 2r; (1, g): of column 8g + 2r + 1
 __global__ void matmul_backward_bias_kernel9(float* partial, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = 64, unroll = 2; // columns per warp; products in flight per register
+    constexpr int columns = 64, unroll = 2; // columns per block; groups of eight rows in flight per warp
     __shared__ float shared[32][columns];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
     int c = blockIdx.x * columns + g * 8, end = min(N, (int)(blockIdx.y + 1) * rows);

@@ -3,8 +3,9 @@
    out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input, or NULL: no GELU | inp (N,C) floatX in |
    weight (OC,C) floatX in | bias (OC) floatX in, or NULL | residual (N,OC) floatX in, or NULL; N = B*T
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both pre_gelu and residual; GELU needs bias.
-   Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of their absolute sum,
-   which is 0.64 * sqrt(C) here. After GELU: 1.5 ulp (fp32: 8) of |out| + 0.1: pre_gelu may be rounded before GELU.
+   Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of the sum of their
+   magnitudes, which is 0.64 * sqrt(C) here. After GELU, 1.5 ulp (fp32: 8) of |out| + 0.1, because pre_gelu may be
+   rounded before GELU.
    Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
@@ -12,7 +13,7 @@
    ./matmul_forward               every kernel, side by side
    ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH the epilogue:
                                   1 bias, 2 bias and GELU, 3 bias and residual, 4 none             */
-#ifndef PROMOTED_ONLY // a file that includes this one includes gelu_forward.cu first
+#ifndef PROMOTED_ONLY // an op that includes this file has included gelu_forward.cu before
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
 #undef PROMOTED_ONLY
@@ -28,7 +29,7 @@
 // in local memory.
 
 struct MatmulForwardArgs {
-    floatX *out, *pre_gelu;        // (N,OC), pre_gelu or NULL
+    floatX *out, *pre_gelu;        // (N,OC); pre_gelu may be NULL
     const floatX *inp, *weight;    // (N,C), (OC,C)
     const floatX *bias, *residual; // (OC), (N,OC), each may be NULL
     int N, C, OC;
@@ -69,7 +70,7 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
     return (int)num_tiles;
 }
 
-// ---- kernel 0: cuBLASLt as it comes: everything in the epilogue, the library's first proposal ----
+// ---- kernel 0: cuBLASLt untuned: the whole epilogue fused, the library's first proposal ----
 
 void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                      const floatX* residual, int N, int C, int OC, cudaStream_t stream);
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(256, 1) matmul_forward_kernel3(MatmulForwardAr
     __shared__ alignas(16) float inp[16][132], weight[16][132]; // [k][row]
     int n0, o0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
-    float sum[8][8] = {}; // rows y.. and 64+y.., columns x.. and 64+x..
+    float sum[8][8] = {}; // rows y .. y+3 and y+64 .. y+67, columns x .. x+3 and x+64 .. x+67
     for (int k0 = 0; k0 < f.C; k0 += 16) {
         matmul_forward_load3(inp, f.inp, n0, k0, f.N, f.C);
         matmul_forward_load3(weight, f.weight, o0, k0, f.OC, f.C);
@@ -182,7 +183,7 @@ __device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, con
             v[j][0] = d[4 * j + 2 * half_tile];
             v[j][1] = d[4 * j + 2 * half_tile + 1];
         }
-        mma_quad_transpose(v);
+        mma_quad_transpose(v); // now this lane has 8 neighbouring elements of one row
         matmul_forward_store<8>(f, &v[0][0], row0 + 8 * half_tile + lane / 4, col0 + lane % 4 * 8);
     }
 }
@@ -226,17 +227,17 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForwardAr
             matmul_forward_load4(shared.inp[step % ring], f.inp, n0, step * 32, f.N, f.C);
             matmul_forward_load4(shared.weight[step % ring], f.weight, o0, step * 32, f.OC, f.C);
         }
-        cp_async_commit(); // past the last step an empty group keeps the count right
+        cp_async_commit(); // past the last step the group is empty: cp_async_wait counts one group per step
     };
     for (int step = 0; step < ring - 1; step++) { load(step); }
-    float sum[4][16] = {}; // [16 rows each][four fragments of 8 columns]
+    float sum[4][16] = {}; // [four tiles of 16 rows][four fragments of 8 columns, 4 values per lane]
     for (int step = 0; step < num_steps; step++) {
         cp_async_wait<ring - 2>();
         __syncthreads(); // this step's stage has arrived, and all warps have read the previous step's stage
         load(step + ring - 1);
         const floatX(*inp)[32] = shared.inp[step % ring], (*weight)[32] = shared.weight[step % ring];
 #pragma unroll
-        for (int k = 0; k < 2; k++) { // 16 columns each: chunks 2k and 2k+1
+        for (int k = 0; k < 2; k++) { // 16 columns per iteration: chunks 2k and 2k+1
             uint32_t a[4][4], b[2][4];
             for (int i = 0; i < 4; i++) {
                 int row = warp_row + 16 * i + lane % 16;
@@ -347,11 +348,12 @@ __device__ inline void matmul_forward_tma(MatmulForwardStage& stage, uint64_t* f
     tma_load_2d(stage.weight, &weight_map, step * 64, o0, full);
 }
 
-// Starts sum (64x128) += inp weight^T, for 64 rows of inp and 128 of weight, over 64 columns. Does not wait for it.
+// Issues sum (64x128) += inp weight^T, or = if accumulate is false, for 64 rows of inp and 128 of weight, over 64
+// columns. The caller commits the products and waits for them.
 __device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, const floatX* weight, bool accumulate) {
     uint64_t a = wgmma_descriptor(inp), b = wgmma_descriptor(weight);
 #pragma unroll
-    for (int k = 0; k < 4; k++) { // 16 columns each: 32 bytes, 2 in the descriptor's units
+    for (int k = 0; k < 4; k++) { // 16 columns are 32 bytes, 2 in the descriptor's units of 16 bytes
         wgmma_64x128x16(sum, a + 2 * k, b + 2 * k, accumulate || k > 0, floatX());
     }
 }
@@ -412,8 +414,9 @@ __global__ void __launch_bounds__(384, 1)
     matmul_forward_sm90_kernel8(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                 const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
+    // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
     __shared__ uint64_t full[MATMUL_FORWARD_RING8], empty[MATMUL_FORWARD_RING8];
-    __shared__ uint64_t turn[2]; // turn[c] completes when the other consumer has issued its products
+    __shared__ uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives once it issued its products
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
     const int ring = MATMUL_FORWARD_RING8;
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
@@ -421,7 +424,7 @@ __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < ring; s++) {
             mbarrier_init(&full[s], 1);
-            mbarrier_init(&empty[s], 4); // a stage is read by the four warps of one consumer
+            mbarrier_init(&empty[s], 4); // the four warps of the one consumer that reads the stage
         }
         for (int g = 0; g < 2; g++) { mbarrier_init(&turn[g], 4); }
         mbarrier_init_fence();
@@ -445,6 +448,7 @@ __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<232>();
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
+    // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
     int i = (group - 1) * num_steps, number = 0;
     for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
         float sum[2][64]; // rows 0..63, 64..127
@@ -488,8 +492,8 @@ void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream) {
 #endif
 #endif
 
-// ---- kernel 9: gemm.cuh: as 8, with 128x192 tiles, the weight shared by two blocks and TMA stores ----
-// It is used where it is faster than kernel 6.
+// ---- kernel 9: gemm.cuh: as kernel 8, with 128x192 tiles, two blocks that share weight tiles, and TMA stores ----
+// matmul_forward() uses it where it is faster than kernel 6.
 
 // ==== promoted: matmul_forward ====
 #if !defined(ENABLE_FP32)
@@ -536,7 +540,7 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
 #ifndef PROMOTED_ONLY
 
 #if !defined(ENABLE_FP32)
-// Kernel 9 with the form of gemm.cuh of this number.
+// Kernel 9 with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
 void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                      const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
     GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
@@ -593,7 +597,7 @@ static void declare(Bench& b) {
         8, "persistent, producer and two ping-pong consumers", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
-    if (choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), if it chooses this kernel
+    if (choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
     b.kernel(
         9, "gemm.cuh, the block size selects the form",
         [=](int form) {

@@ -114,7 +114,7 @@ static void synchronize(std::vector<Gpu>& gpus) {
     }
 }
 
-// One host thread issues the call of every GPU: calls between GroupStart and GroupEnd start together.
+// One host thread issues the calls for all GPUs; NCCL starts the calls between GroupStart and GroupEnd together.
 template <class T> static void all_reduce(std::vector<Gpu>& gpus, size_t n, bool in_place) {
     ncclCheck(ncclGroupStart());
     for (Gpu& g : gpus) {
@@ -147,7 +147,7 @@ template <class T> static std::string check(std::vector<Gpu>& gpus, size_t n, bo
             right[i] += host[i];
         }
         cudaCheck(cudaSetDevice(g.device));
-        cudaCheck(cudaMemset(g.out, 0xFF, (n + guarded) * sizeof(T))); // NaN in every type
+        cudaCheck(cudaMemset(g.out, 0xFF, (n + guarded) * sizeof(T))); // NaN in every floating-point type
         bench_upload((T*)(in_place ? g.out : g.inp), host.data(), n);
         cudaCheck(cudaDeviceSynchronize());
     }
@@ -212,8 +212,8 @@ static BenchTime time_size(std::vector<Gpu>& gpus, size_t n, int launches) {
         bench_delay_kernel<<<1, 1, 0, g.stream>>>(30000ull * gpus.size() * (launches + 2)); // 30 us per GPU and launch
         cudaCheck(cudaGetLastError());
     }
-    for (int i = -2; i < launches; i++) { // the first two, not timed, synchronise the GPUs
-        for (int end = 0; end < 2; end++) {
+    for (int i = -2; i < launches; i++) {   // the first two all-reduces are not timed; they synchronise the GPUs
+        for (int end = 0; end < 2; end++) { // end = 0 records the event before the all-reduce, end = 1 the one after it
             for (Gpu& g : gpus) {
                 if (i < 0) { continue; }
                 cudaCheck(cudaSetDevice(g.device));
@@ -296,7 +296,7 @@ int main(int argc, char** argv) {
         printf("1  ncclAllReduce, sum over all GPUs of this process\n");
         return EXIT_SUCCESS;
     }
-    BenchDevice device; // the first one
+    BenchDevice device; // the first GPU
     if (!bench_open(&device, "nccl_all_reduce")) { return EXIT_FAILURE; }
     size_t check_bytes = (check_sizes[sizeof(check_sizes) / sizeof(check_sizes[0]) - 1] + 64) * sizeof(float);
     size_t bytes = f.check ? check_bytes : std::max(check_bytes, (size_t)f.max_bytes);

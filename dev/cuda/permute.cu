@@ -15,20 +15,22 @@
    ./permute -V 2        the reverse: q, k, v to packed                                      */
 #include "bench.h"
 
-// Both layouts. The kernels' template parameter `back` says which one is the input: false: packed, true: q, k, v.
+// The tensors in both layouts. If the kernels' template parameter `back` is false, packed is the input; if it is true,
+// q, k and v are.
 struct Permute {
     floatX* packed;    // (B,T,3,NH,HS)
     floatX *q, *k, *v; // (B,NH,T,HS)
     int B, T, NH, HS;
 };
 
-// Address of element d of a head in q, k or v. slot = part * NH + h is the head's index within a token of packed, with
-// part 0, 1, 2 for q, k, v.
+// Returns the address of element d of a head in q, k or v. slot = part * NH + h is the head's index within a token of
+// packed, with part 0, 1, 2 for q, k, v.
 __device__ inline floatX* permute_split_at(const Permute& p, int b, int t, int slot, int d) {
     int part = slot / p.NH, h = slot % p.NH;
     floatX* first = part == 0 ? p.q : part == 1 ? p.k : p.v;
     return first + (((size_t)b * p.NH + h) * p.T + t) * p.HS + d;
 }
+// Returns the address of column 0 .. 3*NH*HS-1 of token (b, t) in packed.
 __device__ inline floatX* permute_packed_at(const Permute& p, int b, int t, int column) {
     return p.packed + ((size_t)b * p.T + t) * 3 * p.NH * p.HS + column;
 }
@@ -54,7 +56,7 @@ template <bool back> void permute1(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one block per token: the grid counts the tokens, and divisions are 32-bit ----
+// ---- kernel 2: one block per token; blockIdx.x is the token, and the divisions are 32-bit ----
 
 template <bool back> __global__ void permute_kernel2(Permute p) {
     int b = blockIdx.x / p.T, t = blockIdx.x % p.T;
@@ -96,14 +98,15 @@ template <bool back> void permute3(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: a thread computes its column once for four successive tokens, four loads in flight ----
+// ---- kernel 4: each thread computes its column once for four successive tokens, with four loads in flight ----
 
 constexpr int PERMUTE_NUM_LOADS = 4;
 
 template <bool back> __global__ void permute_kernel4(Permute p, unsigned num_threads) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x, row_vectors = 3u * p.NH * p.HS / x128::size;
     if (i >= num_threads) { return; }
-    unsigned group = i / row_vectors, groups = ceil_div(p.T, PERMUTE_NUM_LOADS); // of 4 tokens, per sequence
+    // group: index of the thread's group of 4 tokens; groups: their number per sequence
+    unsigned group = i / row_vectors, groups = ceil_div(p.T, PERMUTE_NUM_LOADS);
     int column = (int)(i % row_vectors) * x128::size, b = group / groups, t0 = group % groups * PERMUTE_NUM_LOADS;
     floatX* packed = permute_packed_at(p, b, t0, column);
     floatX* split = permute_split_at(p, b, t0, column / p.HS, column % p.HS);
@@ -128,7 +131,7 @@ template <bool back> void permute4(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: threads in the order of q, k, v: a block's part of these is contiguous, in packed it is scattered ----
+// ---- kernel 5: threads in the order of q, k, v; a block's share is contiguous in q, k, v and scattered in packed ----
 
 template <bool back> __global__ void permute_kernel5(Permute p, unsigned num_vectors) {
     unsigned first = blockIdx.x * blockDim.x * PERMUTE_NUM_LOADS + threadIdx.x, head_vectors = p.HS / x128::size;
@@ -139,7 +142,7 @@ template <bool back> __global__ void permute_kernel5(Permute p, unsigned num_vec
         unsigned i = first + j * blockDim.x;
         if (i >= num_vectors) { continue; }
         int d = (int)(i % head_vectors) * x128::size, t = i / head_vectors % p.T;
-        unsigned head = i / head_vectors / p.T; // of (3,B,NH)
+        unsigned head = i / head_vectors / p.T; // index into (3,B,NH)
         int h = head % p.NH, b = head / p.NH % p.B, part = head / p.NH / p.B;
         floatX* split = permute_split_at(p, b, t, part * p.NH + h, d);
         floatX* packed = permute_packed_at(p, b, t, (part * p.NH + h) * p.HS + d);
@@ -161,7 +164,7 @@ template <bool back> void permute5(const Permute& p, cudaStream_t stream, int bl
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: a tile of tokens and heads goes through shared memory: long contiguous runs on both sides ----
+// ---- kernel 6: tiles of tokens and heads, transposed in shared memory; long contiguous runs on both sides ----
 
 // In packed, a run is the tile's heads of one token; in q, k, v it is the tile's tokens of one head:
 //     tile         head 0   head 1   ...
@@ -169,13 +172,13 @@ template <bool back> void permute5(const Permute& p, cudaStream_t stream, int bl
 //     token 1      HS       HS
 //     ...          each column is a run in q, k or v
 struct PermuteTile {
-    int rows, heads;          // tokens, slots
-    int head_vectors, width;  // vectors per head, per token of the tile
+    int rows, heads;          // number of tokens; number of slots (heads of q, k or v)
+    int head_vectors, width;  // vectors per head; vectors per token of the tile
     int num_vectors, in_time; // vectors in the tile; tiles per sequence
 };
 
-// Address of the tile's vector i, counted in the order of packed (first function) or of q, k, v (second function).
-// *at = its index in shared memory, or -1 if the vector is outside the tensor.
+// Both functions return the address of the tile's vector i. The first counts i in the order of packed, the second in
+// the order of q, k, v. *at = the vector's index in shared memory, or -1 if it is outside the tensor.
 __device__ inline floatX* permute_packed_vector(const Permute& p, const PermuteTile& tile, int i, int* at) {
     int row = i / tile.width, column = i % tile.width, t = blockIdx.x % tile.in_time * tile.rows + row;
     bool inside = i < tile.num_vectors && t < p.T && blockIdx.y * tile.heads + column / tile.head_vectors < 3 * p.NH;
@@ -217,7 +220,8 @@ template <bool back> __global__ void permute_kernel6(Permute p, PermuteTile tile
 template <bool back> void permute6(const Permute& p, cudaStream_t stream, int block_size) {
     require(p.HS % x128::size == 0);
     int head_bytes = p.HS * (int)sizeof(floatX);
-    const int max_bytes = 32 << 10, run_bytes = 512; // of a tile: 7 blocks fit an SM; what a warp reads in one request
+    // max_bytes: size limit of a tile, so that 7 blocks fit an SM; run_bytes: bytes that a warp reads in one request
+    const int max_bytes = 32 << 10, run_bytes = 512;
     require(head_bytes <= max_bytes);
     PermuteTile tile;
     tile.heads = head_bytes < run_bytes ? run_bytes / head_bytes : 1;

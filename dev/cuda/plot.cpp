@@ -8,9 +8,9 @@ that counts FLOPs.
     ./plot --speed FILE.csv                 programs side by side: FILE.svg, bars of tokens per second
     ./plot --loss RUN_DIRECTORY FILE.svg    the losses in the main.log of a training run (-o of train_gpt2)
 
-The same input gives the same bytes. A folder without a CSV, or a file that cannot be read as what it should be, is an
-error of one line: exit 1; a wrong command line: exit 2. Source of the roofline: Williams et al. 2009,
-doi:10.1145/1498765.1498785.
+The same input gives the same bytes. If a folder has no CSV, or a file cannot be read or parsed, the program prints one
+line on stderr and exits with code 1; if the command line is wrong, with code 2. Source of the roofline: Williams et al.
+2009, doi:10.1145/1498765.1498785.
 */
 #include <errno.h>
 #include <math.h>
@@ -101,7 +101,7 @@ static std::vector<std::vector<std::string>> parse_csv(const std::string& path, 
 // Access to the fields of one line by column name. An error in the file ends the program.
 struct Fields {
     const std::string& path;
-    size_t line; // 1: the header
+    size_t line; // line number in the file; the header is line 1
     const std::vector<std::string>&names, &values;
 
     const std::string* find(const char* name) const {
@@ -113,7 +113,7 @@ struct Fields {
         if (!value) { die("%s: no column '%s'", path.c_str(), name); }
         return *value;
     }
-    // A number >= 0. A missing optional column counts as 0.
+    // Returns a number >= 0. A missing optional column counts as 0.
     double number(const char* name, bool optional = false) const {
         if (optional && !find(name)) { return 0; }
         const std::string& value = word(name);
@@ -234,8 +234,8 @@ static std::string bytes_text(double bytes) {
 
 // ---- bars ---------------------------------------------------------------------------------------------
 
-// The op's time in ms at the roof it is compared with: the matrix rate if it counts FLOPs, else the copy rate. 0:
-// unknown.
+// Returns the time in ms that the op would take at its roof, which is the matrix rate if the op counts FLOPs, else the
+// copy rate. Returns 0 if that rate is unknown.
 static double roof_ms(const Row& r) {
     if (r.flops > 0 && r.matrix_tflops > 0) { return r.flops / r.matrix_tflops / 1e9; }
     return r.copy_gbs > 0 ? r.bytes / r.copy_gbs / 1e6 : 0;
@@ -332,7 +332,7 @@ static bool overlap(const Box& a, const Box& b) {
     return a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;
 }
 
-// The number of the series ... 1, 2, 5, 10, 20, 50 ... nearest to x that is >= x (above) or <= x (not above).
+// Returns a number of the series ... 1, 2, 5, 10, 20, 50 ...: the smallest >= x if `above`, else the largest <= x.
 static double step_near(double x, bool above) {
     const double mantissas[] = {0.1, 0.2, 0.5, 1, 2, 5, 10};
     double decade = pow(10, floor(log10(x))), step = 0;
@@ -344,7 +344,8 @@ static double step_near(double x, bool above) {
     return step;
 }
 
-// A logarithmic axis: values low..high, both numbers of the series 1, 2, 5, 10 ..., are drawn at pixels from..to.
+// A logarithmic axis. It maps the values low..high to the pixels from..to. low and high are numbers of the series 1, 2,
+// 5, 10 ...
 struct Axis {
     double low, high, from, to;
     double at(double value) const { return from + (to - from) * log10(value / low) / log10(high / low); }
@@ -363,7 +364,8 @@ static void draw_dots(Svg& svg, const std::vector<Dot>& dots, const Axis& ax, co
         Box box = {x + 9, y - height / 2, width, height};
         bool found = false;
         for (int i = 0; i < 40 && !found; i++) {
-            double shift = (i / 4 + 1) / 2 * height * ((i / 4) % 2 ? 1 : -1); // 0, 1 down, 1 up, 2 down ...
+            // shift in lines: 0, 1 down, 1 up, 2 down ...; for each, two places right of the dot and two left of it
+            double shift = (i / 4 + 1) / 2 * height * ((i / 4) % 2 ? 1 : -1);
             double side = i % 4 == 0 ? x + 9 : i % 4 == 1 ? x - 9 - width : i % 4 == 2 ? x + 40 : x - 40 - width;
             Box tried = {side, y - height / 2 + shift, width, height};
             found = tried.x > ax.from && tried.x + width < svg.width && tried.y > ay.to && tried.y + height < ay.from &&
@@ -394,7 +396,8 @@ static void draw_axes(Svg& svg, const Axis& ax, const Axis& ay) {
     svg.label(ax.from, ay.to - 10, 12, INK, "TFLOP/s");
 }
 
-// Draws the words, separated by commas, below the figure in lines of at most 130 characters, and enlarges the figure.
+// Draws the title and the words, separated by commas, below the figure, in lines of at most 130 characters, and
+// enlarges the figure for them. Draws nothing if there are no words.
 static void draw_list(Svg& svg, const std::string& title, const std::vector<std::string>& words) {
     std::string line = title;
     auto flush = [&] {
@@ -409,13 +412,14 @@ static void draw_list(Svg& svg, const std::string& title, const std::vector<std:
     if (!words.empty()) { flush(); }
 }
 
-// Returns the number of dots. Roofs differ between data types, so only one type is drawn: bf16 if any op has it.
+// Returns the number of dots. Roofs differ between data types, so only one type is drawn: bf16 if any op has it. Adds
+// the names of the ops that count no FLOPs to *without.
 static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path, std::vector<std::string>* without) {
     std::string dtype = ops[0].best[0].dtype, gpu;
     for (const Op& op : ops) { dtype = op.best[0].dtype == "bf16" ? "bf16" : dtype; }
     std::vector<Dot> dots;
     std::vector<std::string> others;
-    double copy_tbs = 0, matrix_tflops = 0; // the highest rates measured in the runs of these ops
+    double copy_tbs = 0, matrix_tflops = 0; // the roofs: the highest rates measured in the runs of these ops
     for (const Op& op : ops) {
         const Row* best = nullptr; // the fastest kernel other than the library's (kernel 0)
         for (const Row& r : op.best) {
@@ -454,7 +458,7 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
     draw_axes(svg, ax, ay);
     std::vector<Box> taken; // areas of the roofs' labels
     if (copy_tbs > 0) {
-        // the slope starts where it rises above the bottom of the frame, and ends at the ridge or at the frame
+        // the sloped roof starts where it rises above the bottom of the frame, and ends at the ridge or at the frame
         double begin = std::max(ax.low, ay.low / copy_tbs), end = std::min(ax.high, ay.high / copy_tbs);
         if (ridge > 0) { end = std::min(end, ridge); }
         svg.line(ax.at(begin), ay.at(begin * copy_tbs), ax.at(end), ay.at(end * copy_tbs), ROOF,
@@ -480,7 +484,7 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
 
 // ---- programs side by side ------------------------------------------------------------------------------
 
-// One bar: the time of a program's training step of `tokens` tokens.
+// One bar: a program whose training step of `tokens` tokens takes `ms`.
 struct Speed {
     std::string group, program; // bars of the same group (a model, say) are compared with each other
     double ms, tokens;
@@ -494,9 +498,9 @@ static std::string thousands(double x) { // 1234567 -> 1,234,567
     return s;
 }
 
-// Draws FILE.csv as FILE.svg. Columns: group, program, ours (1 or 0), median_ms and tokens, both of a step; about, optional,
-// is the subtitle. A bar's length is its rate relative to the fastest of its group. The figure beside it is tokens per
-// second, and by how much the program marked `ours` is faster.
+// Draws FILE.csv as FILE.svg. The columns are group, program, ours (1 or 0), median_ms and tokens per step, and
+// optionally about (the subtitle). The length of a bar is the program's tokens per second relative to the fastest
+// program of its group. Its label gives the tokens per second, and how many times as fast the program marked `ours` is.
 static void draw_speed(const std::string& path) {
     const double left = 20, bars = 250, longest = 470, bar_height = 18, step = 26;
     std::filesystem::path file = path;
@@ -551,8 +555,8 @@ struct LossPoint {
     double step, loss;
 };
 
-// Appends a line of main.log to the curve of its kind: "s:STEP trl:LOSS ..." (training) or "s:STEP tel:LOSS" (validation).
-// Other lines, and losses that are not finite, are passed over.
+// Appends the loss in a line of main.log to its curve. The line is "s:STEP trl:LOSS ..." (training) or
+// "s:STEP tel:LOSS" (validation). Other lines, and losses that are not finite, are skipped.
 static void read_loss(const char* line, std::vector<LossPoint>* train, std::vector<LossPoint>* validation) {
     char kind;
     int end = 0;
@@ -609,7 +613,7 @@ static void draw_loss(const std::string& run, const std::string& svg_path) {
     svg.label((left + right) / 2, bottom + 36, 12, INK, "step", "middle");
     draw_curve(svg, train, x_scale, y_scale, left, bottom, low, RUNG, 1, "train");
     draw_curve(svg, validation, x_scale, y_scale, left, bottom, low, PROMOTED, 1.5, "validation");
-    for (const LossPoint& p : validation) { // rare enough to be seen one by one
+    for (const LossPoint& p : validation) { // validations are rare enough to mark each with a dot
         svg.body += text("<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", left + p.step * x_scale,
                          bottom - (p.loss - low) * y_scale, PROMOTED);
     }

@@ -1,6 +1,6 @@
 /*
 The reference of each op: one function that takes and returns floats, computes in double, and runs on all cores. It uses
-std::thread because the plain nvcc line has no -fopenmp. Written to be read.
+std::thread because the plain nvcc line has no -fopenmp. The code is written to be easy to read, not to be fast.
 */
 #pragma once
 
@@ -31,7 +31,7 @@ inline void parallel_for(size_t n, const std::function<void(size_t)>& fn) {
     for (std::thread& thread : threads) { thread.join(); }
 }
 
-// ---- gelu, tanh form: Hendrycks and Gimpel 2016, arXiv:1606.08415 ----------------------------
+// ---- gelu, tanh approximation: Hendrycks and Gimpel 2016, arXiv:1606.08415 ----------------------------
 
 inline void gelu_forward_cpu(float* out, const float* inp, size_t n) {
     const double scale = sqrt(2.0 / M_PI);
@@ -84,7 +84,7 @@ inline void layernorm_forward_cpu(float* out, float* mean, float* rstd, const fl
     });
 }
 
-// dinp (N,C) = dresidual + gradient; dweight, dbias (C) are added to | dresidual (N,C) may be NULL
+// dinp (N,C) = dresidual (N,C) + gradient of inp; dweight, dbias (C) += their gradients. dresidual may be NULL.
 inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* dresidual,
                                    const float* inp, const float* weight, const float* mean, const float* rstd, int N,
                                    int C) {
@@ -123,9 +123,9 @@ inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, co
 
 // ---- matrix product ------------------------------------------------------------------------
 
-// out[i][j] = start[i][j] + sum over k of a[i*a_row + k*a_column] * b[k*b_row + j*b_column]; start may be NULL, for
-// zeros. out and start are (M,N). The work is cut into blocks of 64 x 64; their operands are copied to doubles in the
-// order in which they are read.
+// out[i][j] = start[i][j] + sum over k of a[i*a_row + k*a_column] * b[k*b_row + j*b_column]. out and start are (M,N); a
+// start of NULL means zeros. The work is cut into blocks of BM x BN elements of out and BK of k, whose operands are
+// copied to doubles in the order in which they are read. The inner loops sum tiles of RM x RN in registers.
 inline void matmul_cpu(float* out, const float* start, const float* a, size_t a_row, size_t a_column, const float* b,
                        size_t b_row, size_t b_column, size_t M, size_t N, size_t K) {
     const size_t BM = 64, BN = 64, BK = 256, RM = 4, RN = 4;
@@ -137,7 +137,8 @@ inline void matmul_cpu(float* out, const float* start, const float* a, size_t a_
             std::fill(sums.begin(), sums.end(), 0.0);
             for (size_t k0 = 0; k0 < K; k0 += BK) {
                 size_t depth = K - k0 < BK ? K - k0 : BK;
-                for (size_t i = 0; i < BM; i++) { // panels of RM rows (a) or RN columns (b): [panel][k][row or column]
+                // a_block: panels of RM rows, as [panel][k][row]; b_block: panels of RN columns, as [panel][k][column]
+                for (size_t i = 0; i < BM; i++) {
                     for (size_t k = 0; k < depth; k++) {
                         double x = i < rows ? a[(i0 + i) * a_row + (k0 + k) * a_column] : 0.0;
                         a_block[(i / RM * BK + k) * RM + i % RM] = x;
@@ -201,7 +202,7 @@ inline void matmul_backward_weight_cpu(float* dweight, const float* start, const
 
 // ---- classifier: rows of logits (N, Vp); the first V columns are the vocabulary, the others padding ----
 
-// log(sum(exp(row))) over V logits
+// Returns log(sum(exp(row))) over the first V logits of the row.
 inline double logsumexp_cpu(const float* row, int V) {
     double max = -INFINITY, sum = 0.0;
     for (int i = 0; i < V; i++) { max = std::max(max, (double)row[i]); }
@@ -209,7 +210,7 @@ inline double logsumexp_cpu(const float* row, int V) {
     return max + log(sum);
 }
 
-// out, inp (N, Vp); the padding of out is 0
+// out = softmax(inp) per row; out, inp (N, Vp); the padding of out is 0
 inline void softmax_forward_cpu(float* out, const float* inp, int N, int V, int Vp) {
     parallel_for(N, [=](size_t n) {
         double lse = logsumexp_cpu(inp + n * Vp, V);
@@ -217,14 +218,14 @@ inline void softmax_forward_cpu(float* out, const float* inp, int N, int V, int 
     });
 }
 
-// losses, targets (N), logits (N, Vp)
+// losses = log(sum(exp(logits))) - logits[target] per row; losses, targets (N), logits (N, Vp)
 inline void crossentropy_forward_cpu(float* losses, const float* logits, const float* targets, int N, int V, int Vp) {
     parallel_for(N, [=](size_t n) {
         losses[n] = (float)(logsumexp_cpu(logits + n * Vp, V) - logits[n * Vp + (size_t)targets[n]]);
     });
 }
 
-// dlogits, probs (N, Vp), targets (N); the padding of dlogits is 0
+// dlogits = (probs - onehot(target)) * dloss; dlogits, probs (N, Vp), targets (N); the padding of dlogits is 0
 inline void crossentropy_softmax_backward_cpu(float* dlogits, const float* probs, const float* targets, float dloss,
                                               int N, int V, int Vp) {
     parallel_for(N, [=](size_t n) {
@@ -235,7 +236,8 @@ inline void crossentropy_softmax_backward_cpu(float* dlogits, const float* probs
     });
 }
 
-// losses, targets (N), dlogits, logits (N, Vp); the padding of dlogits is 0
+// the losses and their gradient, from the logits; losses, targets (N), dlogits, logits (N, Vp); the padding of dlogits
+// is 0
 inline void fused_classifier_cpu(float* dlogits, float* losses, const float* logits, const float* targets, float dloss,
                                  int N, int V, int Vp) {
     parallel_for(N, [=](size_t n) {
@@ -251,7 +253,7 @@ inline void fused_classifier_cpu(float* dlogits, float* losses, const float* log
 
 // ---- optimizer ------------------------------------------------------------------------------------
 
-// The square root of the sum of squares of grads (n).
+// Returns the square root of the sum of squares of grads (n).
 inline double global_norm_cpu(const float* grads, size_t n) {
     size_t num_chunks = (n + 65535) / 65536;
     std::vector<double> sums(num_chunks, 0.0);
@@ -266,8 +268,8 @@ inline double global_norm_cpu(const float* grads, size_t n) {
     return sqrt(sum);
 }
 
-// Step t = 1, 2, ... of AdamW: from params0, m0, v0 to params, m, v, all (n). Source: Loshchilov and Hutter 2019,
-// arXiv:1711.05101.
+// Update number t (1, 2, ...) of AdamW. Reads params0, m0, v0 and writes params, m, v, all (n). The gradients are
+// grads * grad_scale. Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
 inline void adamw_cpu(float* params, float* m, float* v, const float* params0, const float* m0, const float* v0,
                       const float* grads, size_t n, double grad_scale, int t, float learning_rate, float beta1,
                       float beta2, float eps, float weight_decay) {
@@ -294,7 +296,8 @@ inline void decode_embed_cpu(float* x, const float* tokens, const float* positio
     });
 }
 
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual; norm_weight, bias and residual may be NULL
+// out (B,OC) = gelu(layernorm(x (B,K)) weight (OC,K)^T + bias (OC)) + residual (B,OC). GELU is applied only if `gelu`
+// is true, layernorm only if norm_weight is not NULL. bias and residual may be NULL.
 inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weight, const float* norm_bias,
                               const float* weight, const float* bias, const float* residual, bool gelu, int B, int K,
                               int OC) {
@@ -320,7 +323,7 @@ inline void decode_matvec_cpu(float* out, const float* x, const float* norm_weig
     });
 }
 
-// the derivative of x (1 + t) / 2, with t = tanh(u)
+// dinp = dout * derivative of x (1 + t) / 2, where t = tanh(sqrt(2 / pi) (x + 0.044715 x^3))
 inline void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, size_t n) {
     const double scale = sqrt(2.0 / M_PI);
     parallel_for((n + 4095) / 4096, [=](size_t chunk) {
@@ -341,7 +344,7 @@ inline void encoder_forward_cpu(float* out, const float* inp, const float* wte, 
     });
 }
 
-// dwte (V,C) and dwpe (T,C) are added to. Each parallel task does eight columns, so C % 8 == 0.
+// Adds the gradients to dwte (V,C) and dwpe (T,C). Each parallel task handles eight columns, so C % 8 == 0 is required.
 inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const float* inp, int B, int T, int C,
                                  int V) {
     parallel_for(C / 8, [=](size_t group) {
@@ -366,7 +369,7 @@ inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, co
 
 // ---- bias gradient: dbias (OC) += column sums of dout (N,OC) ----------------------------------
 
-// Each parallel task does 16 columns, a cache line.
+// Each parallel task sums 16 columns: one cache line of floats per row.
 inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC) {
     parallel_for((OC + 15) / 16, [=](size_t group) {
         int first = (int)group * 16, num = OC - first < 16 ? OC - first : 16;
@@ -378,13 +381,13 @@ inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int
     });
 }
 
-// Attention of one new token per sequence. Its qkv (B,3,C) is first stored as row positions[b] of keys and values
-// (B,capacity,C). Then out (B,C) is the attention over rows 0 .. positions[b].
+// Attention of one new token per sequence. Its key and value, from qkv (B,3,C), are first stored as row positions[b] of
+// keys and values (B,capacity,C). Then out (B,C) is the attention over rows 0 .. positions[b].
 inline void decode_attention_cpu(float* out, float* keys, float* values, const float* qkv, const float* positions,
                                  int B, int C, int NH, int capacity) {
     int HS = C / NH;
     parallel_for((size_t)B * NH, [=](size_t i) {
-        size_t b = i / NH, first = i % NH * HS; // first: the head's first element
+        size_t b = i / NH, first = i % NH * HS; // first: index of the head's first element in a row of C
         int now = (int)positions[b];
         const float* q = qkv + b * 3 * C + first;
         float *k = keys + b * capacity * C + first, *v = values + b * capacity * C + first;
@@ -494,8 +497,8 @@ inline void decode_sample_cpu(float* tokens, float* rng_out, const float* logits
     });
 }
 
-// dqkv, qkv (B,T,3,NH,HS), dout (B,T,NH,HS). The softmax is recomputed from qkv in double. A kernel that reads rounded
-// out and lse is therefore charged for their rounding as its own error.
+// dqkv, qkv (B,T,3,NH,HS), dout (B,T,NH,HS). The softmax is recomputed from qkv in double. So if a kernel reads rounded
+// values of out and lse, the effect of their rounding counts as an error of the kernel.
 inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, int B, int T, int C, int NH) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
@@ -545,7 +548,7 @@ inline void attention_backward_cpu(float* dqkv, const float* dout, const float* 
     });
 }
 
-// ---- permute: from the heads of a token side by side to the tokens of a head side by side, and back ----
+// ---- permute: packed (B,T,3,NH,HS) to q, k, v (B,NH,T,HS) each, and back ----
 
 // q, k, v (B,NH,T,HS) from packed (B,T,3,NH,HS)
 inline void permute_cpu(float* q, float* k, float* v, const float* packed, int B, int T, int NH, int HS) {
@@ -632,7 +635,7 @@ inline void transformer_block_cpu(float* out, const float* inp, const float* con
     matmul_forward_cpu(out, hidden.data(), weights[10], weights[11], residual.data(), N, 4 * channels, channels);
 }
 
-// ---- a linear layer after layernorm, after gelu -----------------------------------------------------
+// ---- a linear layer after layernorm; a linear layer after gelu ----------------------------------------
 
 // out (N,OC) = layernorm(inp (N,C)) linear_weight (OC,C)^T + linear_bias (OC); weight, bias (C)
 inline void layernorm_linear_cpu(float* out, const float* inp, const float* weight, const float* bias,

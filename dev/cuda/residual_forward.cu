@@ -49,7 +49,7 @@ void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_
 
 #ifndef PROMOTED_ONLY
 
-// ---- kernel 3: persistent: a grid-stride loop with 4 vectors of each input in flight per thread ---
+// ---- kernel 3: persistent, a grid-stride loop with 4 vectors of each input in flight per thread ---
 
 __global__ void residual_forward_kernel3(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
     constexpr int unroll = 4;

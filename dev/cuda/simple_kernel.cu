@@ -38,7 +38,7 @@ void simple_kernel1(floatX* out, const floatX* inp, size_t n, cudaStream_t strea
     cudaCheck(cudaGetLastError()); // only this call reports an invalid launch, e.g. 2048 threads per block
 }
 
-// ---- kernel 2: a grid-stride loop in a single block: shows what the grid is for -----------------------------
+// ---- kernel 2: a grid-stride loop in a single block, to show what the grid is for -----------------------------
 // After each element, a thread advances by the number of threads in the grid (a grid-stride loop). The loop is correct
 // for a grid of any size. With only one block, one SM works and all others are idle.
 
@@ -63,7 +63,7 @@ void simple_kernel3(floatX* out, const floatX* inp, size_t n, cudaStream_t strea
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: contiguous elements per thread, as one would split the work on a CPU: shows uncoalesced access -----
+// ---- kernel 4: contiguous elements per thread, as one would split work on a CPU; an example of uncoalesced access ---
 // Adjacent threads now read addresses that are 64 elements apart. One load of a warp touches 32 cache lines and uses
 // one element of each. The rest of a line is needed later and may have left the cache by then.
 //     load 0 of the warp   X...............|X...............|X...............| ...     one line per thread
@@ -83,7 +83,7 @@ void simple_kernel4(floatX* out, const floatX* inp, size_t n, cudaStream_t strea
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: one 16-byte load per thread: CUDA's float4, here x128 -----------------------------
+// ---- kernel 5: one 16-byte load per thread (CUDA's float4, here x128) -----------------------------
 // 128 bits is the widest load that all these GPUs have: 4 floats, or 8 elements of 16 bits. In 16 bits, an eighth of
 // the load instructions move the same bytes, and one request of a warp covers 512 contiguous bytes. The address must be
 // a multiple of 16.
@@ -112,7 +112,7 @@ void simple_kernel(floatX* out, const floatX* inp, size_t n, cudaStream_t stream
 
 __global__ void simple_kernel_kernel6(floatX* out, const floatX* inp, size_t n) {
     constexpr int num_loads = 4;
-    size_t step = (size_t)blockDim.x * x128::size; // elements from one load of a thread to its next: stays coalesced
+    size_t step = (size_t)blockDim.x * x128::size; // elements between a thread's loads; adjacent threads stay coalesced
     size_t first = (size_t)blockIdx.x * num_loads * step + threadIdx.x * x128::size;
     x128 x[num_loads]; // stays in registers, because the loops are unrolled
 #pragma unroll

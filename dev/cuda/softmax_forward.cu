@@ -4,7 +4,7 @@
    Bound: memory, 2*N*Vp*sizeof(floatX) bytes. Constraint: Vp % 8 == 0, 1 <= V <= Vp.
    Error: one ulp of floatX; fp32 16 ulps, because exp(x) amplifies the rounding of x.
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax: kernels 4 and later).
-   A study that the trainer does not use: its softmax is part of fused_classifier and of attention.
+   For study only: in the trainer, softmax is a part of fused_classifier and of attention.
 
    nvcc -O3 --use_fast_math softmax_forward.cu -o softmax_forward      (or: make softmax_forward)
    ./softmax_forward 7      check kernel 7 against the CPU and sweep its block sizes
@@ -21,7 +21,7 @@ __global__ void softmax_forward_kernel1(floatX* out, const floatX* inp, int N, i
     if (n >= N) { return; }
     const floatX* x = inp + (size_t)n * Vp;
     float max = -INFINITY;
-    double sum = 0.0; // one thread adds a whole vocabulary: a float would lose digits
+    double sum = 0.0; // a float would lose digits, because one thread adds up the whole vocabulary
     for (int c = 0; c < V; c++) { max = fmaxf(max, (float)x[c]); }
     for (int c = 0; c < V; c++) { sum += __expf((float)x[c] - max); }
     float inverse = 1.0f / (float)sum;
@@ -35,7 +35,7 @@ void softmax_forward1(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: one warp per row: adjacent lanes read adjacent columns (coalesced) -------------------
+// ---- kernel 2: one warp per row; adjacent lanes read adjacent columns (coalesced) -------------------
 
 __global__ void softmax_forward_kernel2(floatX* out, const floatX* inp, int N, int V, int Vp) {
     int n = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -57,7 +57,7 @@ void softmax_forward2(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: one block per row: fewer rows in flight, so that more of each row stays in the caches ----
+// ---- kernel 3: one block per row; fewer rows are in flight, so more of each row stays in the caches ----
 
 __global__ void __launch_bounds__(1024) softmax_forward_kernel3(floatX* out, const floatX* inp, int V, int Vp) {
     __shared__ float shared[32];
@@ -77,9 +77,9 @@ void softmax_forward3(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: online softmax: maximum and sum in one pass; the sum is rescaled when the maximum grows ----
+// ---- kernel 4: online softmax; maximum and sum in one pass, the sum is rescaled when the maximum grows ----
 
-// The running maximum, and the sum of exp(x - max) so far.
+// Online softmax state: running maximum and sum of exp(x - max).
 struct SoftmaxSums {
     float max, sum;
 };
@@ -116,7 +116,7 @@ void softmax_forward4(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 5: 128-bit vectors: one rescale per vector (eight columns in 16 bits) ----
+// ---- kernel 5: 128-bit vectors, one rescale per vector (eight columns in 16 bits) ----
 
 __device__ inline void softmax_add_vector(SoftmaxSums& s, const x128& x) {
     float max = s.max;
@@ -132,8 +132,8 @@ __device__ inline x128 softmax_probs(const x128& x, float max, float inverse) {
     return probs;
 }
 
-// The columns past the last whole vector. softmax_tail_begin starts a thread's sums with one of them, if there is one
-// for this thread; softmax_tail_write writes them, and zeros up to Vp.
+// The tail is the columns past the last whole vector, at most one per thread. softmax_tail_begin returns the sums of a
+// thread with only its tail column, if it has one. softmax_tail_write writes the tail's results, and zeros up to Vp.
 __device__ inline SoftmaxSums softmax_tail_begin(const floatX* x, int V) {
     int c = V / x128::size * x128::size + threadIdx.x;
     if (c >= V) { return {-INFINITY, 0.0f}; }
@@ -167,7 +167,7 @@ void softmax_forward5(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: the second pass reads backwards, starting with what the caches still hold ----
+// ---- kernel 6: the second pass reads backwards, because the end of the row is still in the caches ----
 
 __global__ void __launch_bounds__(1024) softmax_forward_kernel6(floatX* out, const floatX* inp, int V, int Vp) {
     __shared__ float shared[32];
@@ -190,7 +190,7 @@ void softmax_forward6(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: one read: the row is kept in shared memory, two rows fit an SM ----
+// ---- kernel 7: the row is read once and kept in shared memory; two rows fit an SM ----
 
 // Dynamic shared memory: the row's V / x128::size vectors, then 32 floats for the reductions.
 __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, const floatX* inp, int V, int Vp) {
@@ -198,8 +198,8 @@ __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, con
     out += (size_t)blockIdx.x * Vp, inp += (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(softmax_row + num_vectors);
-    // each thread reads only what it copied itself, so no barrier is needed. The row is copied in two halves: the first
-    // half is summed while the second is in flight
+    // The row is copied in two halves, and the first half is summed while the second is in flight. Each thread reads
+    // only what it copied itself, so no barrier is needed.
     int half_row = ceil_div(num_vectors, 2 * (int)blockDim.x) * (int)blockDim.x;
     for (int i = threadIdx.x; i < min(half_row, num_vectors); i += blockDim.x) {
         cp_async_16(&softmax_row[i], inp + i * x128::size);
@@ -233,12 +233,13 @@ void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     int shared = softmax_forward7_shared(V);
     cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared)); // otherwise one row per SM
+                                   cudaSharedmemCarveoutMaxShared)); // otherwise only one row fits an SM
     softmax_forward_kernel7<<<N, block_size, shared, stream>>>(out, inp, V, Vp);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 8: a cluster of four blocks per row: a quarter in each block's registers, distributed shared memory ----
+// ---- kernel 8: a cluster of four blocks per row, each with a quarter of the row in registers ----
+// The blocks exchange their maxima and sums through distributed shared memory.
 
 // Vectors per thread with which 4 blocks of 512 threads hold a row of GPT-2's vocabulary: 4 in 16 bits, 7 in 32 bits.
 constexpr int KERNEL8_VECTORS = sizeof(floatX) == 4 ? 7 : 4;
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
         if (first + j * stride < num_vectors) { softmax_add_vector(s, vec128_from_bits<floatX>(x[j])); }
     }
     s = softmax_reduce(s, shared);
-    if (s.max == -INFINITY) { s.sum = 0.0f; } // a block without columns, whose sum is NaN
+    if (s.max == -INFINITY) { s.sum = 0.0f; } // a block without columns: exp(-inf - -inf) has made its sum NaN
     if (threadIdx.x == 0) { block_sums = s; }
     cluster.sync();
     float max = -INFINITY, sum = 0.0f;
@@ -299,7 +300,8 @@ void softmax_forward8(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaLaunchKernelEx(&config, softmax_forward_sm90_kernel8, out, inp, V, Vp));
 }
 
-// Whether this device and this binary can run a kernel.
+// True if the binary's code for this kernel is for architecture `arch` or later, and a block may use `shared` bytes of
+// shared memory.
 static bool can_run(const void* kernel, int arch, int shared) {
     cudaFuncAttributes attributes;
     cudaCheck(cudaFuncGetAttributes(&attributes, kernel));
@@ -316,7 +318,8 @@ static void declare(Bench& b) {
             }
         });
     });
-    // absolute tolerance, for rare tokens: exp(x) is too small for fp16, and in fp32 it amplifies the rounding of x
+    // an absolute tolerance for tokens of small probability: in fp16 exp(x) is too small for full precision, and in
+    // fp32 exp(x) amplifies the rounding error of x
     float smallest = ulp_of<floatX>() == ulp_of<half>() ? 1e-4f : 1e-6f;
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 4 ? 16 : 1, smallest);
     Buffer<floatX> out = b.output<floatX>("out", (size_t)N * Vp, tolerance);

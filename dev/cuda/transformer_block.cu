@@ -6,9 +6,9 @@
    C <= 1792. Kernels with e4m3 products (6, 8, 9, 15, 16): C % 16 == 0; 15 and 16 also HS = 64. Kernel 14: see
    attention_projection_heads().
 
-   Error: three ulps of floatX, of the result and of 1, against the fp64 reference, which rounds nothing in between. All
-   tensors between two products are rounded to floatX. In bf16 these roundings amount to a root mean square of 0.004,
-   and the largest of 10^7 errors is 5.4 times that. fp32: 64 ulps, 512 for rows of equal values.
+   Error against the fp64 reference, which rounds nothing in between: three ulps of floatX of the result, plus three
+   ulps of 1. The kernels round all tensors between two products to floatX. In bf16 these roundings amount to a root
+   mean square of 0.004, and the largest of 10^7 errors is 5.4 times that. fp32: 64 ulps, 512 for rows of equal values.
    The e4m3 kernels have 14 times the tolerance of bf16. e4m3 has 3 mantissa bits, so both factors of a product have a
    relative error of 0.025 (root mean square), and a sum of any number of products an error of 0.036 of its size. Three
    such layers in a row have an error of 0.041 to 0.056, depending on T. Kernels 15 and 16 have a fourth e4m3 product,
@@ -17,7 +17,8 @@
    Kernels 11 to 13 subtract a row's mean after the product. If the mean is q times the standard deviation, fp32
    roundings count q times. These kernels round the product of layernorm's and the linear layer's weights, not the
    normalised rows.
-   Scores of +-1e4 are checked by attention_forward, not here: one rounding in bf16 lets another key win the softmax.
+   Scores of +-1e4 are checked by attention_forward, not here: at this size one bf16 rounding of a score lets another
+   key win the softmax.
 
    Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; e4m3: Micikevicius et al. 2022,
    arXiv:2209.05433.
@@ -43,7 +44,7 @@
 #include "layernorm_forward.cu"
 #include "matmul_forward.cu"
 #include "residual_forward.cu"
-// this file needs the ones above
+// the next file needs those included above
 #include "fused_attention_projection_residual_layernorm.cu"
 #undef PROMOTED_ONLY
 
@@ -62,7 +63,7 @@ struct TransformerBlock {
     floatX* out;       // (B,T,C)
     const floatX* inp; // (B,T,C)
     TransformerBlockWeights w;
-    floatX* norm;          // (B,T,C) result of the first, then of the second layernorm; scratch, as all below
+    floatX* norm;          // (B,T,C) result of the first, then of the second layernorm; this and all below is scratch
     floatX* qkv;           // (B,T,3,NH,HS)
     floatX* attention;     // (B,T,NH,HS)
     floatX* projected;     // (B,T,C)
@@ -79,9 +80,8 @@ static void transformer_block_fc_gelu(const TransformerBlock& f, cudaStream_t st
     fc.out = f.gelu, fc.inp = f.norm, fc.weight = f.w.fc_weight, fc.bias = f.w.fc_bias;
     fc.M = f.B * f.T, fc.N = 4 * f.C, fc.K = f.C;
     fc.gelu = true;
-    if (sizeof(floatX) == 2 && cublaslt_linear(fc, stream)) {
-        return;
-    } // not in fp32: the error of the library's gelu is too large
+    // not in fp32, where the error of the library's gelu is too large
+    if (sizeof(floatX) == 2 && cublaslt_linear(fc, stream)) { return; }
     matmul_forward(f.gelu, NULL, f.norm, f.w.fc_weight, f.w.fc_bias, NULL, fc.M, f.C, 4 * f.C, stream);
     gelu_forward(f.gelu, f.gelu, (size_t)fc.M * fc.N, stream);
 }
@@ -104,7 +104,7 @@ void transformer_block_forward1(const TransformerBlock& f, cudaStream_t stream) 
     residual_forward(f.out, f.residual, f.projected, n, stream);
 }
 
-// ---- kernel 2: as in training: GELU and one residual in the products' epilogues, one residual with the layernorm ----
+// ---- kernel 2: GELU and one residual in the products' epilogues, one residual with the layernorm, as in training ----
 
 void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -119,7 +119,7 @@ void transformer_block_forward2(const TransformerBlock& f, cudaStream_t stream) 
     matmul_forward(f.out, NULL, f.gelu, w.fcproj_weight, w.fcproj_bias, f.residual, N, 4 * C, C, stream);
 }
 
-// ---- kernel 3: kernel 7 as a CUDA graph: one driver call for all launches ----
+// ---- kernel 3: kernel 7 as a CUDA graph, so that one driver call starts all launches ----
 
 struct TransformerBlockGraph {
     cudaGraphExec_t exec = NULL;
@@ -178,7 +178,7 @@ static void transformer_block_qkv4(const TransformerBlock& f, int form, cudaStre
                                    stream);
     transformer_block_product<0>(f.qkv, f.norm, f.w.qkv_weight, f.w.qkv_bias, NULL, N, 3 * C, C, form, stream);
 }
-// The last product: f.out from f.gelu and f.residual. form: of gemm.cuh, or 0 for matmul_forward.
+// The last product: f.out from f.gelu and f.residual. form: a form of gemm.cuh, or 0 for matmul_forward.
 static void transformer_block_fcproj(const TransformerBlock& f, int form, cudaStream_t stream) {
     transformer_block_product<GEMM_RESIDUAL>(f.out, f.gelu, f.w.fcproj_weight, f.w.fcproj_bias, f.residual, f.B * f.T,
                                              f.C, 4 * f.C, form, stream);
@@ -199,7 +199,7 @@ void transformer_block_forward4(const TransformerBlock& f, const TransformerBloc
     const TransformerBlockWeights& w = f.w;
     transformer_block_qkv4(f, forms.qkv, stream);
     attention_forward(f.attention, NULL, f.qkv, f.B, f.T, C, f.NH, stream);
-    if (forms.proj == 0) { // the layernorm adds the residual
+    if (forms.proj == 0) { // the layernorm kernel adds the residual, not the product's epilogue
         transformer_block_product<0>(f.projected, f.attention, w.proj_weight, w.proj_bias, NULL, N, C, C, 0, stream);
         fused_residual_layernorm_early(f.norm, f.residual, NULL, NULL, f.inp, f.projected, w.ln2_weight, w.ln2_bias,
                                        NULL, N, C, stream);
@@ -226,6 +226,7 @@ template <int halves> struct TransformerBlockSMem { // 209 KB: one block per SM
     static constexpr int ring = halves == 2 ? 4 : 6;
     TransformerBlockStage<halves> stages[ring];
     floatX queries[2][64 * 64]; // queries of both consumers
+    // full: TMA has loaded it, consumers wait; empty: all consumer warps have read it, the producer waits
     uint64_t full[ring], empty[ring], queries_full, queries_empty;
 };
 static_assert(sizeof(TransformerBlockStage<2>) == 48 * 1024 && sizeof(TransformerBlockStage<1>) == 32 * 1024,
@@ -308,7 +309,7 @@ transformer_block_compute(TransformerBlockSMem<halves>& smem, const TransformerB
     transformer_block_each_tile<halves>(p, [&](int row, int column) {
         float sum[halves][64];
 #pragma unroll
-        for (int j = 0; j < 64; j++) { // unset, they would hold registers through all earlier phases
+        for (int j = 0; j < 64; j++) { // uninitialised, sum would occupy registers in all earlier phases
             for (int h = 0; h < halves; h++) { sum[h][j] = 0; }
         }
         for (int k = 0; k < p.K; k += 64, i++) {
@@ -320,7 +321,7 @@ transformer_block_compute(TransformerBlockSMem<halves>& smem, const TransformerB
             for (int h = 0; h < halves; h++) {
                 uint64_t b = wgmma_descriptor(stage.b + h * 128 * 64);
 #pragma unroll
-                for (int j = 0; j < 4; j++) { // 16 columns are 32 bytes, 2 in units of the descriptor
+                for (int j = 0; j < 4; j++) { // 16 columns are 32 bytes, 2 in the descriptor's units of 16 bytes
                     wgmma_64x128x16(sum[h], a + 2 * j, b + 2 * j, 1, floatX());
                 }
             }
@@ -459,7 +460,7 @@ __device__ inline void transformer_block_layernorm(floatX* norm, const floatX* i
     }
 }
 
-// A grid barrier: all threads of all blocks. Stores before it are visible after it, also to TMA.
+// A barrier of all threads of the grid. Stores before it are visible after it, also to TMA.
 __device__ inline void transformer_block_barrier() {
     async_proxy_fence();
     cooperative_groups::this_grid().sync();
@@ -474,7 +475,7 @@ template <int halves> __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < smem.ring; s++) {
             mbarrier_init(&smem.full[s], 1);
-            mbarrier_init(&smem.empty[s], 8); // all consumer warps
+            mbarrier_init(&smem.empty[s], 8); // all consumer warps arrive
         }
         mbarrier_init(&smem.queries_full, 1);
         mbarrier_init(&smem.queries_empty, 8);
@@ -486,7 +487,7 @@ template <int halves> __global__ void __launch_bounds__(384, 1)
     TransformerBlockProduct proj = {f.residual, f.w.proj_bias, f.inp, false, N, C, C};
     TransformerBlockProduct fc = {f.gelu, f.w.fc_bias, NULL, true, N, 4 * C, C};
     TransformerBlockProduct fcproj = {f.out, f.w.fcproj_bias, f.residual, false, N, C, 4 * C};
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4; // tells the compiler: warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4; // tells the compiler that it is warp-uniform
     if (warp < 0) {
         warpgroup_fewer_registers<56>();
         bool loads = threadIdx.x == 0;
@@ -556,7 +557,7 @@ void transformer_block_forward5(const TransformerBlock& f, cudaStream_t stream) 
 #if defined(ENABLE_BF16)
 
 // ---- kernel 6: e4m3 products except the projection; activations are quantised by the kernels that produce them ----
-// The projection stays in bf16: quantising attention's output in a pass of its own would take as long as e4m3 saves.
+// The projection stays in bf16: quantising attention's output in a pass of its own would cost the time that e4m3 saves.
 //
 // The scales follow from bounds that depend on the weights alone. A normalised row has a Euclidean length of at most
 // sqrt(C), so none of its elements exceeds sqrt(C). By Cauchy-Schwarz, its dot product with a row of weights is at most
@@ -612,7 +613,7 @@ __global__ void transformer_block_maxima_kernel6(unsigned* value, unsigned* squa
     }
     largest = warp_max(largest), sum = warp_sum(sum);
     if (lane == 0) {
-        atomicMax(value, __float_as_uint(largest)); // floats >= 0 are ordered as their bits
+        atomicMax(value, __float_as_uint(largest)); // floats >= 0 are in the order of their bits
         if (squares) { atomicMax(squares, __float_as_uint(sum)); }
     }
 }
@@ -692,7 +693,7 @@ void transformer_block_prepare_fp8(const TransformerBlockFp8& q, const Transform
     transformer_block_quantise<false>(q.qkv_weight, w.qkv_weight, &q.scales->qkv_weight, 3 * CC, stream);
     transformer_block_quantise<false>(q.fc_weight, w.fc_weight, &q.scales->fc_weight, 4 * CC, stream);
     transformer_block_quantise<false>(q.fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC, stream);
-    if (C % 64 != 0) { return; } // kernel 15 does not support it either
+    if (C % 64 != 0) { return; } // only kernel 15 uses the ordered weights, and it needs C = 64 * NH
     transformer_block_quantise<false, true>(q.ordered_proj_weight, w.proj_weight, &q.scales->proj_weight, CC, stream);
     transformer_block_quantise<false, true>(q.ordered_fcproj_weight, w.fcproj_weight, &q.scales->fcproj_weight, 4 * CC,
                                             stream);
@@ -703,7 +704,8 @@ struct TransformerBlockCalls {
     LinearCall qkv, fc, fcproj;
 };
 
-// gelu_epilogue: the fc product stores e4m3 after GELU to f.gelu; otherwise floatX before GELU to f.hidden.
+// If gelu_epilogue is true, the fc product applies GELU and stores e4m3 to f.gelu. Otherwise it stores floatX to
+// f.hidden, without GELU.
 static TransformerBlockCalls transformer_block_calls(const TransformerBlock& f, const TransformerBlockFp8& q,
                                                      bool gelu_epilogue) {
     int N = f.B * f.T, C = f.C;
@@ -733,8 +735,8 @@ static bool transformer_block_has_fp8(const TransformerBlock& f, const Transform
     return cublaslt_has_linear(calls.qkv) && cublaslt_has_linear(calls.fc) && cublaslt_has_linear(calls.fcproj);
 }
 
-// Kernel 6, or kernel 8 if gelu_epilogue. proj_form: the projection's form of gemm.cuh, whose epilogue adds the
-// residual; 0: matmul_forward, and the layernorm adds the residual.
+// Kernel 6, or kernel 8 if gelu_epilogue is true. proj_form is the projection's form of gemm.cuh, whose epilogue adds
+// the residual. If it is 0, matmul_forward computes the projection, and the layernorm kernel adds the residual.
 void transformer_block_forward6(const TransformerBlock& f, const TransformerBlockFp8& q, bool gelu_epilogue,
                                 int proj_form, cudaStream_t stream) {
     int N = f.B * f.T, C = f.C;
@@ -779,7 +781,7 @@ void transformer_block_forward7(const TransformerBlock& f, cudaStream_t stream) 
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 11: normalised rows are never stored: products take raw rows, their epilogues apply mean and rstd ----
+// ---- kernel 11: normalised rows are never stored; products take raw rows, their epilogues apply mean and rstd ----
 // layernorm(x) W^T + b = rstd (x W'^T - mean u) + v, where W' = weight * W, u = the sums of the rows of W', and
 // v = W bias + b
 
@@ -804,7 +806,7 @@ __global__ void transformer_block_fold_kernel11(TransformerBlockFolded folded, c
         x128 l = load128(linear_weight + at), w = load128(weight + c), b = load128(bias + c), product;
         for (int k = 0; k < x128::size; k++) {
             product[k] = (floatX)((float)w[k] * (float)l[k]);
-            u += (float)product[k]; // the rounded value: rows of equal values then cancel exactly
+            u += (float)product[k]; // the rounded value, so that rows of equal values cancel exactly
             v += (float)b[k] * (float)l[k];
         }
         store128(folded.weight + at, product);
@@ -860,7 +862,7 @@ static void transformer_block_statistics(const TransformerBlock& f, const floatX
                  N, f.C);
 }
 
-// From f.inp to f.attention.
+// First layernorm, qkv product and attention: f.attention from f.inp.
 static void transformer_block_attention11(const TransformerBlock& f, const TransformerBlockDeferred& d,
                                           cudaStream_t stream) {
     require(has_sm90a());
@@ -886,12 +888,12 @@ void transformer_block_forward11(const TransformerBlock& f, const TransformerBlo
 }
 
 // ---- kernel 12: kernel 11 with the second layernorm's statistics from the projection's epilogue ----
-// For each row of each of its tiles, the projection stores a part: (mean, sum of squared differences from this mean).
-// The epilogue of the fc product combines the parts of a row.
+// For each row of each of its tiles, the projection stores partial statistics, called a part: the mean, and the sum of
+// squared differences from this mean. The epilogue of the fc product combines the parts of a row.
 
 typedef GemmPingPong192 TransformerBlockTiles12;
 
-// GemmLayernorm with mean and rstd from such parts (M, tiles per row). C: the length of the normalised rows.
+// GemmLayernorm that computes mean and rstd of a row from its parts (M, tiles per row). C: length of the rows.
 template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
     const float2* parts;
     int C;
@@ -913,7 +915,8 @@ template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
     }
 };
 
-// As gemm_store for bias and residual. Then it computes the parts of this warp's rows, from the values as stored.
+// Stores results as gemm_store does for bias and residual. Then computes the parts (mean, sum of squares) of
+// this warp's rows from the stored, rounded values.
 template <class G>
 __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                  const GemmColumns<G, GemmBias<GEMM_RESIDUAL>>& columns,
@@ -932,11 +935,11 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
         mbarrier_wait(&smem.box_full[warp][place], box / G::BOXES % 2);
         uint32_t at = shared_address(smem.boxes[warp][place]) + lane_at;
 #pragma unroll
-        for (int p = 0; p < 4; p++) { // 16 columns
+        for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t out[4], residual[4];
             ldmatrix_x4(residual, at ^ p << 5);
 #pragma unroll
-            for (int j = 0; j < 2; j++) { // 8 columns
+            for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 float bias[2];
                 GemmBias<0>().columns(bias, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
 #pragma unroll
@@ -960,7 +963,7 @@ __device__ inline void transformer_block_store12(float (&sum)[G::PARTS][G::COLUM
     }
     int count = min(G::COLUMNS, N - column), num_parts = ceil_div(N, G::COLUMNS);
 #pragma unroll
-    for (int i = 0; i < 2 * G::PARTS; i++) { // one row of 16x8 tiles: each lane of a quad has 2 of 8 columns
+    for (int i = 0; i < 2 * G::PARTS; i++) { // one row: in each 16x8 tile, a lane has 2 of the 8 columns
         const int m = i / 2, half = i % 2;
         float total = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -995,7 +998,7 @@ __global__ void __launch_bounds__(384, 1)
     extern __shared__ __align__(256) unsigned char transformer_block_shared12[];
     GemmSMem<G>& smem = gemm_smem<G>(transformer_block_shared12);
     gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler: warp-uniform
+    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
     int warpgroup = warp / 4, num_steps = ceil_div(K, 64), i = 0;
     if (warpgroup == 0) {
         gemm_produce(smem, maps, M, N, num_steps, blockIdx.x, gridDim.x, num_tiles, 0);
@@ -1101,7 +1104,7 @@ struct TransformerBlockStore15 {
             float x = multiplier / l[half];
             uint32_t words[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) { // 16 columns
+            for (int i = 0; i < 4; i++) { // 16 columns per iteration
                 const float* y = o + 8 * i + 2 * half;
                 words[i] = pack_e4m3x4(y[0] * x, y[1] * x, y[4] * x, y[5] * x);
             }
@@ -1135,6 +1138,7 @@ template <int extras> static void transformer_block_product15(const GemmScaledBi
                                                               const __nv_fp8_e4m3* inp, const __nv_fp8_e4m3* weight,
                                                               const floatX* residual, int M, int N, int K, int form,
                                                               cudaStream_t stream) {
+    // K / 2, because gemm.cuh addresses two e4m3 elements as one floatX
     GemmArgs g = {out, NULL, (const floatX*)inp, (const floatX*)weight, residual, M, N, K / 2};
     gemm_form_e4m3(g, epilogue, true, stream, form);
 }
@@ -1274,7 +1278,7 @@ static void declare(Bench& b) {
                           T,
                           C,
                           NH};
-    // b.moves: the bytes read and written, as a number of tensors of (B,T,C)
+    // b.moves: the number of launches, and the bytes read and written, counted in tensors of (B,T,C)
     bool is_16bit = sizeof(floatX) == 2, fast = !b.dry && transformer_block_has_sm90(C);
     b.kernel(1, "one launch per operation", [=](int) { transformer_block_forward1(f, stream); }, {0});
     b.moves(10, 38 * tensor + weights);
@@ -1321,7 +1325,7 @@ static void declare(Bench& b) {
     };
     std::vector<int> proj_forms = {0}; // block sizes of kernels 6 and 8
     if (b.dry || has_sm90a()) { proj_forms.push_back(GEMM_PING_PONG_192); }
-    double weights_fp8 = 13.0 * CC; // bytes; the projection's weights have two each
+    double weights_fp8 = 13.0 * CC; // bytes: two per weight of the projection, one per other weight
     bool has_products = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, false));
     bool has_epilogue = takes_fp8 && (b.dry || transformer_block_has_fp8(f, cache->q, true));
     if (takes_fp8 && !has_products) {
@@ -1380,7 +1384,7 @@ static void declare(Bench& b) {
         },
         {0}, -90);
     b.moves(6, 23 * tensor + weights);
-    if (has_norm && attention_projection_heads(C, C / NH) > 0) { // shapes that its fused kernel supports
+    if (has_norm && attention_projection_heads(C, C / NH) > 0) { // > 0: the fused kernel supports the shape
         b.kernel(
             14, "4 with attention to second layernorm in one launch",
             [=](int digits) { transformer_block_forward14(f, transformer_block_forms(digits), stream); },

@@ -33,15 +33,16 @@ struct Trimat {
     float scale; // 1 / sqrt(HS)
 };
 
-// Returns row 0 of q of a head. Row 0 of its k is C elements further.
+// Returns row 0 of the queries of a head. Row 0 of the head's keys is C elements further.
 __host__ __device__ inline const floatX* trimat_queries(const Trimat& a, int head) {
     return a.qkv + ((size_t)(head / a.NH) * a.T * 3 * a.NH + head % a.NH) * a.HS;
 }
+// Returns row t of att of a head: the scores of query t.
 __device__ inline floatX* trimat_row(const Trimat& a, int head, int t) {
     return a.att + ((size_t)head * a.T + t) * a.T;
 }
 
-// ---- kernel 0: cuBLAS, one batch of heads per sequence; twice the work, because it fills the square ----
+// ---- kernel 0: cuBLAS, one batched call per sequence; twice the work, because it computes the whole square ----
 
 // cuBLAS is column-major, so it computes att^T = k q^T.
 void trimat_forward0(const Trimat& a, cublasHandle_t cublas, cudaStream_t stream) {
@@ -179,7 +180,7 @@ void trimat_forward3(const Trimat& a, cudaStream_t stream) {
 
 // ---- kernel 4: the tile's rows of q and k in shared memory -----------------------------------------
 // In kernel 3 the 16 threads of one row of the tile load the same queries separately. Here the block loads them once
-// and stores them as floats, [d][row]: a thread then reads its 8 rows with two 16-byte loads, without conversion.
+// and stores them as floats, [d][row], so that a thread reads its 8 rows with two 16-byte loads, without conversion.
 
 struct TrimatSMem4 {
     float q[16][TRIMAT_TILE + 4], k[16][TRIMAT_TILE + 4]; // + 4: spreads the stores over banks, keeps 16-byte alignment
@@ -189,7 +190,7 @@ static_assert(sizeof(TrimatSMem4) == 16896, "what registers allow fits an SM man
 // Loads rows row0..row0+127 and columns d0..d0+15; zeros outside of the matrix.
 __device__ inline void trimat_load4(float tile[16][TRIMAT_TILE + 4], const floatX* matrix, int row0, int d0,
                                     const Trimat& a) {
-    const int vectors = 16 / x128::size; // per row
+    const int vectors = 16 / x128::size; // x128 vectors per row
     for (int i = threadIdx.x; i < TRIMAT_TILE * vectors; i += 256) {
         int row = i / vectors, d = i % vectors * x128::size;
         bool inside = row0 + row < a.T && d0 + d < a.HS;
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(256) trimat_forward_kernel4(Trimat a) {
     if (blockIdx.x > blockIdx.y) { return; }
     __shared__ alignas(16) TrimatSMem4 shared;
     int s0 = blockIdx.x * TRIMAT_TILE, t0 = blockIdx.y * TRIMAT_TILE;
-    int s = threadIdx.x % 16 * 8, t = threadIdx.x / 16 * 8; // within the tile
+    int s = threadIdx.x % 16 * 8, t = threadIdx.x / 16 * 8; // the thread's first key and query within the tile
     const floatX *q = trimat_queries(a, blockIdx.z), *k = q + (size_t)a.NH * a.HS;
     float sums[8][8] = {};
     for (int d0 = 0; d0 < a.HS; d0 += 16) {
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(256) trimat_forward_kernel4(Trimat a) {
                 for (int j = 0; j < 8; j++) { sums[i][j] += q_d[i / 4][i % 4] * k_d[j / 4][j % 4]; }
             }
         }
-        __syncthreads(); // all threads have read these columns: the next ones may overwrite them
+        __syncthreads(); // now all threads have read these columns, and the next ones may overwrite them
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) { trimat_store8(a, sums[i], blockIdx.z, t0 + t + i, s0 + s); }
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(256, 2) trimat_forward_kernel5(Trimat a) {
     float sums[4][16] = {}; // [group of 16 queries][4 accumulator tiles of 8 keys]
 #pragma unroll 1
     for (int d0 = 0; d0 < a.HS; d0 += 64) {
-        if (d0 > 0) { __syncthreads(); } // all warps have read the columns that are now overwritten
+        if (d0 > 0) { __syncthreads(); } // now all warps have read the columns that the next loads overwrite
         trimat_load5(shared.q, q, t0, d0, a);
         trimat_load5(shared.k, k, s0, d0, a);
         cp_async_commit();
@@ -300,7 +301,7 @@ __global__ void __launch_bounds__(256, 2) trimat_forward_kernel5(Trimat a) {
                 v[j][0] = sums[i][4 * j + 2 * upper];
                 v[j][1] = sums[i][4 * j + 2 * upper + 1];
             }
-            mma_quad_transpose(v); // now a lane has 8 adjacent keys of one query: one store
+            mma_quad_transpose(v); // now each lane has 8 adjacent keys of one query, which it stores as one vector
             trimat_store8(a, &v[0][0], head, t0 + warp_t + 16 * i + 8 * upper + lane / 4, s0 + warp_s + lane % 4 * 8);
         }
     }
@@ -317,7 +318,8 @@ void trimat_forward5(const Trimat& a, cudaStream_t stream) {
 
 // ---- main ------------------------------------------------------------------------------------------
 
-// Writes zeros above the diagonal, as in the reference, before the comparison: a kernel may leave anything there.
+// Writes zeros above the diagonal before the comparison, because the reference has zeros there and a kernel may leave
+// anything.
 __global__ void trimat_clear_kernel(floatX* att, int T, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n && i % T > i / T % T) { att[i] = (floatX)0.0f; }
