@@ -129,7 +129,7 @@ static inline void hf_map_free(HfMap* map) {
     free(map->files);
 }
 
-// Classifies a tensor by its name; for an HF_PARAM sets *array to the first array whose prefix matches, *p and *layer.
+// Classifies a tensor by its name. For an HF_PARAM it sets *p, *layer, and *array: the first array whose prefix matches.
 static inline HfKind hf_map_name(const HfMap* map, const char* name, int* array, int* p, int* layer) {
     for (*array = 0; *array < map->num_arrays; ++*array) {
         size_t n = strlen(map->prefixes[*array]);

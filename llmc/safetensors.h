@@ -81,7 +81,7 @@ typedef struct {
 } SafeTensor;
 
 typedef struct {
-    MappedFile file;           // empty after safetensors_parse()
+    MappedFile file;           // not used if the header came from memory (safetensors_parse)
     JsonDoc json;              // the header
     const JsonValue* metadata; // "__metadata__", an object of strings, or NULL
     SafeTensor* tensors;       // (num_tensors), in the order of their data

@@ -510,7 +510,7 @@ static inline VocabEntry* vocab_find(const Vocab* v, const uint8_t* bytes, size_
     return slot ? &v->entries[slot - 1] : NULL;
 }
 
-// Adds the token whose n bytes are in the scratch space. Fails if a token that is not `added` already exists.
+// Adds a token to v; its n bytes are in the scratch space. Fails if v already has this token, unless `added` is true.
 static inline bool vocab_add(Vocab* v, size_t n, int64_t id, bool added, const char* where, Error* err) {
     const uint8_t* bytes = vocab_scratch(v, n);
     const char* reason = n == 0                                ? "is empty"

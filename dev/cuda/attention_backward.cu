@@ -1143,9 +1143,9 @@ void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const f
 // Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
 // writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
 //
-// Kernel 11 has no deadlock: an item waits only for items with smaller tickets, which have started; the oldest
-// unfinished item never waits, however few blocks are resident. Source of the swapped operands: Shah et al. 2024,
-// FlashAttention-3, arXiv:2407.08608.
+// With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
+// oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
+// queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
     floatX* dqkv;    // (B,T,3,NH,64)
     float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
@@ -1564,8 +1564,9 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
     }
 }
 
-// A consumer warp's part of a work item. work: number of the item; n: how many items the block has done before; i:
-// counts steps over all items of the block; row: the warp's first key and query in a tile.
+// Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
+// before; i: the step, counted over all items of the block; row: this warp starts at this key of the item's key tile,
+// and at this query of each query tile.
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {

@@ -458,7 +458,7 @@ struct BenchDevice {
     cudaStream_t stream = 0;
     std::vector<cudaEvent_t> events;
     double copy_gbs = 0;      // speed of a copy on the device, bytes read + written; 0: not measured
-    double matrix_tflops = 0; // matrix rate of the vendor's library; 0: not known
+    double matrix_tflops = 0; // speed of cuBLASLt's matmul, for "% of matrix rate"; 0: not known
 };
 
 // Returns true and fills *d if there is a GPU. Otherwise prints one line on stderr.

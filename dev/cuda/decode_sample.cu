@@ -148,7 +148,7 @@ constexpr int DECODE_SAMPLE_CHUNKS = 1024; // chunks of the vocabulary, one per 
 
 struct DecodeSampleShared {
     uint64_t list[DECODE_SAMPLE_ROOM];    // keys of the candidates, unordered
-    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // sum of the shares (draw weights) of each chunk
+    uint64_t chunk[DECODE_SAMPLE_CHUNKS]; // per chunk: the sum of its tokens' sampling weights (decode_sample_share)
     uint64_t reduce[32];
     uint64_t rest; // distance of the drawn point from the start of chunk `found`
     int list_size, found, token;

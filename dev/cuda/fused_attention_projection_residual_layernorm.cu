@@ -465,7 +465,7 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
         int row = t + lane / 4 + 8 * half_row;
         if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * LN2; }
     }
-    if (lane == 0) { tma_store_wait<0>(); } // TMA has read the previous tile's normed from here
+    if (lane == 0) { tma_store_wait<0>(); } // until TMA has read the previous output from `tile`
     __syncwarp();
     attention_forward_sm90_to_shared(tile, o, inverse);
     tma_store_fence();

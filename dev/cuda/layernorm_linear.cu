@@ -677,7 +677,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
             shared.statistics[warpgroup - 1][lane_row] = mine;
             __syncwarp();
         }
-        // the products overwrite sum, but uninitialised it would occupy registers before this line, too
+        // without this initialization, which the matmul overwrites, ptxas would keep registers for sum from an earlier point on
         float sum[G::PARTS][G::COLUMNS / 2] = {};
         int number = (index - begin) / 2, i = (index - begin) * num_steps;
         GemmColumns<G, LayernormLinearOwn> columns;

@@ -298,7 +298,7 @@ void matmul_backward_bias8(float* dbias, float* scratch, unsigned* finished, con
 // dout is the operand b. A 32-bit register of dout holds two neighbouring columns of one row, but mma_16x8x16 takes
 // them for neighbours in k. So the operand a has two rows of ones: row 0 has them at even k and sums the even columns,
 // row 1 at odd k and sums the odd columns. Lane 4g + t loads vector g (8 columns) of rows t and t + 4. Register r of
-// these two loads is one product over eight rows:
+// these two loads is the operand b of product r, one mma over eight rows:
 //
 //     b of product r      n = g: columns 8g + 2r and 8g + 2r + 1 of eight rows of dout
 //       k = 0, 1          row 0, even and odd column       (lane t = 0, first load)
