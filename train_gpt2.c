@@ -1051,13 +1051,23 @@ static void load_model(GPT2* model, ModelSource* source) {
     model_source_read(source, model->params_memory);
 }
 
+static void save_checkpoint(Trainer* t, bool last) {
+    training_save(&t->job, t->model.params_memory, t->model.m_memory, t->model.v_memory, last);
+}
+
+// Ends a run that cannot read its data, after saving what it has.
+__attribute__((noreturn)) static void end_with_error(Trainer* t, const Error* reason) {
+    if (training_is_unsaved(&t->job)) { save_checkpoint(t, true); }
+    training_fail(&t->job, reason);
+}
+
 static double evaluate(Trainer* t) {
     Error err;
     Batch batch = t->job.batch;
     double sum = 0.0;
     dataloader_reset(&t->job.val);
     for (int64_t i = 0; i < t->job.num_val_batches; i++) {
-        if (!dataloader_next(&t->job.val, t->inputs, t->targets, &err)) { die("%s", err.text); }
+        if (!dataloader_next(&t->job.val, t->inputs, t->targets, &err)) { end_with_error(t, &err); }
         gpt2_forward(&t->model, &t->model.acts, t->inputs, batch.B, batch.T);
         sum += gpt2_loss(&t->model, t->targets, 0.0f, batch.B, batch.T);
     }
@@ -1071,31 +1081,29 @@ static void sample_in_training(Trainer* t) {
     training_sample_end(&t->job, &s, n >= 0);
 }
 
-static void save_checkpoint(Trainer* t) {
-    training_save(&t->job, t->model.params_memory, t->model.m_memory, t->model.v_memory);
-}
-
-// Computes the loss and the gradients of one step, each as the mean over all its micro-batches. Returns the loss.
-static double accumulate_gradients(Trainer* t) {
+// Computes the gradients of one step and its loss, the mean over all its micro-batches. Returns false if a signal
+// requested a stop: the step is then dropped.
+static bool accumulate_gradients(Trainer* t, double* loss) {
     Error err;
     Batch batch = t->job.batch;
-    double loss = 0.0;
+    *loss = 0.0;
     if (args->overfit) { dataloader_reset(&t->job.train); }
     for (int64_t i = 0; i < batch.micro_steps; i++) {
-        if (!dataloader_next(&t->job.train, t->inputs, t->targets, &err)) { die("%s", err.text); }
+        if (run_stop_signal) { return false; }
+        if (!dataloader_next(&t->job.train, t->inputs, t->targets, &err)) { end_with_error(t, &err); }
         gpt2_forward(&t->model, &t->model.acts, t->inputs, batch.B, batch.T);
         double mean = gpt2_loss(&t->model, t->targets, 1.0f / (float)batch.total, batch.B, batch.T);
         gpt2_backward(&t->model, t->inputs, batch.B, batch.T, i == 0);
-        loss += mean / (double)batch.micro_steps;
+        *loss += mean / (double)batch.micro_steps;
     }
-    return loss;
+    return true;
 }
 
 // Ends a run after too many consecutive steps that were not finite.
 __attribute__((noreturn)) static void give_up(Trainer* t) {
     // a step that is not finite does not change the weights, so they are good unless an earlier update overflowed them
     bool good = isfinite(euclidean_norm(t->model.params_memory, num_parameters(&t->model.config)));
-    if (good && args->output) { save_checkpoint(t); }
+    if (good && args->output) { save_checkpoint(t, true); }
     training_give_up(good);
 }
 
@@ -1103,7 +1111,7 @@ static void train_step(Trainer* t) {
     RunState* run = &t->job.run;
     StepReport r = {.step = run->step + 1, .learning_rate = lr_at(&t->job.schedule, run->step)};
     double start = time_ms();
-    r.loss = accumulate_gradients(t);
+    if (!accumulate_gradients(t, &r.loss)) { return; }
     r.norm = gpt2_gradient_norm(&t->model);
     bool sound = training_judge(&t->job, &r);
     training_count(&t->job, &r, sound);
@@ -1115,8 +1123,7 @@ static void train_step(Trainer* t) {
         if (args->clip > 0 && r.norm > args->clip) { optimizer.gradient_scale = (float)(args->clip / r.norm); }
         gpt2_update(&t->model, &optimizer);
     }
-    run->step++;
-    run->num_tokens_seen += t->job.batch.total;
+    training_step_done(&t->job);
     r.ms = time_ms() - start;
     training_report(&t->job, &r, t->machine_flops, "fp32", "");
     if (t->job.nonfinite_in_a_row >= args->max_nonfinite) { give_up(t); }
@@ -1148,9 +1155,8 @@ static int train(void) {
     Trainer* t = &trainer;
     trainer_open(t);
     run_install_signal_handlers();
-    int64_t first = t->job.run.step;
     for (;;) {
-        Due due = training_due(&t->job, first);
+        Due due = training_due(&t->job);
         if (due.validate) {
             double loss = evaluate(t);
             printf("val loss %.6f\n", loss);
@@ -1158,8 +1164,9 @@ static int train(void) {
         }
         if (due.sample) { sample_in_training(t); }
         // a signal may have arrived during validation or sampling
-        if (due.validate || due.sample) { due = training_due(&t->job, first); }
-        if (due.save) { save_checkpoint(t); }
+        t->job.tasks_step = t->job.run.step;
+        due = training_due(&t->job);
+        if (due.save) { save_checkpoint(t, due.stop); }
         if (due.stop) { break; }
         train_step(t);
     }

@@ -1019,18 +1019,18 @@ struct Trainer {
 
 // ---- a step ---------------------------------------------------------------------------------------
 
-// Queues the copy of the next micro-batch to the GPU.
-static void load_batch(Trainer* t, DataLoader* loader) {
-    Error err;
+// Queues the copy of the next micro-batch to the GPU. Returns false if the data cannot be read.
+static bool load_batch(Trainer* t, DataLoader* loader, Error* err) {
     int slot = (int)(t->num_batches++ % 2);
     size_t BT = (size_t)t->job.batch.B * t->job.batch.T;
     cudaCheck(cudaEventSynchronize(t->copied[slot])); // until the copy of two micro-batches ago has read this buffer
-    if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, &err)) { die("%s", err.text); }
+    if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, err)) { return false; }
     cudaStream_t stream = t->model.stream;
     Activations* acts = &t->model.acts;
     cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[slot], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
     cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
     cudaCheck(cudaEventRecord(t->copied[slot], stream));
+    return true;
 }
 
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first) {
@@ -1075,12 +1075,14 @@ static bool judge_before_update(Trainer* t, PendingStep* s) {
     return training_judge(&t->job, &s->report);
 }
 
-// Queues one step, which becomes t->pending until report_step.
-static void launch_step(Trainer* t) {
+// Queues one step, which becomes t->pending until report_step. Returns false, and drops the step, if its data cannot be
+// read (the reason is then in err) or if a signal requests a stop between two micro-batches (err is then empty).
+static bool launch_step(Trainer* t, Error* err) {
     RunState* run = &t->job.run;
     Range range("step %lld", (long long)run->step + 1);
     GPT2* model = &t->model;
     PendingStep* s = &t->steps[run->step % 2];
+    err->text[0] = '\0';
     s->judged = false;
     s->report.step = run->step + 1;
     s->report.learning_rate = lr_at(&t->job.schedule, run->step);
@@ -1088,7 +1090,7 @@ static void launch_step(Trainer* t) {
     cudaCheck(cudaEventRecord(s->begin, model->stream));
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
-        load_batch(t, &t->job.train);
+        if (run_stop_signal || !load_batch(t, &t->job.train, err)) { return false; }
         micro_step(t, i == 0);
     }
     gpt2_gradient_norm(model);
@@ -1098,9 +1100,9 @@ static void launch_step(Trainer* t) {
     gpt2_update(model, &optimizer, skip);
     read_state(t, s);
     cudaCheck(cudaEventRecord(s->end, model->stream));
-    run->step++;
-    run->num_tokens_seen += t->job.batch.total;
+    training_step_done(&t->job);
     t->pending = s;
+    return true;
 }
 
 // fp16: takes over the loss scale that the GPU chose for the next step. If the GPU lowered it, the count of consecutive
@@ -1145,18 +1147,18 @@ static bool report_step(Trainer* t, PendingStep* s) {
 // beside the checkpoints, which training_save (llmc/training.h) calls step_%08d.
 static void choices_path(char* path) { snprintf(path, 4096, "%s/matmul_choices.txt", args->output); }
 
-static void save_checkpoint(Trainer* t) {
+static void save_checkpoint(Trainer* t, bool last) {
     Error err;
     char path[4096];
     choices_path(path);
-    if (!cublaslt_save(path, &err)) { die("%s", err.text); }
+    if (!cublaslt_save(path, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     size_t n = num_parameters(&t->model.config);
     float* arrays[3];
     for (float*& array : arrays) { array = (float*)malloc_check(n * sizeof(float)); }
     gpt2_download(&t->model, arrays[0]);
     download_floats(&t->model, arrays[1], t->model.m_memory);
     download_floats(&t->model, arrays[2], t->model.v_memory);
-    training_save(&t->job, arrays[0], arrays[1], arrays[2]);
+    training_save(&t->job, arrays[0], arrays[1], arrays[2], last);
     for (float* array : arrays) { free(array); }
 }
 
@@ -1167,8 +1169,14 @@ __attribute__((noreturn)) static void give_up(Trainer* t) {
     gpt2_download(&t->model, weights);
     bool good = true;
     for (size_t i = 0; i < n; i++) { good &= (bool)isfinite(weights[i]); }
-    if (good && args->output) { save_checkpoint(t); }
+    if (good && args->output) { save_checkpoint(t, true); }
     training_give_up(good);
+}
+
+// Ends a run that cannot read its data, after saving what it has. No step is pending.
+__attribute__((noreturn)) static void end_with_error(Trainer* t, const Error* reason) {
+    if (training_is_unsaved(&t->job)) { save_checkpoint(t, true); }
+    training_fail(&t->job, reason);
 }
 
 // Reports the pending step, if there is one.
@@ -1180,12 +1188,16 @@ static void finish_report(Trainer* t) {
 
 // Launches one step, then reports the previous one: the GPU has work while the host prints.
 static void train_step(Trainer* t) {
+    Error err;
     PendingStep* earlier = t->pending;
-    launch_step(t);
+    bool launched = launch_step(t, &err);
+    if (!launched) { t->pending = nullptr; }
     if (earlier && report_step(t, earlier)) {
-        report_step(t, t->pending); // the step launched above has run too: count it before the state is saved
+        // the step launched above has run too: count it before the state is saved
+        if (launched) { report_step(t, t->pending); }
         give_up(t);
     }
+    if (!launched && err.text[0]) { end_with_error(t, &err); }
 }
 
 // ---- evaluation -----------------------------------------------------------------------------------
@@ -1196,10 +1208,11 @@ static double evaluate(Trainer* t) {
     const Batch* batch = &t->job.batch;
     int64_t n = t->job.num_val_batches;
     float loss;
+    Error err;
     dataloader_reset(&t->job.val);
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < n; i++) {
-        load_batch(t, &t->job.val);
+        if (!load_batch(t, &t->job.val, &err)) { end_with_error(t, &err); }
         gpt2_forward(model, &model->acts, batch->B, batch->T, NULL);
         gpt2_loss(model, &model->acts, batch->B, batch->T, false, 1.0f / ((float)batch->B * batch->T * n));
     }
@@ -1409,8 +1422,8 @@ static int train() {
     Trainer* t = &trainer;
     trainer_open(t);
     run_install_signal_handlers();
-    for (int64_t first = t->job.run.step;;) {
-        Due due = training_due(&t->job, first);
+    for (;;) {
+        Due due = training_due(&t->job);
         if (due.validate || due.sample || due.save || due.stop) { finish_report(t); }
         if (due.validate && t->job.has_val) {
             double loss = evaluate(t);
@@ -1419,7 +1432,8 @@ static int train() {
         }
         if (due.validate && args->hellaswag) { logger_eval(&t->job.logger, t->job.run.step, evaluate_hellaswag(t)); }
         if (due.sample) { sample_in_training(t); }
-        if (due.save) { save_checkpoint(t); }
+        t->job.tasks_step = t->job.run.step;
+        if (due.save) { save_checkpoint(t, due.stop); }
         if (due.stop) { break; }
         train_step(t);
     }

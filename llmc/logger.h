@@ -441,6 +441,15 @@ static inline void logger_eval(Logger* l, int64_t step, double accuracy) {
     log_scalars(l, step, &tag, &accuracy, 1);
 }
 
+// Logs a checkpoint that could not be saved, to log.jsonl only.
+static inline void logger_save_failed(Logger* l, int64_t step, const char* reason) {
+    char escaped[6 * sizeof(((Error*)0)->text)];
+    if (!l->active) { return; }
+    size_t n = log_json_escape(escaped, reason, strlen(reason));
+    log_printf(l, &l->json, "{\"step\":%lld,\"type\":\"save_failed\",\"error\":\"%.*s\"}\n", (long long)step,
+               n < 512 ? (int)n : 512, escaped);
+}
+
 // Logs a generated sample of n arbitrary bytes, to log.jsonl only.
 static inline void logger_text(Logger* l, int64_t step, const char* text, size_t n) {
     if (!l->active) { return; }

@@ -44,32 +44,45 @@ Only one run at a time may write to an out_dir: run_lock() sees to that.
 
 // ---- stopping ---------------------------------------------------------------------
 
-// 0, or the number of the signal that requested a stop. The training loop checks it after each step; if it is set, the
-// loop saves a checkpoint and exits.
+// 0, or the number of the signal that requested a stop. The training loop checks it between two steps and between two
+// micro-batches; if it is set, the loop saves a checkpoint and exits. An unfinished step is dropped.
 static volatile sig_atomic_t run_stop_signal;
+// True after the first SIGINT or SIGTERM: another one ends the process at once.
+static volatile sig_atomic_t run_stop_urged;
 
-// The first signal requests a stop. A second one, SIGINT or SIGTERM, ends the process at once with exit code
-// 128 + signal: 130 or 143.
+// Requests a stop. The second SIGINT or SIGTERM ends the process at once with exit code 128 + signal: 130 or 143.
 static inline void run_on_signal(int signal_number) {
-    static const char text[] = "\nstopping after this step; a second signal exits at once\n";
+    static const char text[] = "\nstopping after this micro-batch; a second Ctrl-C or SIGTERM exits at once\n";
     int saved_errno = errno;
-    if (run_stop_signal) { _exit(128 + signal_number); }
-    run_stop_signal = signal_number;
-    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
+    bool urged = signal_number == SIGINT || signal_number == SIGTERM;
+    if (urged && run_stop_urged) { _exit(128 + signal_number); }
+    if (urged) { run_stop_urged = 1; }
+    bool first = !run_stop_signal;
+    if (first) { run_stop_signal = signal_number; }
+    if (first && write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
     }
     errno = saved_errno;
 }
 
-// Installs the handler for SIGINT and SIGTERM, even if the shell ignored SIGINT when it started the program in the
-// background. SA_RESTART: interrupted system calls are restarted, so a signal during a save does not make the save
-// fail.
+// Installs the handler for the signals that end a run:
+//     SIGINT, SIGTERM   even if the shell ignored SIGINT when it started the program in the background
+//     SIGHUP            the terminal was closed; unless it is ignored, as under nohup
+//     SIGUSR1           sent by Slurm and other schedulers before the time is up
+//     SIGPIPE           nobody reads stdout any more
+// SIGXFSZ, the limit on file sizes, is ignored: the write fails instead. SA_RESTART: interrupted system calls are
+// restarted, so a signal during a save does not make the save fail.
 static inline void run_install_signal_handlers(void) {
-    struct sigaction action;
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
+    struct sigaction action, old;
     memset(&action, 0, sizeof(action));
     action.sa_handler = run_on_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    require(sigaction(SIGINT, &action, NULL) == 0 && sigaction(SIGTERM, &action, NULL) == 0);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+        bool nohup = signals[i] == SIGHUP && sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
+        if (!nohup) { require(sigaction(signals[i], &action, NULL) == 0); }
+    }
+    require(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
 }
 
 // ---- directories ------------------------------------------------------------------

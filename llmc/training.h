@@ -361,6 +361,10 @@ typedef struct {
     bool has_tokenizer;
     Logger logger;
     LrSchedule schedule;
+    DataLoaderState position; // in the training data, after the last complete step
+    int64_t tasks_step;       // the step whose validation and sample are done; -1: none
+    int64_t saved_step;       // the step of the newest checkpoint that this run saved or resumed from; -1: none
+    int failed_saves;
     int lock;              // the descriptor that locks -o (run_lock), or negative
     char checkpoint[4200]; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
@@ -384,6 +388,7 @@ static inline void training_find_checkpoint(Training* t) {
     Error err;
     memset(t, 0, sizeof(*t));
     t->lock = -1;
+    t->tasks_step = t->saved_step = -1;
     if (!args->train_data) { die("no training data: give shards with -i; dev/data/tokenize makes them from text"); }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
@@ -501,24 +506,98 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         fill_run_settings(&now, t);
         run_print_changes(stdout, &t->run, &now);
         t->run = now;
+        // validation and sampling of this step were done before the checkpoint was written
+        t->tasks_step = t->saved_step = now.step;
         printf("resumed at step %lld from %s\n", (long long)t->run.step, t->checkpoint);
     }
+    dataloader_state(&t->train, &t->position);
     if (args->output) { training_own_output(t); }
     if (!logger_open(&t->logger, args->output, t->checkpoint[0] ? t->run.step : -1, &err)) { die("-o %s", err.text); }
 }
 
-// Saves a checkpoint after t->run.step steps with params, m, v (num_parameters each), then deletes older checkpoints
-// as -nk and -nm allow.
-static inline void training_save(Training* t, const float* params, const float* m, const float* v) {
-    Error err;
+// Counts a complete step: one that updated the weights or decided not to.
+static inline void training_step_done(Training* t) {
+    t->run.step++;
+    t->run.num_tokens_seen += t->batch.total;
+    dataloader_state(&t->train, &t->position);
+}
+
+// Tries once to save the checkpoint. On failure counts it and logs it.
+static inline bool training_try_save(Training* t, const char* dir, const float* params, const float* m, const float* v,
+                                     Error* err) {
     double start = time_ms();
-    dataloader_state(&t->train, &t->run.loader);
-    if (!run_save(args->output, &t->run, params, m, v, t->has_tokenizer ? &t->tokenizer : NULL, &err)) {
-        die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step,
-            err.text);
+    t->run.loader = t->position;
+    if (!run_save(dir, &t->run, params, m, v, t->has_tokenizer ? &t->tokenizer : NULL, err)) {
+        t->failed_saves++;
+        logger_save_failed(&t->logger, t->run.step, err->text);
+        return false;
+    }
+    t->saved_step = t->run.step;
+    printf("saved %s/step_%08lld (%.0f ms)\n", dir, (long long)t->run.step, time_ms() - start);
+    return true;
+}
+
+// Saves the last checkpoint of a run although it just failed, with `reason`: removes the checkpoints that -nk and -nm
+// would remove after a success, and tries again for a minute (LLMC_SAVE_SECONDS). If that does not help, saves to
+// a new directory below TMPDIR, /tmp, /var/tmp, HOME or the current directory, and ends the program with a message.
+static inline void training_save_anyway(Training* t, const float* params, const float* m, const float* v,
+                                        const Error* reason) {
+    Error err = *reason, ignored;
+    const char* seconds = getenv("LLMC_SAVE_SECONDS");
+    double start = time_ms(), wait_ms = 1e3 * (seconds ? atof(seconds) : 60.0);
+    fprintf(stderr, "warning: the last checkpoint, of step %lld, was not saved: %s; trying again for %.0f s\n",
+            (long long)t->run.step, err.text, wait_ms * 1e-3);
+    if (args->keep > 1) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
+    do {
+        if (training_try_save(t, args->output, params, m, v, &err)) { return; }
+        if (time_ms() - start < wait_ms) { usleep(500000); }
+    } while (time_ms() - start < wait_ms);
+    const char* const places[] = {getenv("TMPDIR"), "/tmp", "/var/tmp", getenv("HOME"), "."};
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        char dir[4096];
+        if (!places[i] || !places[i][0]) { continue; }
+        snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%ld", places[i], (long)getpid());
+        if (!training_try_save(t, dir, params, m, v, &ignored)) {
+            rmdir(dir);
+            continue;
+        }
+        die("the checkpoint of step %lld was not saved to -o: %s; it is in %s instead: make room, move it to %s and "
+            "resume with -y 1",
+            (long long)t->run.step, err.text, dir, args->output);
+    }
+    die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step, err.text);
+}
+
+// Saves a checkpoint after t->run.step steps with params, m, v (num_parameters each), then deletes older checkpoints
+// as -nk and -nm allow. If saving fails, the run goes on and saves when the next checkpoint is due; but if this is the
+// last one, it does everything to save it, and ends the program if that fails.
+static inline void training_save(Training* t, const float* params, const float* m, const float* v, bool last) {
+    Error err;
+    if (!training_try_save(t, args->output, params, m, v, &err)) {
+        if (!last) {
+            fprintf(stderr,
+                    "warning: the checkpoint of step %lld was not saved, earlier ones are untouched: %s; the run goes "
+                    "on\n",
+                    (long long)t->run.step, err.text);
+            return;
+        }
+        training_save_anyway(t, params, m, v, &err);
     }
     if (!run_prune(args->output, args->keep, args->major_every, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
-    printf("saved %s/step_%08lld (%.0f ms)\n", args->output, (long long)t->run.step, time_ms() - start);
+}
+
+// True if the run has weights that no checkpoint holds yet.
+static inline bool training_is_unsaved(const Training* t) {
+    return args->output && t->run.step > 0 && t->run.step != t->saved_step;
+}
+
+// Ends the program because of `reason`, such as a shard that cannot be read. The caller has saved the weights of the last
+// complete step, if training_is_unsaved().
+__attribute__((noreturn)) static inline void training_fail(const Training* t, const Error* reason) {
+    if (args->output && t->saved_step >= 0) {
+        die("%s; the weights after step %lld are saved: resume with -y 1", reason->text, (long long)t->saved_step);
+    }
+    die("%s", reason->text);
 }
 
 // ---- a step -------------------------------------------------------------------------
@@ -528,19 +607,16 @@ typedef struct {
     bool validate, sample, save, stop;
 } Due;
 
-// Returns the tasks that are due after t->run.step steps. first_step is 0 in a new run, and the step of the checkpoint
-// in a resumed one.
-static inline Due training_due(const Training* t, int64_t first_step) {
+// Returns the tasks that are due after t->run.step steps. The caller sets t->tasks_step after validation and sampling.
+static inline Due training_due(const Training* t) {
     int64_t step = t->run.step;
-    bool last = step >= t->num_steps;
-    // validation, sampling and saving of this step were done before the checkpoint was written
-    bool done = first_step > 0 && step == first_step;
+    bool last = step >= t->num_steps, done = step == t->tasks_step;
     bool can_validate = t->has_val || args->hellaswag;
     Due due;
     due.stop = last || run_stop_signal;
     due.validate = !done && can_validate && args->val_every && (last || step % args->val_every == 0);
     due.sample = !done && step > 0 && args->sample_every && (last || step % args->sample_every == 0);
-    due.save = !done && step > 0 && args->output && (due.stop || (args->save_every && step % args->save_every == 0));
+    due.save = training_is_unsaved(t) && (due.stop || (args->save_every && step % args->save_every == 0));
     return due;
 }
 
@@ -656,6 +732,7 @@ static inline int training_end(Training* t) {
                args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");
         code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
     }
+    if (t->failed_saves) { printf("%d saves failed\n", t->failed_saves); }
     if (t->run.skipped_steps) { printf("%lld steps were skipped\n", (long long)t->run.skipped_steps); }
     if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     dataloader_close(&t->train);

@@ -10,6 +10,8 @@ train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu runs the same test
 [[ $train == /* ]] || train=$PWD/$train
 shim=$tmp/failing_write.so
 kills=${LLMC_KILLS:-200}
+export LLMC_SAVE_SECONDS=0 TMPDIR=$tmp/rescue # the last save, if it fails, is tried once more, then goes there
+mkdir "$TMPDIR"
 
 # Creates shards of this source tree's text and their vocabulary; they are so small that a run has more than one epoch.
 make_data() {
@@ -143,11 +145,12 @@ straight() {
     kill_now
 }
 
-# the first signal: the program finishes and saves the step and exits 0; the resumed run ends with the same bits
+# every signal that asks for an end: the program saves the last complete step and exits 0; the resumed run ends with the
+# same bits
 test_signals() {
     reference
     local signal out k code
-    for signal in INT TERM; do
+    for signal in INT TERM HUP USR1 PIPE; do
         out=$tmp/signal_$signal
         start "$out" 1000000 -n 0
         wait_for "step 5" grep -qs '"step":5,' "$out/log.jsonl"
@@ -168,14 +171,74 @@ test_signals() {
     done
 }
 
-# a second signal ends the program without waiting for the step
+# under nohup the program ignores SIGHUP
+test_nohup() {
+    reference
+    local out=$tmp/nohup
+    set_flags "$out" 1000000 -n 0
+    nohup "$train" "${flags[@]}" >"$out.txt" 2>&1 &
+    pid=$! output=$out.txt
+    wait_for "step 2" grep -qs '"step":2,' "$out/log.jsonl"
+    kill -HUP "$pid"
+    k=$(grep -c '"type":"train"' "$out/log.jsonl")
+    wait_for "more steps" grep -qs "\"step\":$((k + 20))," "$out/log.jsonl"
+    kill -TERM "$pid"
+    wait "$pid" || fail "exit code $?"
+}
+
+# nobody reads the output any more: the run is saved
+test_broken_pipe() {
+    reference
+    local out=$tmp/pipe codes
+    set_flags "$out" 1000000 -n 0
+    { "$train" "${flags[@]}" 2>"$out.err" || echo $? >"$out.code"; } | head -n 30 >"$out.txt"
+    for ((i = 0; i < 500; i++)); do [ -n "$(newest "$out")" ] && break || sleep 0.02; done
+    [ -n "$(newest "$out")" ] || fail "no checkpoint: $(ls "$out")"
+    same_as_straight "$out"
+}
+same_as_straight() { # OUT: its newest checkpoint is that of an uninterrupted run
+    local k
+    k=$(newest "$1")
+    straight "$k" "$1.straight"
+    same "$1" "$k" "$1.straight"
+}
+
+# a limit on the size of files (SIGXFSZ) makes a save fail and does not end the run without a word
+test_file_size_limit() {
+    reference
+    local out=$tmp/limit code=0
+    (ulimit -f 20 && run "$out" 3) >"$out.txt" 2>"$out.err" || code=$?
+    want "exit code" $code 1
+    contains "File too large" "$out.err"
+    want "hidden directories" "$(ls -A "$out" | grep '^\.')" ""
+}
+
+# a signal in the middle of a step drops the step at its next micro-batch
+test_step_is_dropped() {
+    reference
+    local code=0 out=$tmp/dropped before
+    start "$out" 1000000 -n 0 -d 64000000 # steps that take minutes
+    wait_for "the first loss" grep -qs '"type":"val"' "$out/log.jsonl"
+    before=$SECONDS
+    kill -TERM "$pid"
+    wait "$pid" || code=$?
+    want "exit code" $code 0
+    [ $((SECONDS - before)) -le 10 ] || fail "it took $((SECONDS - before)) s to stop"
+    want "checkpoint of no step" "$(newest "$out")" ""
+    contains "stopped after step 0" "$out.txt"
+}
+
+# a second signal ends the program without waiting for the micro-batch
 test_second_signal() {
     reference
+    "$train" --help | grep -q -- --naive || skip "needs micro-batches that take long"
     local code=0 out=$tmp/twice
-    start "$out" 1000000 -n 0 -d 640000 # steps that take long
-    wait_for "the first loss" grep -qs '"type":"val"' "$out/log.jsonl"
+    # one micro-batch of several seconds
+    start "$out" 1000000 -n 0 --naive --layers 8 --channels 192 -b 60 -d 960 -v 0
+    wait_for "the first step" grep -qs '^data: ' "$out.txt"
+    sleep 0.5
     kill -TERM "$pid"
-    wait_for "a word on it" grep -qs "second signal" "$out.txt"
+    wait_for "a word on it" grep -qs "exits at once" "$out.txt"
     kill -TERM "$pid"
     wait "$pid" || code=$?
     want "exit code" $code 143
@@ -262,6 +325,7 @@ fail_each() { # MODE TOTAL
         cmp "$out/step_00000007/model.safetensors" "$base/step_00000007/model.safetensors"
         [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "operation $at ($mode) leaves $(ls -A "$out")"
         [ $code -eq 1 ] || continue
+        rm -rf "$TMPDIR"/train_gpt2_rescue_*
         last=$(newest "$out")
         resume "$out"
         contains "resumed at step $last " "$out.resumed"
@@ -278,7 +342,7 @@ test_full_disk() {
     local bytes
     bytes=$(du -sb "$tmp/reference/step_00000001" | cut -f 1)
     mkdir "$tmp/disk"
-    export -f set_flags run step_name same fail contains
+    export -f set_flags run step_name same fail contains want
     export tmp train
     unshare -rm bash -euc '
         mount -t tmpfs -o size='$((bytes * 5 / 2 + 65536))' none "$tmp/disk"
@@ -290,10 +354,123 @@ test_full_disk() {
         [ "$(ls -A "$tmp/disk/log" | grep -c step_)" -eq 2 ] || fail "left: $(ls -A "$tmp/disk/log")"
         same "$tmp/disk/log" 1
         same "$tmp/disk/log" 2
+        # the run went on: every save was tried, and the last one went elsewhere
+        want "steps" "$(grep -c "\"type\":\"train\"" "$tmp/disk/log/log.jsonl")" 8
+        want "warnings" "$(grep -c "^warning: the checkpoint of step [3-7] was not saved" "$tmp/disk.err")" 5
+        want "errors" "$(grep -c "^error: " "$tmp/disk.err")" 1
+        same "$TMPDIR"/train_gpt2_rescue_* 8
+        rm -r "$TMPDIR"/train_gpt2_rescue_*
         mount -o remount,size=100m "$tmp/disk"
         run "$tmp/disk/log" 8 -y 1 >"$tmp/disk.out" 2>&1
         grep -q "resumed at step 2 " "$tmp/disk.out"
         same "$tmp/disk/log" 8'
+}
+
+# a file system that is full for a while: the saves of that time fail, the run goes on, and the next save succeeds
+test_disk_full_for_a_while() {
+    reference
+    unshare -rm sh -c 'mount -t tmpfs none /mnt' 2>/dev/null || skip "may not mount a tmpfs here"
+    mkdir "$tmp/while"
+    export -f set_flags fail contains want
+    export tmp train
+    unshare -rm bash -euc '
+        mount -t tmpfs -o size=8m none "$tmp/while"
+        set_flags "$tmp/while/log" 1000000 -nk 3
+        "$train" "${flags[@]}" >"$tmp/while.out" 2>"$tmp/while.err" &
+        pid=$!
+        until grep -q "^saved" "$tmp/while.out"; do sleep 0.02; done
+        cat /dev/zero >"$tmp/while/filler" 2>/dev/null || true
+        until grep -q "was not saved, earlier ones are untouched.*No space left on device; the run goes on" "$tmp/while.err"; do
+            kill -0 $pid || fail "ended: $(tail -n 1 "$tmp/while.err")"
+            sleep 0.02
+        done
+        rm "$tmp/while/filler"
+        saved=$(grep -c "^saved" "$tmp/while.out")
+        until [ "$(grep -c "^saved" "$tmp/while.out")" -gt $((saved + 3)) ]; do sleep 0.02; done
+        kill -TERM $pid
+        wait $pid
+        contains "saves failed" "$tmp/while.out"
+        contains "\"type\":\"save_failed\",\"error\":\"" "$tmp/while/log/log.jsonl"'
+}
+
+# the data cannot be read any more: the weights of the last complete step are saved, and the run can be resumed
+test_data_goes() {
+    reference
+    local out=$tmp/goes k code kind
+    mkdir "$tmp/going"
+    for kind in moved bad_id; do
+        rm -rf "$out" "$tmp/going"
+        cp -r "$tmp/data" "$tmp/going"
+        set_flags "$out" 1000000 -n 0 -v 0 -i "$tmp/going/*_train_*.bin"
+        if [ $kind = bad_id ]; then # token 4000 of the first shard becomes 60000
+            printf '\x60\xea' | dd of="$tmp/going/a_train_000000.bin" bs=1 seek=$((1024 + 8000)) conv=notrunc 2>/dev/null
+        fi
+        "$train" "${flags[@]}" >"$out.txt" 2>"$out.err" &
+        pid=$! output=$out.err
+        if [ $kind = moved ]; then
+            wait_for "step 3" grep -qs '"step":3,' "$out/log.jsonl"
+            mkdir "$tmp/going/away"
+            mv "$tmp"/going/*_train_*.bin "$tmp/going/away/"
+        fi
+        code=0
+        wait "$pid" || code=$?
+        want "exit code ($kind)" $code 1
+        k=$(newest "$out")
+        [ "${k:-0}" -ge 1 ] || fail "$kind: no checkpoint: $(cat "$out.err")"
+        contains "the weights after step $k are saved: resume with -y 1" "$out.err"
+        want "steps in the log ($kind)" "$(grep -c '"type":"train"' "$out/log.jsonl")" "$k"
+        [ $kind = moved ] || continue
+        mv "$tmp"/going/away/* "$tmp/going/"
+        "$train" "${flags[@]}" -y 1 -n $((k + 3)) >"$out.txt" 2>&1 &
+        pid=$! output=$out.txt
+        wait_for "checkpoint $((k + 3))" test -e "$out/$(step_name $((k + 3)))"
+        kill_now
+        contains "resumed at step $k " "$out.txt"
+        straight $((k + 3)) "$out.straight"
+        same "$out" $((k + 3)) "$out.straight"
+    done
+}
+
+# a directory has one owner: of two runs that start together one runs, the other ends at once and touches nothing
+test_owner() {
+    reference
+    local out=$tmp/owned i each good codes flags_of_second
+    start "$out" 1000000 -nk 3
+    wait_for "a checkpoint" grep -q "^saved" "$out.txt"
+    for flags_of_second in "" "-y 1"; do
+        # shellcheck disable=SC2086
+        if run "$out" 8 $flags_of_second >"$tmp/second.txt" 2>"$tmp/second.err"; then fail "a second run in $out"; fi
+        contains "is in use by process $pid on " "$tmp/second.err"
+        want "lines of error" "$(wc -l <"$tmp/second.err")" 1
+    done
+    alive || fail "the first run has ended"
+    kill -KILL "$pid" # the lock goes with the process
+    wait "$pid" || true
+    start "$out" 1000000 -nk 3 -y 1
+    wait_for "a checkpoint" grep -q "^saved" "$out.txt"
+    kill -TERM "$pid"
+    wait "$pid" || fail "exit code $?"
+    for ((i = 0; i < ${LLMC_OWNER_RUNS:-20}; i++)); do
+        rm -rf "$tmp/race"
+        if [ $((i % 2)) -eq 1 ]; then # one to resume, not a new one
+            cp -r "$tmp/reference" "$tmp/race"
+            rm -r "$tmp"/race/step_0000000[5-8]
+        fi
+        codes=()
+        for each in 1 2; do
+            run "$tmp/race" 8 -y 1 >"$tmp/race$each.txt" 2>"$tmp/race$each.err" &
+            codes+=($!)
+            sleep "0.0$((RANDOM % 5))"
+        done
+        good=0
+        for each in 0 1; do ! wait "${codes[$each]}" || good=$((good + 1)); done
+        case $good in
+        1) grep -q "is in use by\|started at the same time" "$tmp"/race?.err || fail "$(cat "$tmp"/race?.err)" ;;
+        2) grep -q "resumed at step 8 " "$tmp"/race?.txt || fail "two runs in one directory" ;; # one after the other
+        *) fail "no run: $(cat "$tmp"/race?.err)" ;;
+        esac
+        same_all "$tmp/race"
+    done
 }
 
 # if the newest checkpoint is damaged, it is reported and the one before it is used; the run ends with the same bits
@@ -334,6 +511,7 @@ test_no_resume_no_overwrite() {
     diff -r "$tmp/kept" "$tmp/reference"
 }
 
-tests=(another_run_differs killed_after_each_step signals second_signal kill_at_random_moments failing_writes
-    full_disk damaged_checkpoint keep no_resume_no_overwrite)
+tests=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped second_signal
+    kill_at_random_moments failing_writes full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
+    no_resume_no_overwrite)
 run_tests "$@"

@@ -119,10 +119,16 @@ static const char* due_of_run(Training* t, int64_t first_step, int64_t signal_af
     static char text[256];
     size_t n = 0;
     t->run.step = first_step;
+    t->tasks_step = t->saved_step = first_step > 0 ? first_step : -1; // as training_begin() sets them
     for (;;) {
         run_stop_signal = t->run.step == signal_after ? SIGINT : 0;
-        Due due = training_due(t, first_step);
+        Due due = training_due(t);
         run_stop_signal = 0;
+        t->tasks_step = t->run.step;
+        if (due.save) { t->saved_step = t->run.step; }
+        // asked again, as after a signal that dropped the next step: nothing is done twice
+        Due again = training_due(t);
+        check(!again.validate && !again.sample && !again.save);
         if (due.validate) { text[n++] = 'v'; }
         if (due.sample) { text[n++] = 's'; }
         if (due.save) { text[n++] = 'c'; }
