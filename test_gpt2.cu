@@ -969,7 +969,8 @@ static void test_gives_up(void) {
     check_msg(out.find("3 steps in a row: stopped, the weights of the last good step are saved") != std::string::npos,
               "%s", out.c_str());
     RunState state;
-    check_msg(run_find_newest(run, checkpoint, sizeof(checkpoint), &err) && run_load_state(checkpoint, &state, &err),
+    check_msg(run_find_newest(run, checkpoint, sizeof(checkpoint), false, &err) &&
+                  run_load_state(checkpoint, &state, &err),
               "%s", err.text);
     check_msg(state.step >= 3 && state.skipped_steps == state.step, "%lld steps, %lld skipped", (long long)state.step,
               (long long)state.skipped_steps);

@@ -1187,6 +1187,7 @@ static int sample(void) {
     double start = time_ms();
     model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
     load_model(&model, &source);
+    check_weights(&source, model.params_memory);
     double load_ms = time_ms() - start;
     Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)args->seed)};
     if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
@@ -1229,6 +1230,7 @@ static void spin_briefly(char** argv) {
 }
 
 int main(int argc, char** argv) {
+    open_standard_streams();
     spin_briefly(argv);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) {                       // run the demo, as `make demo` does

@@ -1561,6 +1561,7 @@ static void open_sampling_model(GPT2* model, ModelSource* source) {
     point_parameters(&model->params, model->params_memory, config);
     float* weights = (float*)malloc_check(num_parameters(config) * sizeof(float));
     model_source_read(source, weights);
+    check_weights(source, weights);
     gpt2_upload(model, weights, 0);
     free(weights);
 }
@@ -1663,6 +1664,7 @@ static void open_device() {
 
 #ifndef TESTING
 int main(int argc, char** argv) {
+    open_standard_streams();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) {                       // run the demo, as `make demo` does
         execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);

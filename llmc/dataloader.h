@@ -237,7 +237,7 @@ static inline bool dataloader_map(DataLoader* d, int64_t index, Error* err) {
     if (d->open_shard == index) { return true; }
     dataloader_unmap(d);
     const DataShard* shard = &d->shards[index];
-    int fd = open(shard->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) { return error_set(err, "%s: %s", shard->path, strerror(errno)); }
     struct stat st;
     size_t num_tokens = 0, size = SHARD_HEADER_BYTES + shard->num_tokens * sizeof(uint16_t);

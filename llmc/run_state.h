@@ -15,7 +15,7 @@ single flipped bit in any of its files is detected on loading. A run uses this h
 
     run_install_signal_handlers();
     run_remove_leftovers(out_dir, &err);
-    if (run_find_newest(out_dir, path, sizeof(path), &err)) { run_load(path, &state, params, m, v, &err); }
+    if (run_find_newest(out_dir, path, sizeof(path), false, &err)) { run_load(path, &state, params, m, v, &err); }
     for (...) {
         ... one step ...
         if (run_stop_signal || it is time) { run_save(out_dir, &state, params, m, v, &tokenizer, &err); }
@@ -296,7 +296,7 @@ static inline bool run_sum_file(const char* path, uint64_t* bytes, uint32_t* crc
     enum { CHUNK = 1 << 18 }; // 256 KB: stays in the L2 cache between read() and crc32c()
     *bytes = 0;
     *crc = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
     uint8_t* buffer = (uint8_t*)malloc_check(CHUNK);
     ssize_t n = 1;
@@ -756,20 +756,44 @@ static inline bool run_verify_step(const char* out_dir, int64_t step, char* path
                                            (long long)state.step);
 }
 
+// Takes a shared lock on the checkpoint at path, which keeps other processes from removing it (run_remove_step) until this
+// process ends. Returns false if the checkpoint has just been removed or replaced.
+static inline bool run_hold(const char* path) {
+    struct stat held, named;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) { return false; }
+    bool locked =
+        flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK; // no locks on this file system: go on without
+    if (locked && fstat(fd, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino) { return true; }
+    close(fd);
+    return false;
+}
+
 // Writes the path of the newest intact checkpoint of out_dir to path (size bytes). For each newer, damaged one it
-// prints a line with the reason to stderr. Returns false if there is no intact checkpoint.
-static inline bool run_find_newest(const char* out_dir, char* path, size_t size, Error* err) {
-    char candidate[RUN_PATH];
+// prints a line with the reason to stderr. Returns false if there is no intact checkpoint. hold: another process may be
+// saving to out_dir, so the checkpoint that is found is kept from being removed.
+static inline bool run_find_newest(const char* out_dir, char* path, size_t size, bool hold, Error* err) {
+    char candidate[RUN_PATH], name[RUN_NAME];
     int64_t* steps;
-    int num_steps;
+    int num_steps, num_gone = 0;
     bool found = false;
     Error reason;
-    if (!run_list_steps(out_dir, &steps, &num_steps, err)) { return false; }
-    for (int i = 0; i < num_steps && !found; i++) {
-        found = run_verify_step(out_dir, steps[i], candidate, &reason);
-        if (!found) { fprintf(stderr, "passed over checkpoint step_%08lld: %s\n", (long long)steps[i], reason.text); }
+    for (int attempt = 0; attempt < 200 && !found; attempt++) {
+        if (!run_list_steps(out_dir, &steps, &num_steps, err)) { return false; }
+        num_gone = 0;
+        for (int i = 0; i < num_steps && !found; i++) {
+            run_step_name(name, steps[i]);
+            bool held = !hold || (run_path(candidate, out_dir, name, NULL) && run_hold(candidate));
+            found = held && run_verify_step(out_dir, steps[i], candidate, &reason);
+            bool gone = hold && !found && (!held || !file_exists(candidate));
+            num_gone += gone;
+            if (!found && !gone) {
+                fprintf(stderr, "passed over checkpoint step_%08lld: %s\n", (long long)steps[i], reason.text);
+            }
+        }
+        free(steps);
+        if (num_gone == 0) { break; } // otherwise a run replaced them meanwhile: look again
     }
-    free(steps);
     if (!found && num_steps == 0) {
         return error_set(err, "%s: contains no checkpoint (no directory step_NNNNNNNN)", out_dir);
     }
@@ -808,14 +832,21 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
 
 // ---- pruning -----------------------------------------------------------------------------
 
-// Removes one checkpoint. It first renames it to a hidden name, so that no half-removed checkpoint is ever read.
+// Removes one checkpoint, unless another process is reading it (run_hold): it is then left for the next time. It is first
+// renamed to a hidden name, so that no half-removed checkpoint is ever read.
 static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err) {
     char name[RUN_NAME], path[RUN_PATH], hidden[RUN_PATH];
     run_step_name(name, step);
     if (!run_path(path, out_dir, name, err)) { return false; }
     run_hidden_name(name, ".tmp-", step);
     if (!run_path(hidden, out_dir, name, err)) { return false; }
-    if (rename(path, hidden) != 0) { return error_set(err, "%s: cannot remove: %s", path, strerror(errno)); }
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool in_use = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    bool renamed = in_use || rename(path, hidden) == 0;
+    int reason = errno;
+    if (fd >= 0) { close(fd); }
+    if (in_use) { return true; }
+    if (!renamed) { return error_set(err, "%s: cannot remove: %s", path, strerror(reason)); }
     return sync_directory(out_dir, err) && run_remove_directory(hidden, err);
 }
 

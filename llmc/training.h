@@ -245,11 +245,18 @@ static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) 
 }
 
 // Returns the path of the model that -e names. If `path` is the output directory of a run, this is the path of its
-// newest intact checkpoint, in resolved (size bytes); otherwise it is `path` itself.
+// newest intact checkpoint, in resolved (size bytes); otherwise it is `path` itself. A checkpoint that `path` names directly
+// is checked, too.
 static const char* resolve_model_path(const char* path, char* resolved, size_t size) {
     Error err;
+    char state[4200];
+    snprintf(state, sizeof(state), "%s/state.json", path);
+    if (is_directory(path) && file_exists(state)) { // a single checkpoint of a run
+        RunState ignored;
+        if (!run_verify(path, &ignored, &err)) { die("-e %s", err.text); }
+    }
     if (!is_directory(path) || !run_has_checkpoints(path)) { return path; }
-    if (!run_find_newest(path, resolved, size, &err)) { die("-e %s", err.text); }
+    if (!run_find_newest(path, resolved, size, true, &err)) { die("-e %s", err.text); }
     fprintf(stderr, "%s: newest checkpoint: %s\n", path, resolved);
     return resolved;
 }
@@ -315,6 +322,17 @@ static inline void model_source_read(ModelSource* source, float* params) {
         die("%s", err.text);
     }
     model_source_close(source);
+}
+
+// Ends the program if a weight is NaN or infinite: no text can be sampled from such a model.
+static inline void check_weights(const ModelSource* source, const float* params) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        const float* tensor = params + param_offset(&source->config, p);
+        size_t n = param_size(&source->config, p), bad = 0;
+#pragma omp parallel for reduction(+ : bad)
+        for (long i = 0; i < (long)n; i++) { bad += !isfinite(tensor[i]); }
+        if (bad > 0) { die("-e %s: %zu values of %s are NaN or infinite", source->path, bad, gpt2_params[p].name); }
+    }
 }
 
 // ---- the batch and the data ---------------------------------------------------------
@@ -393,6 +411,10 @@ static inline void training_find_checkpoint(Training* t) {
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
     }
+    if (args->output && directory_has_model(args->output) && !run_has_checkpoints(args->output)) {
+        die("-o %s holds a model (config.json or a file of weights), which the run would hide: give another -o",
+            args->output);
+    }
     if (args->output && is_directory(args->output)) {
         t->lock = run_lock(args->output, &err);
         if (t->lock == -1) { die("-o %s", err.text); }
@@ -400,14 +422,10 @@ static inline void training_find_checkpoint(Training* t) {
         if (!run_remove_leftovers(args->output, &err)) { die("%s", err.text); }
     }
     bool has_checkpoints = args->output && run_has_checkpoints(args->output);
-    if (args->output && !has_checkpoints && directory_has_model(args->output)) {
-        die("-o %s holds a model (config.json or a file of weights), and the run would hide it: give another -o",
-            args->output);
-    }
     if (has_checkpoints && !args->resume) {
         die("%s holds checkpoints of an earlier run; resume it with -y 1, or give another -o", args->output);
     }
-    if (has_checkpoints && !run_find_newest(args->output, t->checkpoint, sizeof(t->checkpoint), &err)) {
+    if (has_checkpoints && !run_find_newest(args->output, t->checkpoint, sizeof(t->checkpoint), false, &err)) {
         die("%s", err.text);
     }
     if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
@@ -418,7 +436,27 @@ static inline void training_find_checkpoint(Training* t) {
 // bytes) may receive its path and must stay alive as long as source.
 static inline void training_open_model(Training* t, ModelSource* source, char* resolved) {
     const char* path = t->checkpoint[0] ? t->checkpoint : resolve_model_path(args->model, resolved, 4200);
+    if (t->checkpoint[0] && strcmp(args->model, "d12") != 0) { // not the default
+        printf("-e %s is not used: the run resumes from %s\n", args->model, t->checkpoint);
+    }
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
+}
+
+// Ends the program if the shards of `pattern` (flag: -i or -j) were made with another vocabulary than the model's: their ids
+// would stand for other tokens. Shards without a vocabulary beside them are trusted.
+static inline void check_data_vocabulary(const Training* t, const char* flag, const char* pattern) {
+    Error err;
+    Tokenizer other;
+    char dir[4096];
+    if (!t->has_tokenizer || !pattern || !find_tokenizer(&other, directory_of(pattern, dir), &err)) { return; }
+    bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
+    int size = other.vocab_size;
+    tokenizer_free(&other);
+    if (!same) {
+        die("%s %s: these shards were made with another vocabulary (%d tokens) than the model's (%d tokens): make them "
+            "with dev/data/tokenize -t and the model's vocabulary",
+            flag, pattern, size, t->tokenizer.vocab_size);
+    }
 }
 
 // Opens the data loaders for batches of shape t->batch, and sets t->num_steps, t->num_val_batches and t->schedule.
@@ -427,6 +465,8 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     int B = t->batch.B, T = t->batch.T, V = config->vocab_size;
     bool shuffle = args->shuffle && !args->overfit;
     require(t->batch.micro_steps > 0); // t->batch must have been set by settle_batch()
+    check_data_vocabulary(t, "-i", args->train_data);
+    check_data_vocabulary(t, "-j", args->val_data);
     if (!dataloader_open(&t->train, args->train_data, B, T, 0, 1, V, shuffle, (uint64_t)args->seed, &err)) {
         die("%s", err.text);
     }
@@ -443,6 +483,10 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
            (long long)t->train.num_shards, t->has_val ? "" : ", none for validation (-j)");
     if (t->has_val) { printf(", %lld for validation", (long long)t->val.num_tokens); }
     printf("; %lld steps of %lld tokens\n", (long long)t->num_steps, (long long)t->batch.total);
+    if (t->batch.total > t->train.num_tokens) {
+        printf("note: a step of %lld tokens (-d) is more than all training data, %lld tokens\n",
+               (long long)t->batch.total, (long long)t->train.num_tokens);
+    }
     LrSchedule schedule = {args->schedule, args->learning_rate, args->final_fraction, args->warmup_steps, t->num_steps};
     t->schedule = schedule;
     if (!lr_schedule_check(&t->schedule, &err)) { die("%s", err.text); }

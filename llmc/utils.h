@@ -12,6 +12,12 @@ There are two kinds of failure:
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
+// -ffast-math removes the checks for NaN and infinity, and rewrites the rounding on which the exponential function and
+// the compensated sums are built: the programs would compute other numbers without a word.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "this code needs IEEE arithmetic: compile without -Ofast, -ffast-math and -ffinite-math-only"
+#endif
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -73,6 +79,19 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
         if (!(cond)) { die("%s:%d: %s needs %s", __FILE__, __LINE__, __func__, #cond); }                               \
     } while (0)
 
+// ---- standard streams -----------------------------------------------------------
+
+// Opens /dev/null as each of the descriptors 0, 1 and 2 that is closed, so that no file gets their number and receives what
+// is printed. Every main() calls this first.
+static inline void open_standard_streams(void) {
+    for (int fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) == -1 && errno == EBADF) {
+            // open() takes the lowest free number, and all smaller ones are in use
+            if (open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) != fd) { exit(EXIT_FAILURE); }
+        }
+    }
+}
+
 // ---- memory -------------------------------------------------------------------
 
 static inline void* malloc_check(size_t bytes) {
@@ -118,7 +137,7 @@ typedef struct {
 static inline bool map_file(MappedFile* file, const char* path, Error* err) {
     file->data = (const uint8_t*)"";
     file->size = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO is refused below instead of being waited for
     if (fd < 0) { return error_set(err, "%s: %s", path, strerror(errno)); }
     struct stat st;
     if (fstat(fd, &st) != 0) {

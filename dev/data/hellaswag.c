@@ -235,6 +235,7 @@ static void parse_flags(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+    open_standard_streams();
     Error err;
     parse_flags(argc, argv);
     if (!tokenizer_load_encoder(&tokenizer, flags.tokenizer, EVAL_START, "evaluation files", &err)) {

@@ -571,6 +571,7 @@ static void parse_flags(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+    open_standard_streams();
     parse_flags(argc, argv);
     Error err;
     if (!tokenizer_load_encoder(&tokenizer, flags.tokenizer, 65536, "shards", &err)) { die("%s", err.text); }

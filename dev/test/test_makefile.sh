@@ -112,6 +112,20 @@ test_warnings_are_errors_when_asked() {
     [ -e "$tmp/out" ] || skip "needs gcc or clang"
 }
 
+# -ffast-math would change results without a word
+test_fast_math_is_refused() {
+    local flag source
+    cd "$top"
+    command -v "$CC" >/dev/null || skip "needs $CC"
+    for source in train_gpt2.c dev/data/tokenize.c; do
+        for flag in -Ofast -ffast-math -ffinite-math-only; do
+            ! "$CC" -std=gnu11 $flag -fsyntax-only "$source" 2>"$tmp/err" || fail "$source compiles with $flag"
+            contains "needs IEEE arithmetic: compile without -Ofast" "$tmp/err"
+        done
+        "$CC" -std=gnu11 -O3 -fno-math-errno -fno-trapping-math -fsyntax-only "$source" || fail "$source does not compile"
+    done
+}
+
 test_missing_compiler_is_named() {
     new_tree
     rc=0
@@ -246,7 +260,7 @@ test_sanitize_finds_a_bug() {
     [ ! -e dev/test/test_address ] || fail "make sanitize writes beside the sources"
 }
 
-tests=(help builds_and_rebuilds another_compiler_rebuilds without_openmp warnings_are_errors_when_asked
+tests=(help builds_and_rebuilds another_compiler_rebuilds without_openmp warnings_are_errors_when_asked fast_math_is_refused
     missing_compiler_is_named reports_are_added_up side_by_side no_tests_is_a_failure signals_are_not_ignored
     interrupt_and_children sanitize_finds_a_bug)
 run_tests_once "$@"

@@ -183,6 +183,7 @@ test_vocabulary_larger_than_the_model() {
 test_damaged_config() {
     setup
     cp -r "$world/run/step_00000003" "$world/damaged"
+    rm "$world/damaged/state.json" # or its checksums would be checked first
     head -c 100 "$world/run/step_00000003/config.json" >"$world/damaged/config.json"
     refused 1 'damaged/config.json: not valid JSON' -- -e damaged --prompt ''
     refused 1 'damaged/config.json: not valid JSON' -- -e damaged "${batch[@]}" -i "$data" -o new
@@ -192,9 +193,59 @@ test_damaged_config() {
 test_truncated_model() {
     setup
     cp -r "$world/run/step_00000003" "$world/truncated"
+    rm "$world/truncated/state.json"
     truncate -s -100 "$world/truncated/model.safetensors"
     refused 1 'truncated/model.safetensors' '100 bytes are missing' -- -e truncated --prompt ''
     refused 1 'truncated/model.safetensors' '100 bytes are missing' -- -e truncated/model.safetensors "${batch[@]}" -i "$data" -o new
+}
+# two flipped bits in a checkpoint of a run that is named directly
+test_damaged_step() {
+    setup
+    cp -r "$world/run/step_00000003" "$world/flipped"
+    patch "$world/flipped/model.safetensors" 5000 '\x01\x80'
+    refused 1 '-e flipped/model.safetensors: is damaged: its crc32c' -- -e flipped --prompt ''
+    refused 1 '-e flipped/model.safetensors: is damaged: its crc32c' -- -e flipped "${batch[@]}" -i "$data" -o new
+}
+# shards whose ids stand for other tokens than the model's, although each of them is small enough
+test_another_vocabulary() {
+    setup
+    printf '#version: 0.2\na b\n' >"$tmp/merges.txt"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -t "$tmp/merges.txt" -o "$world/other/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    refused 1 "-i other/a_train_\\*.bin: these shards were made with another vocabulary \\(258 tokens\\) than the model's \\(257" -- \
+        -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
+    refused 1 '-j other/a_train_000000.bin: these shards were made with another vocabulary' -- \
+        -e run/step_00000003 "${batch[@]}" -i "$data" -j other/a_train_000000.bin -o new
+}
+test_infinite_weights() {
+    setup
+    local kind bytes at
+    for kind in inf nan; do
+        cp -r "$world/run/step_00000003" "$world/$kind"
+        rm "$world/$kind/state.json"
+        bytes='\x00\x00\x80\x7f'
+        [ $kind = inf ] || bytes='\x00\x00\xc0\x7f'
+        at=$(wc -c <"$world/$kind/model.safetensors") # some value of the last tensor
+        patch "$world/$kind/model.safetensors" $((at - 8)) "$bytes"
+        refused 1 "-e $kind: 1 values of [a-z0-9]* are NaN or infinite" -- -e $kind --prompt '' --temperature 0
+    done
+}
+# nothing waits for a writer to a FIFO
+test_fifo() {
+    setup
+    mkfifo "$world/fifo"
+    local train_now=$train
+    train=$tmp/in_time
+    printf '#!/bin/sh\nexec timeout 20 %s "$@"\n' "$train_now" >"$train"
+    chmod +x "$train"
+    run -e fifo --prompt x
+    want "status of -e" $status 1
+    contains 'fifo: not a file' "$tmp/err"
+    run "${small[@]}" "${batch[@]}" -i fifo
+    want "status of -i" $status 1
+    contains 'fifo: not a file' "$tmp/err"
+    run -e run --tokenizer fifo --prompt x
+    want "status of --tokenizer" $status 1
+    rm "$world/fifo"
 }
 test_no_whole_checkpoint() {
     setup
@@ -222,6 +273,41 @@ test_output_not_writable() {
     failure '-o' 'locked/new' 'Permission denied' -- -o locked/new
 }
 test_output_holds_checkpoints() { failure 'run holds checkpoints' '-y 1' 'another -o' -- -o run; } # refused() compares every byte
+test_output_holds_a_model() {
+    setup
+    cp -r "$tiny" "$world/model"
+    failure '-o model holds a model' 'another -o' -- -o model
+}
+# logs that another program or an earlier run left are kept under another name
+test_output_holds_logs() {
+    setup
+    mkdir "$world/noted"
+    echo "my own notes" >"$world/noted/main.log"
+    good "${small[@]}" "${batch[@]}" -i "$data" -o noted
+    want "the notes" "$(cat "$world/noted/main.log.1")" "my own notes"
+    grep -q '^s:3 trl:' "$world/noted/main.log" || fail "no log of this run"
+    contains "renamed to noted/main.log.1" "$tmp/err"
+}
+# files do not get the numbers of closed standard streams
+test_closed_streams() {
+    setup
+    local closed
+    for closed in '0<&-' '1>&-' '2>&-' '0<&- 1>&- 2>&-'; do
+        rm -rf "$world/closed"
+        (cd "$world" && eval "\"\$train\" \"\${small[@]}\" \"\${batch[@]}\" -l 0.01 -i \"\$data\" -o closed -n 1 -nk 0 $closed") \
+            >"$tmp/out" 2>"$tmp/err" || fail "$closed: status $?"
+        for step in 1 2 3; do
+            cmp "$world/closed/step_0000000$step/model.safetensors" "$world/run/step_0000000$step/model.safetensors" ||
+                fail "$closed: another checkpoint of step $step"
+        done
+        cmp <(cut -d : -f 1-3 "$world/closed/main.log") <(cut -d : -f 1-3 "$world/run/main.log") || fail "$closed: another log"
+    done
+}
+test_step_of_more_than_the_data() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -x 1 -d 16000
+    contains 'note: a step of 16000 tokens (-d) is more than all training data, ' "$tmp/out"
+}
 test_resume_without_output() { refused 1 '-y 1' '-o' 'not given' -- "${small[@]}" "${batch[@]}" -i "$data" -y 1; }
 test_resume_another_shape() { failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64; }
 
@@ -422,7 +508,7 @@ test_nonfinite() {
     [ ! -e "$world/nan_stopped/step_00000004" ] || fail "saves weights that are not numbers"
     run -e nan/model.safetensors --prompt '!' # '!' is id 0, whose embedding has the NaN
     want "status of sampling" "$status" 1
-    contains "logits are not numbers" "$tmp/err"
+    contains "nan/model.safetensors: 1 values of wte are NaN or infinite" "$tmp/err"
 }
 
 test_interrupt_without_output() {
@@ -488,6 +574,8 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     missing_shards no_data text_as_shard empty_shard truncated_shard model_as_shard id_past_the_vocabulary shard_too_short
     seq_len_past_positions total_batch_no_multiple heads_do_not_divide unknown_descriptor
     missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
+    damaged_step another_vocabulary infinite_weights fifo output_holds_a_model output_holds_logs closed_streams
+    step_of_more_than_the_data
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy

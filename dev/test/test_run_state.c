@@ -208,7 +208,7 @@ static void check_newest(const char* dir, int64_t step, int lines, const char* t
     char path[RUN_PATH], name[RUN_NAME];
     Error err;
     catch_stderr();
-    bool found = run_find_newest(dir, path, sizeof(path), &err);
+    bool found = run_find_newest(dir, path, sizeof(path), false, &err);
     Text said = caught_stderr();
     int newlines = 0;
     for (size_t i = 0; i < said.size; i++) { newlines += said.data[i] == '\n'; }
@@ -391,9 +391,9 @@ static void test_none_found(void) {
     char path[RUN_PATH];
     Error err;
     // the directory does not exist
-    check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, dir) != NULL);
+    check(!run_find_newest(dir, path, sizeof(path), false, &err) && strstr(err.text, dir) != NULL);
     check(mkdir(dir, 0777) == 0 && mkdir(in(dir, "step_12"), 0777) == 0);
-    check(!run_find_newest(dir, path, sizeof(path), &err) && strstr(err.text, "no checkpoint") != NULL);
+    check(!run_find_newest(dir, path, sizeof(path), false, &err) && strstr(err.text, "no checkpoint") != NULL);
     check(mkdir(in(dir, "step_00000012"), 0777) == 0);
     write_all(in(dir, "step_00000013"), "x", 1); // a file, not a directory
     check_newest(dir, -1, 2, "step_00000012");
