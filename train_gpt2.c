@@ -1195,8 +1195,7 @@ static int sample(void) {
     int *prompt, eot = has_tokenizer ? tokenizer.eot_id : -1;
     int n = encode_prompt(&prompt, args->prompt, &tokenizer, has_tokenizer, model.config.max_seq_len);
     TextOutput out = text_begin(has_tokenizer ? &tokenizer : NULL, stdout);
-    fputs(args->prompt, stdout);
-    fflush(stdout);
+    text_prompt(args->prompt, stdout);
     start = time_ms();
     int made = generate(&model, &sampler, prompt, n, args->num_tokens, args->stop_at_eot ? eot : -1, NULL, &out);
     text_end(&out);

@@ -1570,7 +1570,8 @@ static void open_sampling_model(GPT2* model, ModelSource* source) {
 static void print_other_texts(const Prompts* p, const Tokenizer* tokenizer, const int* tokens, const int* counts) {
     for (size_t b = 1; b < p->texts.size(); b++) {
         TextOutput out = text_begin(tokenizer, stdout);
-        printf("---- %zu of %zu ----\n%s", b + 1, p->texts.size(), p->texts[b].c_str());
+        printf("---- %zu of %zu ----\n", b + 1, p->texts.size());
+        text_prompt(p->texts[b].c_str(), stdout);
         for (int i = 0; i < counts[b]; i++) { text_token(&out, tokens[b * args->num_tokens + i]); }
         text_end(&out);
         free(out.text);
@@ -1614,8 +1615,7 @@ static int sample() {
     std::vector<int> tokens((size_t)B * args->num_tokens), counts(B);
     TextOutput out = text_begin(vocabulary, stdout);
     if (B > 1) { printf("---- 1 of %d ----\n", B); }
-    fputs(prompts.texts[0].c_str(), stdout);
-    fflush(stdout);
+    text_prompt(prompts.texts[0].c_str(), stdout);
     start = time_ms();
     bool good = generate(&model, &sampler, prompts.tokens.data(), prompts.lengths.data(), B, prompts.T,
                          args->num_tokens, stop, tokens.data(), counts.data(), &out, &prefill_ms);

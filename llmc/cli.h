@@ -64,11 +64,8 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void cli_fail(const ch
     char line[2048];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(line, sizeof(line), fmt, args);
+    format_line(line, sizeof(line), fmt, args);
     va_end(args);
-    for (char* p = line; *p; p++) {
-        if (iscntrl((unsigned char)*p)) { *p = '?'; }
-    }
     fflush(stdout);
     fprintf(stderr, "%s: %s\n", cli_program(NULL), line);
     exit(2);
@@ -262,7 +259,7 @@ static inline void cli_print(FILE* f, const Option* opts, int n) {
         }
         bool number = o->type != OPT_STR && o->type != OPT_BOOL && o->unit && o->unit[0];
         cli_format_value(was, sizeof(was), o, i, true);
-        fprintf(f, "%-16s %s%s%s (default %s)\n", o->name, value, number ? " " : "", number ? o->unit : "", was);
+        print_line(f, "%-16s %s%s%s (default %s)", o->name, value, number ? " " : "", number ? o->unit : "", was);
     }
     cli_print_wrapped(f, rest, 0, 2);
 }

@@ -65,28 +65,6 @@ static inline void log_json_number(char* buf, size_t size, double v) {
     }
 }
 
-// Returns the length of the UTF-8 character at s, 1 to 4. If it is not well-formed, returns 0 and sets *bad to the
-// number of bytes to be replaced by one U+FFFD. Unicode 15, section 3.9, table 3-7: no overlong forms, no surrogates,
-// nothing above U+10FFFF.
-static inline size_t log_utf8_length(const uint8_t* s, size_t n, size_t* bad) {
-    uint8_t c = s[0], low = 0x80, high = 0xBF;
-    *bad = 1;
-    if (c < 0x80) { return 1; }
-    if (c < 0xC2 || c > 0xF4) { return 0; }
-    size_t length = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
-    if (c == 0xE0) { low = 0xA0; }
-    if (c == 0xED) { high = 0x9F; }
-    if (c == 0xF0) { low = 0x90; }
-    if (c == 0xF4) { high = 0x8F; }
-    for (size_t i = 1; i < length; i++) {
-        if (i >= n || s[i] < low || s[i] > high) { return 0; }
-        *bad = i + 1;
-        low = 0x80;
-        high = 0xBF;
-    }
-    return length;
-}
-
 // Escapes text (n bytes) for a JSON string and writes it without quotes to out, which has room for 6 n bytes. Invalid
 // UTF-8 becomes U+FFFD. Returns the number of bytes written.
 static inline size_t log_json_escape(char* out, const char* text, size_t n) {
@@ -94,7 +72,7 @@ static inline size_t log_json_escape(char* out, const char* text, size_t n) {
     const uint8_t* s = (const uint8_t*)text;
     char* p = out;
     for (size_t i = 0; i < n;) {
-        size_t bad, length = log_utf8_length(s + i, n - i, &bad);
+        size_t bad, length = utf8_length(s + i, n - i, &bad);
         uint8_t c = s[i];
         if (length == 0) {
             memcpy(p, "\xEF\xBF\xBD", 3);
@@ -356,7 +334,7 @@ static inline bool log_move_aside(const char* path, Error* err) {
         if (rename(path, aside) != 0) {
             return error_set(err, "%s: cannot rename to %s: %s", path, aside, strerror(errno));
         }
-        fprintf(stderr, "%s was there already: renamed to %s\n", path, aside);
+        print_line(stderr, "%s was there already: renamed to %s", path, aside);
         return true;
     }
     return error_set(err, "%s: cannot be moved aside, all names up to %s are taken", path, aside);

@@ -151,8 +151,8 @@ static inline int run_lock(const char* out_dir, Error* err) {
                   owner[0] ? owner : "a run that is just starting");
         return -1;
     }
-    fprintf(stderr, "warning: %s: cannot lock: %s; make sure that no other run writes to %s\n", path, strerror(reason),
-            out_dir);
+    print_line(stderr, "warning: %s: cannot lock: %s; make sure that no other run writes to %s", path, strerror(reason),
+               out_dir);
     return -2;
 }
 

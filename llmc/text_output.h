@@ -18,6 +18,15 @@ typedef struct {
     bool terminal; // file is a terminal: print control characters as '?'
 } TextOutput;
 
+// Prints a prompt in front of its continuation.
+static inline void text_prompt(const char* prompt, FILE* file) {
+    size_t n = strlen(prompt);
+    char* shown = strdup_check(prompt);
+    fwrite(shown, 1, isatty(fileno(file)) ? mask_controls(shown, n, true) : n, file);
+    fflush(file);
+    free(shown);
+}
+
 // Begins a text; tokenizer may be NULL. The caller frees the text member of the result.
 static inline TextOutput text_begin(const Tokenizer* tokenizer, FILE* file) {
     TextOutput out = {tokenizer, file, {{0}, 0}, NULL, 0, isatty(fileno(file)) != 0};
@@ -28,11 +37,10 @@ static inline void text_bytes(TextOutput* out, const char* bytes, size_t n) {
     out->text = (char*)realloc_check(out->text, out->length + n + 1);
     memcpy(out->text + out->length, bytes, n);
     out->length += n;
-    for (size_t i = 0; i < n; i++) { // generated text must not control the terminal
-        bool control = ((uint8_t)bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7F;
-        fputc(out->terminal && control ? '?' : bytes[i], out->file);
-    }
+    char* shown = (char*)memcpy(malloc_check(n), bytes, n);
+    fwrite(shown, 1, out->terminal ? mask_controls(shown, n, true) : n, out->file);
     fflush(out->file);
+    free(shown);
 }
 
 static inline void text_token(TextOutput* out, int token) {

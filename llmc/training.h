@@ -257,7 +257,7 @@ static const char* resolve_model_path(const char* path, char* resolved, size_t s
     }
     if (!is_directory(path) || !run_has_checkpoints(path)) { return path; }
     if (!run_find_newest(path, resolved, size, true, &err)) { die("-e %s", err.text); }
-    fprintf(stderr, "%s: newest checkpoint: %s\n", path, resolved);
+    print_line(stderr, "%s: newest checkpoint: %s", path, resolved);
     return resolved;
 }
 
@@ -429,7 +429,9 @@ static inline void training_find_checkpoint(Training* t) {
         die("%s", err.text);
     }
     if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
-    if (args->resume && !has_checkpoints) { printf("%s holds no checkpoint yet: starting a new run\n", args->output); }
+    if (args->resume && !has_checkpoints) {
+        print_line(stdout, "%s holds no checkpoint yet: starting a new run", args->output);
+    }
 }
 
 // Opens the model to start from: the one in t->checkpoint, or for a new run the one that -e names. resolved (4200
@@ -437,7 +439,7 @@ static inline void training_find_checkpoint(Training* t) {
 static inline void training_open_model(Training* t, ModelSource* source, char* resolved) {
     const char* path = t->checkpoint[0] ? t->checkpoint : resolve_model_path(args->model, resolved, 4200);
     if (t->checkpoint[0] && strcmp(args->model, "d12") != 0) { // not the default
-        printf("-e %s is not used: the run resumes from %s\n", args->model, t->checkpoint);
+        print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint);
     }
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
 }
@@ -552,7 +554,7 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         t->run = now;
         // validation and sampling of this step were done before the checkpoint was written
         t->tasks_step = t->saved_step = now.step;
-        printf("resumed at step %lld from %s\n", (long long)t->run.step, t->checkpoint);
+        print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint);
     }
     dataloader_state(&t->train, &t->position);
     if (args->output) { training_own_output(t); }
@@ -577,7 +579,7 @@ static inline bool training_try_save(Training* t, const char* dir, const float* 
         return false;
     }
     t->saved_step = t->run.step;
-    printf("saved %s/step_%08lld (%.0f ms)\n", dir, (long long)t->run.step, time_ms() - start);
+    print_line(stdout, "saved %s/step_%08lld (%.0f ms)", dir, (long long)t->run.step, time_ms() - start);
     return true;
 }
 

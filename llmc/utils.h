@@ -40,17 +40,90 @@ There are two kinds of failure:
 #define PRINTF_LIKE(fmt, first)
 #endif
 
+// ---- text that came from outside ------------------------------------------------
+// File names, tokens and strings in files may contain characters that command a terminal. Everything that is printed goes
+// through one of the functions below.
+
+// Returns the length of the UTF-8 character at s, 1 to 4. If it is not well-formed, returns 0 and sets *bad to the
+// number of bytes to be replaced by one U+FFFD. Unicode 15, section 3.9, table 3-7: no overlong forms, no surrogates,
+// nothing above U+10FFFF.
+static inline size_t utf8_length(const uint8_t* s, size_t n, size_t* bad) {
+    uint8_t c = s[0], low = 0x80, high = 0xBF;
+    *bad = 1;
+    if (c < 0x80) { return 1; }
+    if (c < 0xC2 || c > 0xF4) { return 0; }
+    size_t length = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    if (c == 0xE0) { low = 0xA0; }
+    if (c == 0xED) { high = 0x9F; }
+    if (c == 0xF0) { low = 0x90; }
+    if (c == 0xF4) { high = 0x8F; }
+    for (size_t i = 1; i < length; i++) {
+        if (i >= n || s[i] < low || s[i] > high) { return 0; }
+        *bad = i + 1;
+        low = 0x80;
+        high = 0xBF;
+    }
+    return length;
+}
+
+// True if the UTF-8 character at s (length bytes) may command a terminal or reorder its line: control characters (C0 but for
+// newline and tab, DEL, C1) and bidirectional controls (U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069).
+static inline bool utf8_is_control(const uint8_t* s, size_t length) {
+    if (length == 1) { return (s[0] < 0x20 && s[0] != '\n' && s[0] != '\t') || s[0] == 0x7F; }
+    if (length == 2) { return (s[0] == 0xC2 && s[1] < 0xA0) || (s[0] == 0xD8 && s[1] == 0x9C); }
+    if (length != 3 || s[0] != 0xE2) { return false; }
+    return (s[1] == 0x80 && (s[2] == 0x8E || s[2] == 0x8F || (s[2] >= 0xAA && s[2] <= 0xAE))) ||
+           (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9);
+}
+
+// Replaces control characters and invalid UTF-8 in text (n bytes) by '?', in place. keep_lines: newline and tab stay.
+// Returns the new number of bytes, at most n.
+static inline size_t mask_controls(char* text, size_t n, bool keep_lines) {
+    size_t used = 0, bad;
+    for (size_t i = 0; i < n;) {
+        const uint8_t* s = (const uint8_t*)text + i;
+        size_t length = utf8_length(s, n - i, &bad);
+        bool masked = length == 0 || utf8_is_control(s, length) || (!keep_lines && length == 1 && s[0] < 0x20);
+        size_t skip = length == 0 ? bad : length;
+        if (masked) {
+            text[used++] = '?';
+        } else {
+            memmove(text + used, text + i, length);
+            used += length;
+        }
+        i += skip;
+    }
+    return used;
+}
+
+// Like vsnprintf, but masks control characters: the result is one line.
+PRINTF_LIKE(3, 0) static inline void format_line(char* out, size_t size, const char* fmt, va_list args) {
+    int n = vsnprintf(out, size, fmt, args);
+    size_t length = n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
+    out[mask_controls(out, length, false)] = '\0';
+}
+
+// Prints one line and a newline; control characters are masked. For messages that contain names from outside.
+PRINTF_LIKE(2, 3) static inline void print_line(FILE* f, const char* fmt, ...) {
+    char line[4 * 4096];
+    va_list args;
+    va_start(args, fmt);
+    format_line(line, sizeof(line), fmt, args);
+    va_end(args);
+    fprintf(f, "%s\n", line);
+}
+
 // ---- errors -------------------------------------------------------------------
 
 typedef struct {
-    char text[1024]; // one line without a newline
+    char text[1024]; // one line without a newline or other control characters
 } Error;
 
 PRINTF_LIKE(2, 3) static inline void error_fill(Error* err, const char* fmt, ...) {
     if (!err) { return; }
     va_list args;
     va_start(args, fmt);
-    vsnprintf(err->text, sizeof(err->text), fmt, args);
+    format_line(err->text, sizeof(err->text), fmt, args);
     va_end(args);
 }
 
@@ -66,7 +139,7 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
     char line[2048];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(line, sizeof(line), fmt, args);
+    format_line(line, sizeof(line), fmt, args);
     va_end(args);
     fflush(stdout);
     fprintf(stderr, "error: %s\n", line); // a single call: several threads and programs may share stderr

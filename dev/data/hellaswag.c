@@ -249,9 +249,9 @@ int main(int argc, char** argv) {
     ok = ok && write_file(flags.out, &err);
     if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r%-40s\r", ""); }
     if (!ok) { die("%s", err.text); }
-    fprintf(stderr, "%s: %d questions, the longest with its ending %zu tokens, %zu bytes, in %.2f s\n", flags.out,
-            out.examples, out.longest_row, EVAL_HEADER_BYTES + out.count * sizeof(uint16_t),
-            (time_ms() - start_ms) / 1e3);
+    print_line(stderr, "%s: %d questions, the longest with its ending %zu tokens, %zu bytes, in %.2f s", flags.out,
+               out.examples, out.longest_row, EVAL_HEADER_BYTES + out.count * sizeof(uint16_t),
+               (time_ms() - start_ms) / 1e3);
     unmap_file(&in.file);
     free(out.words);
     free(out.text);

@@ -437,11 +437,12 @@ static void print_summary(void) {
     if (out.bad_lines > 0) { fprintf(stderr, "%lld bad lines skipped\n", (long long)out.bad_lines); }
     for (int split = 0; split < 2; split++) {
         if (out.num_shards[split] == 0) { continue; }
-        fprintf(stderr, "%s_%s_000000.bin", out.prefix, split_names[split]);
-        if (out.num_shards[split] > 1) { fprintf(stderr, " .. %06d.bin", out.num_shards[split] - 1); }
-        fprintf(stderr, ": %lld tokens\n", (long long)out.tokens[split]);
+        char last[32] = "";
+        if (out.num_shards[split] > 1) { snprintf(last, sizeof(last), " .. %06d.bin", out.num_shards[split] - 1); }
+        print_line(stderr, "%s_%s_000000.bin%s: %lld tokens", out.prefix, split_names[split], last,
+                   (long long)out.tokens[split]);
     }
-    fprintf(stderr, "vocabulary of %d tokens: %s/vocab.json, merges.txt\n", tokenizer.vocab_size, out.dir);
+    print_line(stderr, "vocabulary of %d tokens: %s/vocab.json, merges.txt", tokenizer.vocab_size, out.dir);
 }
 
 // ---- threads ------------------------------------------------------------------------------------

@@ -513,7 +513,7 @@ static void test_json_text(void) {
         size_t n = log_json_escape(out, in, sizeof(in)), bad;
         check(n <= sizeof(out));
         for (size_t i = 0; i < n;) {
-            size_t length = log_utf8_length((uint8_t*)out + i, n - i, &bad);
+            size_t length = utf8_length((uint8_t*)out + i, n - i, &bad);
             check(length > 0 && (uint8_t)out[i] >= 0x20);
             i += length ? length : 1;
         }
@@ -531,6 +531,45 @@ static void test_json_text(void) {
     check(st.st_size == (off_t)(6 * big + strlen("{\"step\":12,\"type\":\"text\",\"text\":\"\"}\n") +
                                 strlen("{\"step\":13,\"type\":\"text\",\"text\":\"\"}\n")));
     free(zeros);
+}
+
+// what may command a terminal, by the ranges of Unicode
+static bool commands_terminal(uint32_t c) {
+    return (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7F && c < 0xA0) || c == 0x061C || c == 0x200E ||
+           c == 0x200F || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+}
+
+static void test_masked_text(void) {
+    int wrong = 0;
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        char text[8] = "a";
+        size_t n = 1;
+        if (c >= 0xD800 && c < 0xE000) { continue; }
+        if (c < 0x80) {
+            text[n++] = (char)c;
+        } else {
+            int rest = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+            static const uint32_t lead[] = {0, 0xC0, 0xE0, 0xF0};
+            text[n++] = (char)(lead[rest] | (c >> (6 * rest)));
+            while (rest-- > 0) { text[n++] = (char)(0x80 | (c >> (6 * rest) & 63)); }
+        }
+        char before[8];
+        text[n++] = 'b';
+        memcpy(before, text, sizeof(before));
+        size_t left = mask_controls(text, n, true);
+        wrong +=
+            commands_terminal(c) ? left != 3 || memcmp(text, "a?b", 3) != 0 : left != n || memcmp(text, before, n) != 0;
+        memcpy(text, before, sizeof(before));
+        left = mask_controls(text, n, false);
+        bool masked = commands_terminal(c) || c == '\n' || c == '\t';
+        wrong += masked ? left != 3 || memcmp(text, "a?b", 3) != 0 : left != n || memcmp(text, before, n) != 0;
+    }
+    check_msg(wrong == 0, "%d characters", wrong);
+    char invalid[] = "\xff x\xc2 \xe2\x80";
+    check(mask_controls(invalid, sizeof(invalid) - 1, true) == 6 && memcmp(invalid, "? x? ?", 6) == 0);
+    Error err;
+    error_fill(&err, "%s: no", "a\033[2J\xc2\x9b\nb");
+    check_str(err.text, "a?[2J??b: no");
 }
 
 static void test_failing_write(void) {
@@ -583,6 +622,7 @@ int main(int argc, char** argv) {
         {"refusals", "directories that cannot be used", test_refusals},
         {"json_number", "numbers read back as they were", test_json_number},
         {"json_text", "any bytes become a valid JSON string", test_json_text},
+        {"masked_text", "no character that commands a terminal is printed", test_masked_text},
         {"failing_write", "a full disk: one warning, whole lines, the run goes on", test_failing_write},
     };
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));

@@ -569,6 +569,36 @@ test_terminal_is_not_commanded() {
     ! LC_ALL=C grep -qaP '[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]' "$tmp/terminal" || fail "control characters reach the terminal"
     contains "abc" "$tmp/terminal"
 }
+# C1 controls and bidirectional ones, which are several bytes of UTF-8: as tokens, in the prompt and in a path
+test_terminal_is_not_commanded_in_utf8() {
+    setup
+    command -v script >/dev/null || skip "needs script (bsdutils)"
+    # tokens CSI (C2 9B), OSC (C2 9D) and RLO (E2 80 AE), in GPT-2's spelling of bytes
+    printf '#version: 0.2\n\xc3\x82 \xc4\xbd\n\xc3\x82 \xc4\xbf\n\xc3\xa2 \xc4\xa2\n\xc3\xa2\xc4\xa2 \xc2\xae\n' >"$tmp/merges.txt"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -t "$tmp/merges.txt" -o "$world/control/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    local bad='\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]|[\x00-\x08\x0B\x0C\x0E-\x1F\x7F]'
+    local name flags
+    name=$(printf 'r\033[2J\xc2\x9b31m\xe2\x80\xaeun')
+    mkdir "$world/$name"
+    cp -r "$world"/run/step_* "$world/$name/"
+    printf '%s\n' "$train" "${small[@]}" --tokenizer control --prompt "$(printf 'a\xc2\x9dtitle\xc2\x9c\033[31mb')" --num-tokens 28 \
+        --temperature 100 --top-k 0 --seed 5 >"$tmp/words"
+    cat >"$tmp/typed" <<SH
+mapfile -t words <"$tmp/words"
+for seed in {1..60}; do "\${words[@]}" --seed \$seed; done
+"$train" -e "\$1" --prompt '' --num-tokens 3
+"$train" -e "\$1/none" --prompt ''
+"$train" -e "\$1" -i "\$1" -o "\$1"
+SH
+    cd "$world"
+    script -qec "bash $tmp/typed '$name'" /dev/null </dev/null >"$tmp/terminal" 2>&1 || true # the last ones are refused
+    bash "$tmp/typed" "$name" >"$tmp/file" 2>/dev/null || true
+    LC_ALL=C grep -qaP '\xc2\x9b' "$tmp/file" || fail "no control character is sampled: take more seeds"
+    ! LC_ALL=C grep -aP "$bad" "$tmp/terminal" || fail "control characters reach the terminal"
+    contains "a?title??[31mb" "$tmp/terminal"
+    contains "newest checkpoint: " "$tmp/terminal"
+    rm -r "${world:?}/$name"
+}
 
 tests=(unknown_flag junk_number missing_value negative_size stray_argument out_of_range bad_schedule
     missing_shards no_data text_as_shard empty_shard truncated_shard model_as_shard id_past_the_vocabulary shard_too_short
@@ -580,5 +610,6 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output
-    progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded)
+    progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
+    terminal_is_not_commanded_in_utf8)
 run_tests "$@"
