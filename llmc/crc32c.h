@@ -10,7 +10,7 @@ Source: RFC 3720, appendix B.4; crc32c(0, "123456789", 9) == 0xe3069283.
 #include <string.h>
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
 #include <nmmintrin.h>
-// clang counts these instructions as a feature of their own, and some (zig's) have it off where SSE4.2 is asked for
+// clang 14 and later treat the crc32 instructions as a feature of their own, which sse4.2 does not always include
 #if defined(__clang__) && __clang_major__ >= 14
 #define CRC32C_SSE42 "sse4.2,crc32"
 #else

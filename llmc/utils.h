@@ -268,10 +268,10 @@ static inline bool make_directories(const char* path, Error* err) {
 
 // ---- writing files ------------------------------------------------------------
 
-// fsync(2) to the medium itself: on macOS fsync() alone leaves the data in the drive's cache.
+// fsync(2) that also empties the drive's cache; on macOS, fsync() alone does not.
 static inline int sync_to_medium(int fd) {
 #ifdef F_FULLFSYNC
-    if (fcntl(fd, F_FULLFSYNC) == 0) { return 0; } // not every file system there has it
+    if (fcntl(fd, F_FULLFSYNC) == 0) { return 0; } // not every file system supports it
 #endif
     return fsync(fd);
 }

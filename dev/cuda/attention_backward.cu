@@ -1565,8 +1565,8 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
 }
 
 // Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
-// before; i: the step, counted over all items of the block; row: this warp starts at this key of the item's key tile,
-// and at this query of each query tile.
+// before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
+// key in the key tile and a query in the query tiles.
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {

@@ -472,8 +472,8 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
     __syncwarp();
 }
 
-// The attention of all heads of this block for one tile of tokens, into smem.o. The last product with values of a head
-// overlaps with the first scores of the next head.
+// The attention of all heads of this block for one tile of tokens, into smem.o. The last product P V of a head overlaps
+// with the first scores of the next head.
 template <int heads> __device__ inline void attention_projection_attend(AttentionProjectionSMem<heads>& smem,
                                                                         const AttentionProjection& f,
                                                                         AttentionProjectionPlace& at, int b, int tile,
@@ -482,7 +482,7 @@ template <int heads> __device__ inline void attention_projection_attend(Attentio
     float s[64], o[32];
     uint32_t p[32];
     AttentionForwardRows x = fresh;
-    unsigned num_queries = at.n * heads; // number of heads so far
+    unsigned num_queries = at.n * heads; // loads of queries before this tile: one per tile and head
     int q = num_queries % 2;
     mbarrier_wait(&smem.q_full[q], num_queries / 2 % 2);
     attention_projection_await(smem, at.i);

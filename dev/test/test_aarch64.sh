@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The C programs and tests for 64-bit ARM: built by a cross compiler, and the C tests run by an emulator of that processor.
-# With that the code without SSE and AVX, its NEON vectors and its fused multiply-adds give the golden values too. In
-# `make test-full` alone: the emulator takes five to ten minutes.
+# Cross-compiles the C programs and tests for 64-bit ARM and runs the C tests in an emulator. This checks that the portable
+# code, compiled to NEON and fused multiply-adds, gives the golden values too. Only in `make test-full`, because the
+# emulator takes five to ten minutes.
 #
 #     apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 #     LLMC_TEST_FULL=1 dev/test/test_aarch64.sh [--list | TEST ...]      the programs of dev/test/test_*.c by name
@@ -37,13 +37,13 @@ if [ -n "$reason" ]; then
     echo "0 passed, 0 failed, ${#tests[@]} skipped"
     exit 0
 fi
-unset LLMC_TEST_FULL # what takes a minute natively takes an hour here
+unset LLMC_TEST_FULL # the slow tests would take an hour in the emulator
 export OMP_WAIT_POLICY=passive
 log=$(mktemp /tmp/llmc_test_XXXXXX) || exit 1
 trap 'rm -f "$log"' EXIT
 
-# A program that starts itself again starts one for another processor, which the kernel refuses: the emulator stands in
-# front of the first one only.
+# These tests start their own binary again. The kernel cannot execute it, because it is for another processor; only the
+# first process runs in the emulator.
 starts_itself=(order_of_syncs failing_save failing_replace full_disk full_disk_replace killed_save killed_replace
     short_and_odd failing_prune)
 

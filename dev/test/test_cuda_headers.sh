@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Nothing here needs a newer CUDA than 12.4. One test for each program and op: clang 19 parses its host code, and the text of
-# its kernels, against the headers of CUDA 12.4. One for PTX: the assembler of 12.4 takes what nvcc makes of train_gpt2.cu.
+# Checks that the CUDA code needs nothing newer than CUDA 12.4. One test per program and op: clang 19 parses its host code
+# and the syntax of its kernels with the headers of CUDA 12.4. One test for PTX: the assembler of 12.4 accepts nvcc's PTX of
+# train_gpt2.cu.
 #
 #     CUDA_HEADERS=/usr/local/cuda-12.4 dev/test/test_cuda_headers.sh [--list | NAME ...]
 #
-# Without CUDA_HEADERS `make test-full` fetches NVIDIA's packages from PyPI (400 MB), once, and keeps 50 MB of them in
-# build/cuda-12.4; make test leaves all of this out.
+# Without CUDA_HEADERS, `make test-full` downloads NVIDIA's packages from PyPI (400 MB) once and keeps 50 MB of them in
+# build/cuda-12.4. `make test` skips these tests.
 . "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL
 export PATH=$PATH:/usr/local/cuda/bin
@@ -52,7 +53,7 @@ elif [ -z "${CUDA_HEADERS-}" ] && [ ! -d build/cuda-12.4 ]; then
 fi
 [ -n "$reason" ] || [ -e "$cuda/include/cuda_runtime.h" ] || { echo "error: no $cuda/include/cuda_runtime.h" >&2; exit 2; }
 
-# What nvcc has by itself and clang 19 has not, and an empty header where clang's own headers want one of curand.
+# Declarations that nvcc has built in and clang 19 lacks, and an empty curand header that clang's own headers include.
 mkdir "$tmp/clang"
 : >"$tmp/clang/curand_mtgp32_kernel.h"
 cat >"$tmp/clang/nvcc.h" <<'CUDA'
@@ -65,8 +66,8 @@ template <class T> __device__ void __stcg(T*, T);
 template <class T> __device__ void __stwb(T*, T);
 __host__ int min(int, int);
 __host__ int max(int, int);
-// nvcc takes `__shared__ alignas(16) float a[4]`, where the standard has alignas in front; all headers that say alignas of
-// a type come first
+// nvcc accepts `__shared__ alignas(16) float a[4]`; the standard wants alignas first, and so does clang. The macro below
+// would break headers that apply alignas to a type, so these are included before it.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -79,7 +80,7 @@ __host__ int max(int, int);
 #define alignas(bytes) __attribute__((aligned(bytes)))
 CUDA
 
-# --cuda-host-only: asm is not looked into, device code is checked as text of C++
+# --cuda-host-only: asm is not checked, and device code is only parsed as C++
 parse() { # FILE [FLAG ...]
     $compiler -x cuda --cuda-host-only -fsyntax-only -std=c++17 -w -nocudalib -I "$tmp/clang" -isystem "$cuda/include" \
         --cuda-path="$cuda" --cuda-gpu-arch=sm_90a -include "$tmp/clang/nvcc.h" "${@:2}" "$1"
@@ -103,7 +104,7 @@ for file in *.cu dev/cuda/*.cu; do
     tests+=("$name")
 done
 
-# nvcc of another CUDA writes a newer PTX version on top; what follows must be of 8.4, that of CUDA 12.4
+# a newer nvcc writes a newer PTX version in the first line; the code itself must be valid PTX 8.4, that of CUDA 12.4
 test_ptx() {
     [ -z "$reason" ] || skip "$reason"
     [ -x "$cuda/bin/ptxas" ] || skip "needs $cuda/bin/ptxas"
@@ -117,7 +118,7 @@ test_ptx() {
     done
 }
 
-# the check itself: a function of CUDA 12.5, in host code and in a kernel, a number for a matrix layout of cuBLAS 12.8
+# the check can fail: it refuses a function of CUDA 12.5, an unknown intrinsic, and a constant of cuBLAS 12.8
 test_refuses_newer() {
     [ -z "$reason" ] || skip "$reason"
     local line

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The C programs compile and link for macOS without a warning. zig brings what that takes, Apple's headers and a linker for
-# Mach-O, as a package of a system or of Python (pip install ziglang). Nothing runs: there is no Mac here.
+# Compiles and links the C programs for macOS, without a warning. zig provides Apple's headers and a linker for Mach-O; it
+# is a package of many systems and of PyPI (pip install ziglang). Nothing is run.
 . "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL CFLAGS
 export ZIG_GLOBAL_CACHE_DIR=$tmp/zig ZIG_LOCAL_CACHE_DIR=$tmp/zig
@@ -15,23 +15,23 @@ find_zig() {
     fi
 }
 
-# By the Makefile, for its flags and its libraries must be right there too.
+# Uses the Makefile, because its flags and libraries must be right for macOS too.
 builds_for() { # TARGET
     find_zig
-    # asked for its version with a target, zig writes a file a.o where it stands
+    # with -target, `zig cc --version` would write a file a.o to the current directory
     printf '#!/bin/sh\n[ "$1" != --version ] || exec %s cc --version\nexec %s cc -target %s "$@"\n' "$zig" "$zig" "$1" >"$tmp/cc"
     chmod +x "$tmp/cc"
     make BIN_DIR="$tmp/$1" CC="$tmp/cc" WERROR=-Werror programs >"$tmp/log" 2>&1 ||
         { grep -aE 'error|warning|\*\*\*' "$tmp/log" | grep -av -- ' -o ' | head -n 20 && fail "does not build for $1"; }
     for source in train_gpt2.c dev/data/*.c; do
-        # Mach-O for 64 bits begins with these bytes
+        # the magic number of a 64-bit Mach-O file
         want "the first bytes of ${source%.c}" "$(od -An -tx1 -N4 "$tmp/$1/${source%.c}" | tr -d ' ')" cffaedfe
     done
 }
 test_arm64() { builds_for aarch64-macos; }
 test_x86_64() { builds_for x86_64-macos; }
 
-# the check itself: what only Linux has is refused, and nothing else in these lines is
+# the check can fail: it refuses calls that only Linux has, and nothing else in these lines
 test_refuses_linux() {
     find_zig
     local line
