@@ -555,7 +555,10 @@ static float* allocate_floats(size_t n) {
     const size_t huge = 2 << 20;
     size_t bytes = (n * sizeof(float) + huge - 1) / huge * huge;
     float* p = (float*)aligned_alloc(huge, bytes ? bytes : huge);
-    if (!p) { die("out of memory: %.1f GB asked for; a smaller -b or -t needs less", (double)bytes / 1e9); }
+    if (!p) {
+        die("out of memory: cannot allocate %.3g GB%s", (double)bytes / 1e9,
+            args->train_data ? "; a smaller -b or -t needs less" : "");
+    }
     advise_huge(p, bytes);
 #pragma omp parallel for
     for (long i = 0; i < (long)n; i += CHUNK) { memset(p + i, 0, (n - i < CHUNK ? n - i : CHUNK) * sizeof(float)); }
@@ -1027,6 +1030,10 @@ static void print_memory_need(const GPT2Config* config, int B, int T) {
            (double)num_parameters(config) * 1e-6);
     printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f: %.2f of this machine's %.1f GB\n",
            params, params, 2 * params, activations, need, have);
+    if (4 * params > have) {
+        die("the weights with gradients and moments need %.1f GB and the machine has %.1f: take a smaller model",
+            4 * params, have);
+    }
     if (need > have) { die("the run needs %.1f GB and the machine has %.1f; take a smaller -b or -t", need, have); }
 }
 
@@ -1068,8 +1075,8 @@ static double evaluate(Trainer* t) {
     dataloader_reset(&t->job.val);
     for (int64_t i = 0; i < t->job.num_val_batches; i++) {
         if (!dataloader_next(&t->job.val, t->inputs, t->targets, &err)) { end_with_error(t, &err); }
-        gpt2_forward(&t->model, &t->model.acts, t->inputs, batch.B, batch.T);
-        sum += gpt2_loss(&t->model, t->targets, 0.0f, batch.B, batch.T);
+        gpt2_forward(&t->model, &t->model.acts, t->inputs, t->job.val_B, batch.T);
+        sum += gpt2_loss(&t->model, t->targets, 0.0f, t->job.val_B, batch.T);
     }
     return sum / (double)t->job.num_val_batches;
 }
@@ -1232,10 +1239,7 @@ int main(int argc, char** argv) {
     open_standard_streams();
     spin_briefly(argv);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
-    if (argc == 1) {                       // run the demo, as `make demo` does
-        execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
-        die("cannot run scripts/demo.sh: %s", strerror(errno));
-    }
+    if (argc == 1) { run_demo(argv[0]); }
     cli_parse(
         argc, argv,
         "GPT-2 on the CPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a minute.",

@@ -74,14 +74,12 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 // Order of arguments: outputs, scratch, inputs, sizes, stream. In comments, `|` separates outputs from inputs, and f?(x)
 // means that step f is optional. Activations and their gradients are overwritten; gradients of parameters are added to
 // (matmul_backward_weight can do either). An operation launches its kernels and returns; if it does not support a shape, it
-// ends the program with a message. An *_scratch function returns the size of the scratch buffer, in floats unless it says
-// ints.
+// ends the program with a message. An *_scratch function returns the size of the scratch buffer, in floats or in ints.
 
 // out (B,T,C) = wte[inp] + wpe | inp (B,T) token ids | wte (Vp,C) | wpe (maxT,C)
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream);
-// Adds each row of dout (B,T,C) to its token's row of dwte (Vp,C) and its position's row of dwpe (maxT,C) | inp (B,T). The
-// scratch size is in ints.
+// Adds rows of dout (B,T,C) to their tokens' rows of dwte (Vp,C), their positions' of dwpe (maxT,C) | inp (B,T); scratch in ints
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream);
 size_t encoder_backward_scratch(int B, int T, int V);
@@ -322,8 +320,7 @@ struct Activations {
     floatX* dqkv;      // (B, T, 3*C), in the memory of logits, whose gradients are not needed any more
     floatX* dfch;      // (B, T, 4*C), in the memory of logits, too
     float* scratch;    // for one operation at a time
-    // 1: every layer has its own tensor; 0: all layers share one. keep_gelu is for tensors marked [1], keep_norm for those
-    // marked [2], keep for the others.
+    // 1: every layer has its own tensor; 0: all share one. keep_gelu is for those marked [1], keep_norm for [2], keep for others
     size_t keep, keep_gelu, keep_norm;
     // set by layer_activations: (B, T, C), the residual stream that enters the layer: encoded, or the previous residual3
     const floatX* residual;
@@ -434,9 +431,8 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
     }
 }
 
-// Call after gpt2_forward. Computes the logits of all B x T tokens and their losses against acts->targets, then
-// state->loss += scale * sum of the losses. In training, the logits are overwritten by their gradients, multiplied by
-// state->dloss, for gpt2_backward.
+// Call after gpt2_forward. Computes the logits of all B x T tokens and their losses; state->loss += scale * sum of the
+// losses. In training, gradients times state->dloss overwrite the logits, for gpt2_backward.
 static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool training, float scale) {
     int V = model->config.vocab_size, Vp = model->config.padded_vocab_size, C = model->config.channels, BT = B * T;
     const float* dloss = training ? &model->state->dloss : NULL;
@@ -777,8 +773,7 @@ static void gpt2_download(const GPT2* model, float* weights) {
 
 enum { MAX_MATVEC_TEXTS = 8 }; // decode_matvec is faster than cuBLASLt up to this many texts, measured on an H200
 
-// Continues up to 64 texts side by side. The host launches one graph per token, and reads that token while the GPU computes
-// the next one.
+// Continues up to 64 texts side by side. The host launches a graph per token and reads it while the GPU computes the next.
 struct Generator {
     int B;         // number of texts
     int length;    // positions used in the longest text
@@ -1022,7 +1017,7 @@ struct Trainer {
 // Queues the copy of the next micro-batch to the GPU. Returns false if the data cannot be read.
 static bool load_batch(Trainer* t, DataLoader* loader, Error* err) {
     int slot = (int)(t->num_batches++ % 2);
-    size_t BT = (size_t)t->job.batch.B * t->job.batch.T;
+    size_t BT = (size_t)loader->B * loader->T;
     cudaCheck(cudaEventSynchronize(t->copied[slot])); // until the copy of two micro-batches ago has read this buffer
     if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, err)) { return false; }
     cudaStream_t stream = t->model.stream;
@@ -1064,8 +1059,7 @@ static void read_state(Trainer* t, PendingStep* s) {
     cudaCheck(cudaMemcpyAsync(s->state, t->model.state, sizeof(StepState), cudaMemcpyDeviceToHost, t->model.stream));
 }
 
-// With -sl or -sg the host must see loss and norm before the update, so it waits for them. Returns false if the step is an
-// outlier or not finite and must be skipped.
+// With -sl or -sg the host waits for loss and norm before the update. Returns false if the step must be skipped.
 static bool judge_before_update(Trainer* t, PendingStep* s) {
     read_state(t, s);
     cudaCheck(cudaStreamSynchronize(t->model.stream));
@@ -1193,8 +1187,7 @@ static void train_step(Trainer* t) {
     bool launched = launch_step(t, &err);
     if (!launched) { t->pending = nullptr; }
     if (earlier && report_step(t, earlier)) {
-        // the step launched above has run too: count it before the state is saved
-        if (launched) { report_step(t, t->pending); }
+        if (launched) { report_step(t, t->pending); } // it has run too: count it before the state is saved
         give_up(t);
     }
     if (!launched && err.text[0]) { end_with_error(t, &err); }
@@ -1205,7 +1198,7 @@ static void train_step(Trainer* t) {
 static double evaluate(Trainer* t) {
     Range range("evaluate");
     GPT2* model = &t->model;
-    const Batch* batch = &t->job.batch;
+    int B = t->job.val_B, T = t->job.batch.T;
     int64_t n = t->job.num_val_batches;
     float loss;
     Error err;
@@ -1213,8 +1206,8 @@ static double evaluate(Trainer* t) {
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < n; i++) {
         if (!load_batch(t, &t->job.val, &err)) { end_with_error(t, &err); }
-        gpt2_forward(model, &model->acts, batch->B, batch->T, NULL);
-        gpt2_loss(model, &model->acts, batch->B, batch->T, false, 1.0f / ((float)batch->B * batch->T * n));
+        gpt2_forward(model, &model->acts, B, T, NULL);
+        gpt2_loss(model, &model->acts, B, T, false, 1.0f / ((float)B * T * n));
     }
     cudaCheck(cudaMemcpyAsync(&loss, &model->state->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
@@ -1241,12 +1234,8 @@ static double evaluate_hellaswag(Trainer* t) {
         cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, stream));
         cudaCheck(cudaStreamSynchronize(stream));
         eval_score(&t->hellaswag, losses);
-        if (isatty(STDERR_FILENO)) {
-            fprintf(stderr, "\rHellaSwag: %lld of %lld", (long long)t->hellaswag.num_scored,
-                    (long long)t->hellaswag.num_examples);
-        }
+        eval_progress(&t->hellaswag);
     }
-    if (isatty(STDERR_FILENO)) { fprintf(stderr, "\r\033[K"); }
     if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
     free(losses);
     double accuracy = (double)t->hellaswag.num_correct / (double)t->hellaswag.num_examples;
@@ -1336,8 +1325,7 @@ static void find_machine_flops(Trainer* t) {
            t->machine_flops * 1e-12);
 }
 
-// Copies weights and moments to the GPU, from the checkpoint or newly initialised. training_begin, called here, is the first
-// to write to the output directory.
+// Copies weights and moments to the GPU, from the checkpoint or new ones. training_begin is the first to write to -o.
 static void load_training_state(Trainer* t, ModelSource* source) {
     GPT2* model = &t->model;
     RunState* run = &t->job.run;
@@ -1467,8 +1455,7 @@ static std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
     return rows;
 }
 
-// --profile: times every operation of one training step with events, and prints a table sorted by time. Returns the exit
-// code.
+// --profile: times every operation of a training step, and prints a table sorted by time. Returns the exit code.
 static int profile_run() {
     static Trainer trainer;
     Trainer* t = &trainer;
@@ -1666,10 +1653,7 @@ static void open_device() {
 int main(int argc, char** argv) {
     open_standard_streams();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
-    if (argc == 1) {                       // run the demo, as `make demo` does
-        execl("/bin/sh", "sh", "scripts/demo.sh", argv[0], (char*)NULL);
-        die("cannot run scripts/demo.sh: %s", strerror(errno));
-    }
+    if (argc == 1) { run_demo(argv[0]); }
     cli_parse(argc, argv,
               "GPT-2 on the GPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a "
               "minute.",

@@ -25,6 +25,7 @@ as the optimizer's moments.
 
 enum {
     MODEL_MAX_SHARDS = 1024,
+    HF_MAX_CONFIG = 1 << 20, // bytes of config.json; GPT-2's has 700
     MODEL_PATH = 4096,
     MODEL_TILE = 64,       // transposes work on tiles of 64 x 64 floats: source and destination, 2 x 16 KB, fit in L1
     MODEL_CHUNK = 1 << 20, // elements that are converted at a time before they are written
@@ -306,6 +307,7 @@ static inline bool hf_config_parse(GPT2Config* config, int* eot_id, const char* 
                                    Error* err) {
     JsonDoc doc;
     memset(config, 0, sizeof(*config));
+    if (n > HF_MAX_CONFIG) { return error_set(err, "%s: has %zu bytes, at most 1 MB is read", where, n); }
     if (!json_parse(&doc, text, n, where, err)) { return false; }
     bool ok = hf_config_read(config, eot_id, doc.root, where, err);
     json_free(&doc);

@@ -292,6 +292,8 @@ static inline bool cli_read_float(const char* s, float* v, bool* fits) {
 
 __attribute__((noreturn)) static inline void cli_fail_range(const Option* o, const char* arg) {
     char range[160];
+    double real = o->type == OPT_FLOAT ? strtod(arg, NULL) : 0;
+    if (real != 0 && (float)real == 0) { cli_fail("--%s %s is too small for a 32-bit float", o->name, arg); }
     if (cli_has_range(o)) {
         cli_format_range(range, sizeof(range), o);
     } else if (o->type == OPT_FLOAT) {
@@ -513,7 +515,12 @@ static inline void cli_parse(int argc, char** argv, const char* about, const Opt
             cli_set(&opts[i], optarg);
         }
     }
-    if (optind < argc) { cli_fail("stray argument '%s', see %s --help", argv[optind], cli_program(NULL)); }
+    if (optind < argc) {
+        // the shell has replaced an unquoted pattern by the names of several files
+        bool expanded = optind >= 2 && file_exists(argv[optind]) && argv[optind - 1][0] != '-';
+        cli_fail("stray argument '%s'%s, see %s --help", argv[optind],
+                 expanded ? ": put patterns such as 'data/*.bin' in quotes" : "", cli_program(NULL));
+    }
 }
 
 #endif

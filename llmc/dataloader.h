@@ -470,6 +470,12 @@ static inline int dataloader_by_path(const void* a, const void* b) {
 // locale.
 static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* err) {
     glob_t found;
+    if (file_exists(pattern)) { // a name that contains characters of patterns, such as a[1].bin
+        d->shards = (DataShard*)calloc_check(1, sizeof(DataShard));
+        d->shards[0].path = strdup_check(pattern);
+        d->num_shards = 1;
+        return true;
+    }
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (result != 0) {
         if (result == GLOB_NOSPACE) { die("out of memory: files of '%s'", pattern); }
@@ -484,8 +490,12 @@ static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* er
     return true;
 }
 
-// Checks every shard's header and length, and sets num_tokens and batches_per_epoch.
+// Checks every shard's header and length, and sets num_tokens and batches_per_epoch. A shard that is too short for a batch,
+// such as the last one that tokenize writes, is passed over with a note, unless all of them are.
 static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
+    int64_t kept = 0;
+    Error first; // about the first shard that is too short
+    first.text[0] = '\0';
     for (int64_t i = 0; i < d->num_shards; i++) {
         DataShard* shard = &d->shards[i];
         MappedFile file;
@@ -494,14 +504,24 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         unmap_file(&file);
         if (!ok) { return false; }
         int64_t n = (int64_t)shard->num_tokens;
-        if (n <= d->step_tokens) {
-            return error_set(
-                err, "%s: has %lld tokens, one batch needs %lld x %d ranks x %d + 1 = %lld: use smaller -b or -t",
-                shard->path, (long long)n, (long long)d->B, d->num_ranks, d->T, (long long)d->step_tokens + 1);
+        if (n > d->step_tokens) {
+            d->num_tokens += n;
+            d->batches_per_epoch += (n - 1) / d->step_tokens;
+            DataShard swap = d->shards[kept];
+            d->shards[kept++] = *shard;
+            *shard = swap;
+        } else if (!first.text[0]) {
+            error_set(&first, "%s: has %lld tokens, one batch needs %lld x %d ranks x %d + 1 = %lld", shard->path,
+                      (long long)n, (long long)d->B, d->num_ranks, d->T, (long long)d->step_tokens + 1);
         }
-        d->num_tokens += n;
-        d->batches_per_epoch += (n - 1) / d->step_tokens;
     }
+    if (kept == 0) { return error_set(err, "%s: use smaller -b or -t", first.text); }
+    if (kept < d->num_shards) {
+        print_line(stderr, "note: %lld of %lld shards are too short for a batch and are passed over: %s",
+                   (long long)(d->num_shards - kept), (long long)d->num_shards, first.text);
+    }
+    for (int64_t i = kept; i < d->num_shards; i++) { free(d->shards[i].path); }
+    d->num_shards = kept;
     return true;
 }
 

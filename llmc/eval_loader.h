@@ -41,6 +41,13 @@ static inline unsigned eval_u16(const EvalLoader* e, size_t at) {
     return e->file.data[at] | (unsigned)e->file.data[at + 1] << 8;
 }
 
+// Shows on a terminal how many questions are scored; erases the line when all of them are.
+static inline void eval_progress(const EvalLoader* e) {
+    if (!isatty(STDERR_FILENO)) { return; }
+    fprintf(stderr, "\rHellaSwag: %lld of %lld%s", (long long)e->num_scored, (long long)e->num_examples,
+            e->num_scored == e->num_examples ? "\r\033[K" : "");
+}
+
 static inline void eval_close(EvalLoader* e) {
     unmap_file(&e->file);
     free(e->rows);

@@ -121,13 +121,13 @@ static inline bool config_check(const GPT2Config* c, const char* where, Error* e
         const char* name;
         int value, max;
     } fields[] = {
-        {"positions", c->max_seq_len, 1 << 24}, {"vocabulary", c->vocab_size, 1 << 24}, {"layers", c->num_layers, 4096},
-        {"heads", c->num_heads, 4096},          {"channels", c->channels, 1 << 20},
+        {"the number of positions", c->max_seq_len, 1 << 24}, {"the vocabulary size", c->vocab_size, 1 << 24},
+        {"the number of layers", c->num_layers, 4096},        {"the number of heads", c->num_heads, 4096},
+        {"the number of channels", c->channels, 1 << 20},
     };
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         if (fields[i].value < 1 || fields[i].value > fields[i].max) {
-            return error_set(err, "%s: number of %s is %d, want 1 to %d", where, fields[i].name, fields[i].value,
-                             fields[i].max);
+            return error_set(err, "%s: %s is %d, want 1 to %d", where, fields[i].name, fields[i].value, fields[i].max);
         }
     }
     if (c->channels % c->num_heads != 0) {

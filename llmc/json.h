@@ -3,7 +3,7 @@ A strict JSON reader (RFC 8259) for config.json, vocab.json, tokenizer.json, sta
 files, and string escaping for the JSON that we write.
 
 The reader refuses, naming the byte offset: trailing text, duplicate keys, invalid UTF-8, control characters in strings,
-lone surrogates, malformed numbers, numbers too large for a double, more than JSON_MAX_DEPTH levels, a byte order mark.
+lone surrogates, malformed numbers, numbers too large for a double, more than JSON_MAX_DEPTH levels or JSON_MAX_VALUES values, a byte order mark.
 
     JsonDoc doc;
     if (!json_parse(&doc, text, n, "config.json", &err)) { return false; }
@@ -17,10 +17,11 @@ lone surrogates, malformed numbers, numbers too large for a double, more than JS
 #include "utils.h"
 
 enum {
-    JSON_MAX_DEPTH = 128,  // limits the recursion of the parser, and so its stack
-    JSON_MAX_NUMBER = 511, // characters per number
-    JSON_BLOCK = 64 << 10, // bytes per block of the arena
-    JSON_SMALL_OBJECT = 8  // up to this many members, a linear scan of the keys is faster than a hash table
+    JSON_MAX_VALUES = 8 << 20, // a value takes 64 bytes: 512 MB in all
+    JSON_MAX_DEPTH = 128,      // limits the recursion of the parser, and so its stack
+    JSON_MAX_NUMBER = 511,     // characters per number
+    JSON_BLOCK = 64 << 10,     // bytes per block of the arena
+    JSON_SMALL_OBJECT = 8      // up to this many members, a linear scan of the keys is faster than a hash table
 };
 
 typedef enum { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonType;
@@ -63,6 +64,7 @@ typedef struct {
     JsonValue* stack;              // items of the containers that are still being parsed
     size_t stack_used, stack_size;
     int depth;
+    size_t num_values; // parsed so far
 } JsonParser;
 
 // ---- text ------------------------------------------------------------------------
@@ -420,6 +422,7 @@ static inline bool json_parse_container(JsonParser* p, JsonValue* v) {
 
 // Parses the value at p->pos into v, whose members other than the key must be zero.
 static inline bool json_parse_value(JsonParser* p, JsonValue* v) {
+    if (++p->num_values > JSON_MAX_VALUES) { return json_fail(p, p->pos, "more than %d values", (int)JSON_MAX_VALUES); }
     if (!v->key) { v->offset = (uint32_t)p->pos; }
     uint8_t c = p->pos < p->n ? p->text[p->pos] : 0;
     if (c == '{' || c == '[') { return json_parse_container(p, v); }

@@ -462,6 +462,7 @@ typedef struct {
     size_t num_merges, merges_capacity;
     uint16_t code_of[256];     // the byte map: the printable code point that files use for a byte
     int16_t byte_of[256 + 68]; // the inverse map; -1: the code point represents no byte
+    const char* merges_where;  // the file of the merges, or NULL if it is the one of the tokens
 } Vocab;
 
 // Initializes an empty vocabulary and GPT-2's byte map: printable bytes map to themselves, the other 68 to code points
@@ -683,7 +684,8 @@ static inline bool tokenizer_set_merges(Tokenizer* t, const Vocab* v, const char
         const uint32_t* ids = v->merges + 3 * r;
         MergeSlot* slot = (MergeSlot*)tokenizer_find_merge(t, ids[0], ids[1]);
         if (slot->left != UINT32_MAX) {
-            return error_set(err, "%s: merge %zu is the same as merge %u", where, r + 1, slot->rank + 1);
+            return error_set(err, "%s: merge %zu is the same as merge %u", v->merges_where ? v->merges_where : where,
+                             r + 1, slot->rank + 1);
         }
         MergeSlot filled = {ids[0], ids[1], (uint32_t)r, ids[2]};
         *slot = filled;
@@ -735,6 +737,7 @@ typedef struct {
 static inline bool tokenizer_read_merges(Vocab* v, TokenizerText f, bool grow, Error* err) {
     char where[1100];
     size_t line = 0;
+    v->merges_where = f.where;
     while (f.n > 0 && (f.text[f.n - 1] == '\n' || f.text[f.n - 1] == '\r')) { f.n--; }
     for (size_t i = 0; i < f.n;) {
         const char* s = f.text + i;

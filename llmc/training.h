@@ -372,6 +372,7 @@ typedef struct {
     RunState run;            // step, position in the data, outlier windows: all checkpointed state but the tensors
     Batch batch;             // from settle_batch(); set by the training program once it has opened the model
     int64_t num_steps;       // the run ends after this many steps: -x, or one epoch
+    int val_B;               // sequences per batch in validation: batch.B, or fewer if there is less data
     int64_t num_val_batches; // batches per validation: -m, at most all of the data; 0 without validation data
     DataLoader train, val;
     bool has_val;
@@ -407,7 +408,10 @@ static inline void training_find_checkpoint(Training* t) {
     memset(t, 0, sizeof(*t));
     t->lock = -1;
     t->tasks_step = t->saved_step = -1;
-    if (!args->train_data) { die("no training data: give shards with -i; dev/data/tokenize makes them from text"); }
+    if (!args->train_data) {
+        die("no training data: give shards with -i, which dev/data/tokenize makes from text; or a --prompt to "
+            "continue");
+    }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
     }
@@ -473,7 +477,18 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
         die("%s", err.text);
     }
     t->has_val = args->val_data != NULL;
-    if (t->has_val && !dataloader_open(&t->val, args->val_data, B, T, 0, 1, V, false, 0, &err)) { die("%s", err.text); }
+    t->val_B = B;
+    if (t->has_val) {
+        // fewer sequences at a time, if the data is too short for a whole batch
+        Error first = {""};
+        bool ok = dataloader_open(&t->val, args->val_data, B, T, 0, 1, V, false, 0, &first);
+        while (!ok && t->val_B > 1) {
+            t->val_B /= 2;
+            ok = dataloader_open(&t->val, args->val_data, t->val_B, T, 0, 1, V, false, 0, &err);
+        }
+        if (!ok) { die("%s", first.text); }
+        if (t->val_B < B) { printf("note: little validation data: -b %d instead of %d there\n", t->val_B, B); }
+    }
     int64_t val_epoch = t->has_val ? t->val.batches_per_epoch : 0;
     t->num_val_batches = args->val_steps < val_epoch ? args->val_steps : val_epoch;
     t->num_steps = args->num_steps;
@@ -756,6 +771,25 @@ static inline void training_sample_end(Training* t, TrainingSample* s, bool good
     t->run.sampler_rng = s->sampler.rng;
     logger_text(&t->logger, t->run.step, s->out.text, s->out.length);
     free(s->out.text);
+}
+
+// ---- without arguments --------------------------------------------------------------
+
+// Replaces the program by the demo, scripts/demo.sh beside the program itself, whatever the current directory is.
+__attribute__((noreturn)) static inline void run_demo(const char* argv0) {
+    char program[4096], script[4096 + 32], buf[4096], name[4096];
+    if (!realpath("/proc/self/exe", program) && !realpath(argv0, program)) {
+        snprintf(program, sizeof(program), "%s", argv0);
+    }
+    snprintf(script, sizeof(script), "%s/scripts/demo.sh", directory_of(program, buf));
+    if (!file_exists(script)) {
+        die("the demo, %s, is not there: give -i to train or --prompt to continue a text; --help shows all flags",
+            script);
+    }
+    const char* slash = strrchr(program, '/'); // the script changes to the program's directory
+    snprintf(name, sizeof(name), "./%s", slash ? slash + 1 : program);
+    execl("/bin/sh", "sh", script, name, (char*)NULL);
+    die("cannot run %s: %s", script, strerror(errno));
 }
 
 // ---- the end of a run ---------------------------------------------------------------

@@ -98,17 +98,26 @@ curl_reason() { # STATUS HTTP_CODE
     18 | 28 | 52 | 55 | 56 | 92) echo "the connection was lost; run this again to go on" ;;
     22) echo "the server answers HTTP $2" ;;
     23) echo "cannot write: is the disk full?" ;;
+    1) echo "the server redirects to another protocol than https" ;;
+    63) echo "the file is larger than expected" ;;
     35 | 60) echo "no secure connection: is the package ca-certificates installed?" ;;
     *) echo "curl ends with status $1, see 'man curl'" ;;
     esac
 }
 
 # Resumes the download of URL: appends to PART the bytes that it lacks. Sets `reason` on failure.
-fetch() { # URL PART
-    local rc code try meter=(--silent --show-error)
+fetch() { # URL PART BYTES
+    local rc code try meter=(--silent --show-error) safety=()
+    # no redirect away from https; not more bytes than the file may have (3)
+    if [[ $1 == https:* ]]; then safety+=(--proto '=https' --proto-redir '=https'); fi
+    case $3 in
+    -) safety+=(--max-filesize 200000000) ;;
+    '>'*) safety+=(--max-filesize $((${3#>} + ${3#>} / 2))) ;;
+    *) safety+=(--max-filesize "$3") ;;
+    esac
     [ -t 2 ] && meter=(--progress-bar)
     for try in 1 2 3 4 5; do
-        code=$(curl --fail --location --retry 3 --connect-timeout 30 --speed-limit 1 --speed-time 60 "${meter[@]}" \
+        code=$(curl --fail --location "${safety[@]}" --retry 3 --connect-timeout 30 --speed-limit 1 --speed-time 60 "${meter[@]}" \
             --continue-at - --output "$2" --write-out '%{http_code}' "$1")
         rc=$?
         case $rc in
@@ -142,7 +151,7 @@ get() { # PATH URL BYTES SHA256
     while true; do
         [ -s "$part" ] || from_start=yes
         echo "fetching $path from $url"
-        fetch "$url" "$part" || return 1
+        fetch "$url" "$part" "$bytes" || return 1
         reason=$(what_is_wrong "$part" "$bytes" "$sum")
         [ -n "$reason" ] || break
         rm -f "$part"

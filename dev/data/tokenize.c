@@ -503,6 +503,7 @@ static void* wait_for_signal(void* set) {
 
 // Makes SIGINT, SIGTERM and SIGHUP end the program cleanly, except those that were ignored when it started (nohup).
 static void catch_signals(void) {
+    signal(SIGXFSZ, SIG_IGN); // at the limit on file sizes a write fails, which is reported and cleaned up
     static sigset_t set;
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     sigemptyset(&set);
@@ -538,7 +539,10 @@ static void parse_flags(int argc, char** argv) {
     const Option options[] = {
         {OPT_SECTION, 0, NULL, "Input", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'i', NULL, "input", &flags.input, "FILES",
-         "text or .jsonl files: names or quoted patterns, separated by commas; - is standard input", 0, 0},
+         "text or .jsonl files: names or quoted patterns, separated by commas or spaces; a name that contains these "
+         "must be "
+         "given alone; - is standard input",
+         0, 0},
         {OPT_STR, 'd', NULL, "documents", &flags.documents, "auto|file|line|blank-line|jsonl",
          "how to split files into documents; auto: a .jsonl file by lines, any other file is one document; blank-line: "
          "a document ends after every two newlines",

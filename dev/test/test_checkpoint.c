@@ -695,10 +695,17 @@ static void test_config_sizes(void) {
                  "\"vocab_size\" is 4294967808");
     check_config("{\"model_type\":\"gpt2\",\"vocab_size\":2147483647,\"n_positions\":64,\"n_embd\":128,\"n_layer\":2,"
                  "\"n_head\":2}",
-                 "number of vocabulary is 2147483647");
+                 "the vocabulary size is 2147483647");
     check_config(
         "{\"model_type\":\"gpt2\",\"vocab_size\":512.0,\"n_positions\":64,\"n_embd\":128,\"n_layer\":2,\"n_head\":2}",
         "want an integer");
+    size_t large = (1 << 20) + 1; // the text is valid, but larger than any config.json
+    char* spaces = (char*)malloc_check(large + 1);
+    memset(spaces, ' ', large);
+    spaces[large] = '\0';
+    spaces[0] = '{', spaces[large - 1] = '}';
+    check_config(spaces, "has 1048577 bytes, at most 1 MB is read");
+    free(spaces);
     check_config("[]", "not a JSON object");
     check_config("", "not valid JSON");
     check_config(CONFIG(",\"n_head\":4"), "\"n_head\" occurs twice");
@@ -808,7 +815,7 @@ static void test_llmc_header_is_checked(void) {
         int word, value;
         const char* reason;
     } cases[] = {{2, 0, "number of positions is 0"},
-                 {3, -1, "number of vocabulary is -1"},
+                 {3, -1, "the vocabulary size is -1"},
                  {4, 5000, "number of layers is 5000"},
                  {5, 3, "2 channels do not divide into 3 heads"},
                  {6, 1 << 30, "number of channels is"},

@@ -232,7 +232,8 @@ static void test_floats(void) {
     bad("--learning-rate wants 0 to 1, got '-1e-9'", "-l", "-1e-9");
     bad("--any-rate wants a number that a float can hold, got '1e39'", "--any-rate", "1e39");
     bad("--any-rate wants a number that a float can hold, got '1e400'", "--any-rate", "1e400");
-    bad("--any-rate wants a number that a float can hold, got '1e-60'", "--any-rate", "1e-60");
+    bad("--any-rate 1e-60 is too small for a 32-bit float", "--any-rate", "1e-60");
+    bad("--learning-rate 1e-60 is too small for a 32-bit float", "-l", "1e-60");
     bad("--any-rate wants a number that a float can hold, got '1e-400'", "--any-rate", "1e-400");
     const char* junk[] = {"",    " 1",       "1 ", "1x",    "nan", "NaN", "inf", "-inf",  "infinity", "0x1p3",
                           "1,5", "nan(123)", "1e", "1e-4f", ".",   "--1", "e5",  "1.2.3", "-"};

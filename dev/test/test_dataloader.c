@@ -158,7 +158,7 @@ static void test_open_errors(void) {
     } cases[] = {
         {"none*.bin", 2, 8, 0, 1, VOCAB, "no file matches"},
         {"none*.bin", 2, 8, 0, 1, VOCAB, "none*.bin"},
-        {"e?.bin", 2, 8, 0, 2, VOCAB,
+        {"e2.bin", 2, 8, 0, 2, VOCAB,
          "e2.bin: has 32 tokens, one batch needs 2 x 2 ranks x 8 + 1 = 33: use smaller -b or -t"},
         {"e?.bin", 0, 8, 0, 1, VOCAB, "batches of 0 x 8"},
         {"e?.bin", 2, -1, 0, 1, VOCAB, "batches of 2 x -1"},

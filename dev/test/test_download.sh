@@ -85,6 +85,19 @@ test_wrong_size_sum_and_404() {
     want "what is there" "$(ls "$tmp/data")" fine # the other files were downloaded; no wrong file was kept
 }
 
+# a server that sends more than the file can have is cut off before it has sent it
+test_too_large() {
+    fresh
+    serve huge 30000000
+    row set huge 1000 -
+    download set
+    want status "$status" 1
+    contains "failed: https://host.example/a/huge: the file is larger than expected" \
+        <(sed "s#http://127[^/]*/host#https://host#" "$tmp/err")
+    [ ! -e "$tmp/data/huge" ] || fail "a file that is too large is kept"
+    [ "$(cat "$tmp"/data/huge.part 2>/dev/null | wc -c)" -lt 1000000 ] || fail "it was downloaded"
+}
+
 test_not_the_file() {
     fresh
     serve page 10
@@ -238,6 +251,6 @@ test_table_agrees_with_files() {
 }
 
 start_server
-tests=(good wrong_size_sum_and_404 not_the_file connection_lost goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped
+tests=(good wrong_size_sum_and_404 too_large not_the_file connection_lost goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped
     server_without_ranges busy_server no_server no_curl usage table table_agrees_with_files)
 run_tests_once "$@"

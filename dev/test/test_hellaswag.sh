@@ -61,6 +61,9 @@ test_forms() {
         cmp "$tmp/a.bin" "$tmp/b.bin" || fail "$1 gives another file"
     }
     same jsonl "$tmp/two.jsonl"
+    sed -E 's/("label": )([0-3])/\1"\2"/' "$tmp/two.jsonl" >"$tmp/strings.jsonl"
+    ! cmp -s "$tmp/two.jsonl" "$tmp/strings.jsonl" || fail "no label found"
+    same "jsonl with labels as strings, as the datasets library writes them," "$tmp/strings.jsonl"
     sed 's/$/\r/' "$tmp/two.txt" >"$tmp/crlf.txt"
     same "text with CR LF" "$tmp/crlf.txt"
     sed 's/$/\r/' "$tmp/two.jsonl" >"$tmp/crlf.jsonl"
@@ -98,7 +101,7 @@ test_jsonl_errors() {
     bad '"ctx" is a number, want a string' '{"ctx": 1, "label": 0, "endings": ["1", "2", "3", "4"]}'
     bad 'the context is empty' '{"ctx": "", "label": 0, "endings": ["1", "2", "3", "4"]}'
     bad '"label" is missing' '{"ctx": "c", "endings": ["1", "2", "3", "4"]}' # like HellaSwag's test set
-    bad '"label" is a string, want a number' '{"ctx": "c", "label": "0", "endings": ["1", "2", "3", "4"]}'
+    bad '"label" is a string, want a number' '{"ctx": "c", "label": "4", "endings": ["1", "2", "3", "4"]}'
     bad '"label" is 4, want 0 to 3' '{"ctx": "c", "label": 4, "endings": ["1", "2", "3", "4"]}'
     bad '"label" is -1, want 0 to 3' '{"ctx": "c", "label": -1, "endings": ["1", "2", "3", "4"]}'
     bad '"endings" has 3 elements, want 4' '{"ctx": "c", "label": 0, "endings": ["1", "2", "3"]}'

@@ -457,7 +457,31 @@ static void test_vocab_json(void) {
     unmap_file(&file);
 }
 
+// a value takes 64 bytes, so their number is limited: an array of one too many, and one that just fits
+static void test_many_values(void) {
+    size_t most = JSON_MAX_VALUES - 1; // without the array itself
+    char* text = (char*)malloc_check(2 * most + 4);
+    JsonDoc doc;
+    Error err;
+    for (size_t n = most; n <= most + 1; n++) {
+        text[0] = '[';
+        for (size_t i = 0; i < n; i++) { text[1 + 2 * i] = '0', text[2 + 2 * i] = ','; }
+        text[2 * n] = ']';
+        bool ok = json_parse(&doc, text, 2 * n + 1, "many.json", &err);
+        check(ok == (n == most));
+        if (ok) {
+            check(doc.root->count == n);
+            json_free(&doc);
+        } else {
+            check_msg(strstr(err.text, "many.json: not valid JSON") && strstr(err.text, "more than 8388608 values"),
+                      "%s", err.text);
+        }
+    }
+    free(text);
+}
+
 static const Test tests[] = {
+    {"many_values", "the limit on values", test_many_values},
     {"values", "every type, nesting, white space, lookups that miss", test_values},
     {"scalars_at_the_root", "RFC 8259 allows any value as a text", test_scalars_at_the_root},
     {"numbers", "the grammar of numbers, and what a double cannot hold", test_numbers},

@@ -303,6 +303,55 @@ test_closed_streams() {
         cmp <(cut -d : -f 1-3 "$world/closed/main.log") <(cut -d : -f 1-3 "$world/run/main.log") || fail "$closed: another log"
     done
 }
+# what is left over for the last shard may be too short for a batch
+test_short_last_shard() {
+    setup
+    head -c 9000 "$world/text" >"$tmp/9000" # and one token that begins the document
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/9000" -o "$world/odd/a" -s 3000 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good "${small[@]}" -i 'odd/a_train_*.bin' -b 40 -t 32 -x 3 -s 0
+    contains "note: 1 of 4 shards are too short for a batch and are passed over: odd/a_train_000003.bin: has 1 tokens" "$tmp/err"
+    contains "data: 9000 tokens in 3 shards" "$tmp/out"
+}
+test_short_validation_data() {
+    setup
+    good "${small[@]}" -i "$data" -j 'data/a_val_*.bin' -b 80 -t 32 -x 1 -s 0 # 1000 tokens, a batch has 2560
+    contains "note: little validation data: -b 20 instead of 80 there" "$tmp/out"
+    grep -q '^val loss [0-9]' "$tmp/out" || fail "no validation loss"
+    local loss
+    loss=$(grep -m 1 '^val loss' "$tmp/out")
+    good "${small[@]}" -i "$data" -j 'data/a_val_*.bin' -b 20 -t 32 -x 1 -s 0
+    want "the loss with -b 20" "$(grep -m 1 '^val loss' "$tmp/out")" "$loss"
+}
+test_file_named_like_a_pattern() {
+    setup
+    mkdir -p "$world/[x]"
+    cp "$world/data/a_train_000000.bin" "$world/[x]/s[1].bin"
+    good "${small[@]}" "${batch[@]}" --tokenizer data -i '[x]/s[1].bin'
+    rm -r "$world/[x]"
+}
+test_unquoted_pattern() {
+    setup
+    usage "stray argument 'data/a_train_000001.bin': put patterns such as 'data/" '--help' -- -i data/a_train_000000.bin data/a_train_000001.bin
+}
+test_no_task() {
+    refused 1 'no training data: give shards with -i' 'a --prompt to continue' -- -e run
+}
+# without arguments: the demo of the program's own directory, never that of the current one
+test_demo_of_another_directory() {
+    setup
+    mkdir -p "$tmp/alone/bin" "$tmp/alone/here/scripts"
+    cp "$train" "$tmp/alone/bin/"
+    echo 'echo a foreign script' >"$tmp/alone/here/scripts/demo.sh"
+    local name=${train##*/} status=0
+    (cd "$tmp/alone/here" && ../bin/"$name") >"$tmp/out" 2>"$tmp/err" || status=$?
+    want status $status 1
+    contains "bin/scripts/demo.sh, is not there" "$tmp/err"
+    want "stdout" "$(cat "$tmp/out")" ""
+    mkdir "$tmp/alone/bin/scripts"
+    echo 'echo "demo $1"' >"$tmp/alone/bin/scripts/demo.sh"
+    (cd "$tmp/alone/here" && ../bin/"$name") >"$tmp/out" 2>"$tmp/err"
+    want "its output" "$(cat "$tmp/out")" "demo ./$name"
+}
 test_step_of_more_than_the_data() {
     setup
     good "${small[@]}" "${batch[@]}" -i "$data" -x 1 -d 16000
@@ -605,7 +654,8 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     seq_len_past_positions total_batch_no_multiple heads_do_not_divide unknown_descriptor
     missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
     damaged_step another_vocabulary infinite_weights fifo output_holds_a_model output_holds_logs closed_streams
-    step_of_more_than_the_data
+    step_of_more_than_the_data short_last_shard short_validation_data file_named_like_a_pattern unquoted_pattern no_task
+    demo_of_another_directory
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
