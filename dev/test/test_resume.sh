@@ -235,7 +235,7 @@ test_second_signal() {
     local code=0 out=$tmp/twice
     # one micro-batch of several seconds
     start "$out" 1000000 -n 0 --naive --layers 8 --channels 192 -b 60 -d 960 -v 0
-    wait_for "the first step" grep -qs '^data: ' "$out.txt"
+    wait_for "the first step" test -e "$out/log.jsonl" # from then on signals are handled
     sleep 0.5
     kill -TERM "$pid"
     wait_for "a word on it" grep -qs "exits at once" "$out.txt"
