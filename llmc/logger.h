@@ -340,10 +340,10 @@ static inline bool log_move_aside(const char* path, Error* err) {
     return error_set(err, "%s: cannot be moved aside, all names up to %s are taken", path, aside);
 }
 
-// Opens the logs in dir, which is created if necessary; if dir is NULL or "", nothing is logged. resume_step -1 is a
-// new run: a main.log or log.jsonl that is already there is moved aside. Otherwise the run resumes after resume_step: lines of later steps, which
-// a run wrote after its last checkpoint, are dropped. If a file cannot be opened, returns false and leaves nothing
-// open.
+// Opens the logs in dir, which is created if necessary; if dir is NULL or "", nothing is logged. resume_step -1 is a new
+// run: a main.log or log.jsonl that is already there is moved aside. Otherwise the run resumes after resume_step: lines
+// of later steps, which a run wrote after its last checkpoint, are dropped. If a file cannot be opened, returns false
+// and leaves nothing open.
 static inline bool logger_open(Logger* l, const char* dir, int64_t resume_step, Error* err) {
     memset(l, 0, sizeof(*l));
     l->text.fd = l->json.fd = l->events.fd = -1;
