@@ -1017,8 +1017,9 @@ static void check_memory(const GPT2Config* config) {
     if (weights > have) { die("the weights need %.1f GB and the machine has %.1f", weights, have); }
 }
 
-// Prints how much memory a training run needs, before it is allocated, and ends the program if the machine has less.
-static void print_memory_need(const GPT2Config* config, int B, int T) {
+// Prints how much memory a training run needs, before it is allocated, and ends the program if the machine has less. Returns
+// how much is left, in bytes.
+static double print_memory_need(const GPT2Config* config, int B, int T) {
     Activations acts;
     Gradients dacts;
     double activations = 4e-9 * (double)(total_floats(activation_list(&acts, config, B, T, true)) +
@@ -1035,6 +1036,7 @@ static void print_memory_need(const GPT2Config* config, int B, int T) {
             4 * params, have);
     }
     if (need > have) { die("the run needs %.1f GB and the machine has %.1f; take a smaller -b or -t", need, have); }
+    return (have - need) * 1e9;
 }
 
 // Measures the FLOP/s of a matmul that is large enough to reach the machine's rate. Takes some milliseconds.
@@ -1059,12 +1061,14 @@ static void load_model(GPT2* model, ModelSource* source) {
 }
 
 static void save_checkpoint(Trainer* t, bool last) {
-    training_save(&t->job, t->model.params_memory, t->model.m_memory, t->model.v_memory, last);
+    float* const tensors[3] = {t->model.params_memory, t->model.m_memory, t->model.v_memory};
+    training_finish_save(&t->job);
+    if (training_is_unsaved(&t->job)) { training_save(&t->job, tensors, last); }
 }
 
 // Ends a run that cannot read its data, after saving what it has.
 __attribute__((noreturn)) static void end_with_error(Trainer* t, const Error* reason) {
-    if (training_is_unsaved(&t->job)) { save_checkpoint(t, true); }
+    if (args->output) { save_checkpoint(t, true); }
     training_fail(&t->job, reason);
 }
 
@@ -1144,13 +1148,14 @@ static void trainer_open(Trainer* t) {
     training_open_model(&t->job, &source, resolved);
     t->job.batch = settle_batch(&source.config);
     int B = t->job.batch.B, T = t->job.batch.T;
-    print_memory_need(&source.config, B, T);
+    double memory_left = print_memory_need(&source.config, B, T);
     load_model(&t->model, &source);
     training_open_data(&t->job, &t->model.config);
     gpt2_allocate_training(&t->model);
     gpt2_allocate_batch(&t->model, B, T);
     t->inputs = (int*)malloc_check((size_t)B * T * sizeof(int));
     t->targets = (int*)malloc_check((size_t)B * T * sizeof(int));
+    training_allocate_copy(&t->job, &t->model.config, memory_left);
     t->machine_flops = measure_matmul_flops();
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
@@ -1177,10 +1182,11 @@ static int train(void) {
         if (due.stop) { break; }
         train_step(t);
     }
+    int code = training_end(&t->job);
     free(t->inputs);
     free(t->targets);
     gpt2_free(&t->model);
-    return training_end(&t->job);
+    return code;
 }
 
 // --prompt: continues a text. Returns the exit code.

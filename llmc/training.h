@@ -15,6 +15,7 @@ and printed output of a run. The layers and the training loop itself are in the 
 #include "rand.h"
 #include "run_state.h"
 #include "sampler.h"
+#include "saver.h"
 #include "schedulers.h"
 #include "text_output.h"
 #include "tokenizer.h"
@@ -31,7 +32,7 @@ typedef struct {
     int64_t total_batch, num_steps, warmup_steps, seed;
     float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* schedule;
-    int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, keep, major_every;
+    int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, async_save, keep, major_every;
     const char* prompt;
     int num_tokens, top_k, stop_at_eot;
     float temperature, top_p;
@@ -65,6 +66,7 @@ static Settings settings = {
     .val_steps = 20,
     .sample_every = 20,
     .sample_tokens = 64,
+    .async_save = 1,
     .keep = 5,
     .num_tokens = 256,
     .stop_at_eot = 1,
@@ -145,6 +147,8 @@ static const Option options[] = {
     {OPT_INT, 'g', NULL, "sample-tokens", &settings.sample_tokens, "tokens", "length of that sample", 1, 1e9},
     {OPT_INT, 'n', NULL, "save-every", &settings.save_every, "steps",
      "save a checkpoint every N steps and at the end; 0: only at the end", 0, 1e9},
+    {OPT_BOOL, 0, NULL, "async-save", &settings.async_save, NULL,
+     "copy the weights and go on training while the copy is written; off: wait, which needs less memory", 0, 0},
     {OPT_INT, 0, "nk", "keep", &settings.keep, "checkpoints", "keep the newest N checkpoints; 0: all", 0, 1e9},
     {OPT_INT, 0, "nm", "major-every", &settings.major_every, "steps",
      "never delete a checkpoint whose step is a multiple of N; 0: no such exception", 0, 1e9},
@@ -383,6 +387,9 @@ typedef struct {
     DataLoaderState position; // in the training data, after the last complete step
     int64_t tasks_step;       // the step whose validation and sample are done; -1: none
     int64_t saved_step;       // the step of the newest checkpoint that this run saved or resumed from; -1: none
+    Saver saver;              // writes the checkpoints
+    double save_start_ms;     // when the run began to wait for the newest save (time_ms)
+    double save_pause_ms;     // how long it waited
     int failed_saves;
     int lock;              // the descriptor that locks -o (run_lock), or negative
     char checkpoint[4200]; // path of the checkpoint that the run resumes from; "" for a new run
@@ -583,68 +590,143 @@ static inline void training_step_done(Training* t) {
     dataloader_state(&t->train, &t->position);
 }
 
-// Tries once to save the checkpoint. On failure counts it and logs it.
-static inline bool training_try_save(Training* t, const char* dir, const float* params, const float* m, const float* v,
-                                     Error* err) {
-    double start = time_ms();
-    t->run.loader = t->position;
-    if (!run_save(dir, &t->run, params, m, v, t->has_tokenizer ? &t->tokenizer : NULL, err)) {
+// ---- checkpoints ----------------------------------------------------------------------
+
+// Reports the save that has just ended. On failure counts it and logs it.
+static inline bool training_report_save(Training* t) {
+    const Saver* s = &t->saver;
+    char pause[64] = "";
+    if (!s->saved) {
         t->failed_saves++;
-        logger_save_failed(&t->logger, t->run.step, err->text);
+        logger_save_failed(&t->logger, s->state.step, s->error.text);
         return false;
     }
-    t->saved_step = t->run.step;
-    print_line(stdout, "saved %s/step_%08lld (%.0f ms)", dir, (long long)t->run.step, time_ms() - start);
+    t->saved_step = s->state.step;
+    if (t->save_pause_ms < s->ms) { snprintf(pause, sizeof(pause), "; the run waited for %.0f ms", t->save_pause_ms); }
+    print_line(stdout, "saved %s/step_%08lld (%.0f ms%s)", s->dir, (long long)s->state.step, s->ms, pause);
+    if (!s->pruned) { fprintf(stderr, "warning: %s\n", s->prune_error.text); }
     return true;
 }
 
-// Saves the last checkpoint of a run although it just failed, with `reason`: removes the checkpoints that -nk and -nm
-// would remove after a success, and tries again for a minute (LLMC_SAVE_SECONDS). If that does not help, saves to
-// a new directory below TMPDIR, /tmp, /var/tmp, HOME or the current directory, and ends the program with a message.
-static inline void training_save_anyway(Training* t, const float* params, const float* m, const float* v,
-                                        const Error* reason) {
-    Error err = *reason, ignored;
+// The same for a save that is not the last one of the run.
+static inline void training_report_periodic_save(Training* t) {
+    if (training_report_save(t)) { return; }
+    fprintf(stderr,
+            "warning: the checkpoint of step %lld was not saved, earlier ones are untouched: %s; the run goes on\n",
+            (long long)t->saver.state.step, t->saver.error.text);
+}
+
+// Reports an asynchronous save, if one has ended.
+static inline void training_poll_save(Training* t) {
+    if (saver_poll(&t->saver)) { training_report_periodic_save(t); }
+}
+
+// Waits until an asynchronous save, if there is one, has ended, and reports it. Must be called before the tensors of the next
+// one are copied.
+static inline void training_finish_save(Training* t) {
+    t->save_start_ms = time_ms();
+    if (saver_wait(&t->saver)) { training_report_periodic_save(t); }
+}
+
+static Training* training_at_exit;
+
+// Runs at exit: a checkpoint that is being written when the program ends with an error is completed.
+static inline void training_exit(void) { training_finish_save(training_at_exit); }
+
+// Saves the last checkpoint of a run although it just failed: removes the checkpoints that -nk and -nm would remove after
+// a success, and tries again for a minute (LLMC_SAVE_SECONDS). If that does not help, saves to a new directory below
+// TMPDIR, /tmp, /var/tmp, HOME or the current directory, and ends the program with a message.
+static inline void training_save_anyway(Training* t) {
+    Saver* s = &t->saver;
+    Error reason = s->error, ignored;
     const char* seconds = getenv("LLMC_SAVE_SECONDS");
     double start = time_ms(), wait_ms = 1e3 * (seconds ? atof(seconds) : 60.0);
     fprintf(stderr, "warning: the last checkpoint, of step %lld, was not saved: %s; trying again for %.0f s\n",
-            (long long)t->run.step, err.text, wait_ms * 1e-3);
+            (long long)t->run.step, reason.text, wait_ms * 1e-3);
     if (args->keep > 1) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
     do {
-        if (training_try_save(t, args->output, params, m, v, &err)) { return; }
+        saver_run(s);
+        if (s->saved) {
+            training_report_save(t);
+            return;
+        }
         if (time_ms() - start < wait_ms) { usleep(500000); }
     } while (time_ms() - start < wait_ms);
+    reason = s->error;
     const char* const places[] = {getenv("TMPDIR"), "/tmp", "/var/tmp", getenv("HOME"), "."};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         char dir[4096];
         if (!places[i] || !places[i][0]) { continue; }
         snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%ld", places[i], (long)getpid());
-        if (!training_try_save(t, dir, params, m, v, &ignored)) {
+        s->dir = dir;
+        saver_run(s);
+        if (!s->saved) {
             rmdir(dir);
             continue;
         }
         die("the checkpoint of step %lld was not saved to -o: %s; it is in %s instead: make room, move it to %s and "
             "resume with -y 1",
-            (long long)t->run.step, err.text, dir, args->output);
+            (long long)t->run.step, reason.text, dir, args->output);
     }
-    die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step, err.text);
+    die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step,
+        reason.text);
 }
 
-// Saves a checkpoint after t->run.step steps with params, m, v (num_parameters each), then deletes older checkpoints
-// as -nk and -nm allow. If saving fails, the run goes on and saves when the next checkpoint is due; but if this is the
-// last one, it does everything to save it, and ends the program if that fails.
-static inline void training_save(Training* t, const float* params, const float* m, const float* v, bool last) {
-    Error err;
-    if (!training_try_save(t, args->output, params, m, v, &err)) {
-        if (!last) {
-            fprintf(stderr,
-                    "warning: the checkpoint of step %lld was not saved, earlier ones are untouched: %s; the run goes "
-                    "on\n",
-                    (long long)t->run.step, err.text);
-            return;
-        }
-        training_save_anyway(t, params, m, v, &err);
+// Allocates memory for a copy of the tensors, so that the run can go on while a checkpoint is written. Without it,
+// training_save() writes the tensors themselves while the run waits. have: bytes of memory that are left.
+static inline void training_allocate_copy(Training* t, const GPT2Config* config, double have) {
+    size_t bytes = num_parameters(config) * sizeof(float);
+    if (!args->output || !args->save_every || !args->async_save) { return; }
+    bool ok = 3.0 * (double)bytes <= have;
+    for (int i = 0; i < 3 && ok; i++) {
+        ok = (t->saver.copy[i] = (float*)malloc(bytes)) != NULL;
+        if (ok) { advise_huge(t->saver.copy[i], bytes); }
     }
-    if (!run_prune(args->output, args->keep, args->major_every, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    if (ok) { return; }
+    printf("note: no memory for a copy of the weights: the run waits while a checkpoint is written\n");
+    for (int i = 0; i < 3; i++) {
+        free(t->saver.copy[i]);
+        t->saver.copy[i] = NULL;
+    }
+}
+
+// Saves a checkpoint after t->run.step steps, then deletes older checkpoints as -nk and -nm allow. tensors (3): weights,
+// moments m and v (num_parameters each). training_finish_save() must have been called before. With memory for a copy
+// (t->saver.copy, which may be the tensors themselves) returns when they are copied. If saving fails, the run goes on and
+// saves when the next checkpoint is due; but if this is the last one, waits for it and does everything to save it, and ends
+// the program if that fails.
+static inline void training_save(Training* t, float* const* tensors, bool last) {
+    Saver* s = &t->saver;
+    bool async = !last && s->copy[0];
+    long n = (long)num_parameters(&t->run.config);
+    t->run.loader = t->position;
+    s->dir = args->output;
+    s->keep = args->keep;
+    s->major_every = args->major_every;
+    s->tokenizer = t->has_tokenizer ? &t->tokenizer : NULL;
+    s->state = t->run;
+    for (int i = 0; i < 3; i++) {
+        s->tensors[i] = async ? s->copy[i] : tensors[i];
+        if (s->tensors[i] == tensors[i]) { continue; }
+#pragma omp parallel for
+        for (long j = 0; j < n; j += 65536) {
+            memcpy(s->copy[i] + j, tensors[i] + j, (size_t)(n - j < 65536 ? n - j : 65536) * sizeof(float));
+        }
+    }
+    if (async) {
+        if (!training_at_exit) { atexit(training_exit); }
+        training_at_exit = t;
+        saver_start(s);
+        t->save_pause_ms = time_ms() - t->save_start_ms;
+        return;
+    }
+    saver_run(s);
+    t->save_pause_ms = INFINITY; // for the whole save
+    if (!last) {
+        training_report_periodic_save(t);
+    } else if (!training_report_save(t)) {
+        training_save_anyway(t);
+    }
 }
 
 // True if the run has weights that no checkpoint holds yet.
@@ -744,6 +826,7 @@ static inline void training_report(Training* t, const StepReport* r, double mach
     format_duration(left, sizeof(left), (double)(t->num_steps - r->step) * t->step_ms * 1e-3);
     printf("%s%s | ETA %s\n", line, extra, left);
     logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second);
+    training_poll_save(t);
 }
 
 // A sample that is printed during training. Between training_sample_begin() and training_sample_end() the program
@@ -807,12 +890,13 @@ __attribute__((noreturn)) static inline void training_give_up(bool weights_are_g
 static inline int training_end(Training* t) {
     Error err;
     int code = EXIT_SUCCESS;
+    training_finish_save(t);
     if (run_stop_signal) {
         printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
                args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");
         code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
     }
-    if (t->failed_saves) { printf("%d saves failed\n", t->failed_saves); }
+    if (t->failed_saves) { printf("%d %s failed\n", t->failed_saves, t->failed_saves == 1 ? "save" : "saves"); }
     if (t->run.skipped_steps) { printf("%lld steps were skipped\n", (long long)t->run.skipped_steps); }
     if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     dataloader_close(&t->train);

@@ -15,6 +15,7 @@ FAIL_ERRNO       the errno, a number; default ENOSPC. A failing close still clos
 FAIL_MODE        once (default): only this operation fails; from: this one and all that follow, as on a full disk;
                  short: if it is a write, it writes half of the bytes and succeeds;
                  kill: SIGKILL ends the process instead of the operation
+FAIL_SLOW_MS     every fsync takes this many milliseconds longer, as on a slow disk
 FAIL_COUNT_FILE  the number of operations seen is written here at exit
 FAIL_TRACE       a line "NUMBER OPERATION PATH" per operation is appended to this file; for two paths, it has the second
 */
@@ -41,7 +42,7 @@ typedef int (*RenameFn)(const char*, const char*);
 typedef int (*Renameat2Fn)(int, const char*, int, const char*, unsigned int);
 typedef int (*MkdirFn)(const char*, mode_t);
 
-static long num_calls;
+static long num_calls; // atomic: checkpoints are written by a thread
 
 static void* real(const char* name) {
     void* fn = dlsym(RTLD_NEXT, name);
@@ -130,7 +131,12 @@ ssize_t write(int fd, const void* data, size_t bytes) {
     return ((WriteFn)real("write"))(fd, data, bytes);
 }
 
-int fsync(int fd) { return fails_fd("fsync", fd) ? -1 : ((FdFn)real("fsync"))(fd); }
+int fsync(int fd) {
+    const char* slow = getenv("FAIL_SLOW_MS");
+    if (fails_fd("fsync", fd)) { return -1; }
+    if (slow) { usleep((useconds_t)(1000 * atol(slow))); }
+    return ((FdFn)real("fsync"))(fd);
+}
 
 int close(int fd) {
     bool fail = fails_fd("close", fd);

@@ -103,10 +103,11 @@ resume() { # OUT [FLAGS]: resumes and trains to step 8; its output goes to OUT.r
     [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$out")"
 }
 
-# Runs the program and writes a line for each of its file operations on OUT to $tmp/trace.
+# Runs the program and writes a line for each of its file operations on OUT to $tmp/trace. It waits for each checkpoint:
+# otherwise the order of the operations of its two threads would vary.
 traced() { # OUT STEPS [FLAGS]
     rm -f "$tmp/trace"
-    FAIL_DIR=$1 FAIL_TRACE=$tmp/trace LD_PRELOAD=$shim run "$@"
+    FAIL_DIR=$1 FAIL_TRACE=$tmp/trace LD_PRELOAD=$shim run "$@" --no-async-save
 }
 
 # ---- tests ------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ test_killed_after_each_step() {
     for k in 1 2 3 4 5 6 7 8; do
         out=$tmp/after_$k
         at=$(awk -v name="/$(step_name $k)\$" '/ rename/ && $3 ~ name {print $1 + 1}' "$tmp/trace")
-        (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=kill LD_PRELOAD=$shim run "$out" 8 >"$tmp/killed.out" 2>&1) &&
+        (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=kill LD_PRELOAD=$shim run "$out" 8 --no-async-save >"$tmp/killed.out" 2>&1) &&
             fail "step $k: not killed"
         want "newest checkpoint" "$(newest "$out")" $k
         resume "$out"
@@ -334,6 +335,76 @@ fail_each() { # MODE TOTAL
     done
 }
 
+# The same while the training goes on: in a run that saves each of 8 steps asynchronously, one operation fails, alone or with
+# all that follow. All of them are tried in `make test-full`, each eleventh otherwise.
+test_failing_writes_beside_the_run() {
+    reference
+    local total at mode out=$tmp/beside code stride=11 last
+    [ -z "${LLMC_TEST_FULL-}" ] || stride=1
+    traced "$tmp/beside_traced" 8 >/dev/null 2>&1
+    total=$(wc -l <"$tmp/trace")
+    [ "$total" -gt 200 ] || fail "only $total operations are seen"
+    for mode in once from; do
+        for ((at = 1; at <= total; at += stride)); do
+            rm -rf "$out" "$TMPDIR"/train_gpt2_rescue_*
+            code=0
+            (FAIL_DIR=$out FAIL_AT=$at FAIL_MODE=$mode LD_PRELOAD=$shim run "$out" 8 >"$out.stdout" 2>"$out.stderr") || code=$?
+            [ ! -e "$out" ] || [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "operation $at ($mode) leaves $(ls -A "$out")"
+            case $code in
+            0) same "$out" 8 ;; # the saves that failed were not the last one
+            1) contains "No space left on device" "$out.stderr" ;;
+            *) fail "operation $at ($mode): exit code $code" ;;
+            esac
+            [ -e "$out" ] || continue
+            last=$(newest "$out")
+            resume "$out"
+            ! grep -q "passed over" "$out.resumed" || fail "operation $at ($mode): a checkpoint that is not whole"
+            [ -z "$last" ] || contains "resumed at step $last " "$out.resumed"
+            same "$out" 8
+        done
+    done
+}
+
+# the run goes on while a checkpoint is written to a slow disk, and waits with --no-async-save; the weights are the same
+test_asynchronous() {
+    reference
+    local steps out=$tmp/slow
+    FAIL_DIR=$out FAIL_SLOW_MS=100 LD_PRELOAD=$shim run "$out" 200 -n 100 -v 0 -s 0 >"$out.txt" 2>&1
+    steps=$(sed -nE '/^saved .*step_00000100 /q; s/^step +([0-9]+).*/\1/p' "$out.txt" | tail -n 1)
+    [ "$steps" -gt 110 ] || fail "saved after step $steps: the run has waited"
+    grep -qE '^saved .*step_00000100 \([0-9]+ ms; the run waited for [0-9]+ ms\)$' "$out.txt" || fail "$(grep ^saved "$out.txt")"
+    grep -qE '^saved .*step_00000200 \([0-9]+ ms\)$' "$out.txt" || fail "$(grep ^saved "$out.txt")"
+    FAIL_DIR=$out.sync FAIL_SLOW_MS=100 LD_PRELOAD=$shim run "$out.sync" 200 -n 100 -v 0 -s 0 --no-async-save >"$out.txt" 2>&1
+    steps=$(sed -nE '/^saved .*step_00000100 /q; s/^step +([0-9]+).*/\1/p' "$out.txt" | tail -n 1)
+    want "saved after step" "$steps" 100
+    same "$out" 100 "$out.sync"
+    same "$out" 200 "$out.sync"
+    # a signal while a checkpoint is being written: it is completed, and so is that of the last step
+    start_slow "$out.signal" 1000000 -n 100 -v 0 -s 0
+    wait_for "a save" has_hidden "$out.signal"
+    kill -TERM "$pid"
+    wait "$pid" || fail "exit code $?"
+    [ "$(grep -c "^saved" "$output")" -ge 2 ] || fail "$(cat "$output")"
+    same_as_straight "$out.signal"
+    # an error that ends the run while a checkpoint is being written
+    cp -r "$tmp/data" "$tmp/cut"
+    start_slow "$out.error" 1000000 -n 100 -v 0 -s 0 -i "$tmp/cut/*_train_*.bin"
+    wait_for "a save" has_hidden "$out.error"
+    mv "$tmp"/cut/*_train_000000.bin "$tmp"/cut/gone
+    ! wait "$pid" || fail "exit code 0"
+    contains "saved $out.error/step_00000100" "$output"
+    contains "are saved: resume with -y 1" "$output"
+    same_as_straight "$out.error"
+}
+has_hidden() { [ -n "$(ls -A "$1" 2>/dev/null | grep '^\.tmp-')" ]; }
+start_slow() { # OUT STEPS [FLAGS]: like start, on a slow disk
+    set_flags "$@"
+    output=$1.txt
+    : >"$output"
+    FAIL_DIR=$1 FAIL_SLOW_MS=100 LD_PRELOAD=$shim "$train" "${flags[@]}" >"$output" 2>&1 &
+    pid=$!
+}
+
 # a file system that is really full
 test_full_disk() {
     reference
@@ -512,6 +583,6 @@ test_no_resume_no_overwrite() {
 }
 
 tests=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped second_signal
-    kill_at_random_moments failing_writes full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
+    kill_at_random_moments failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
     no_resume_no_overwrite)
 run_tests "$@"
