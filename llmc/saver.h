@@ -1,0 +1,96 @@
+/*
+Asynchronous checkpoints: the training waits only until its weights and moments are copied; a thread writes the copy,
+syncs and renames it, and removes old checkpoints, while the next steps are computed.
+
+    Saver saver = {.dir = "log", .keep = 5, .tokenizer = &tokenizer};
+    saver_allocate(&saver, num_parameters(&config));  // or leave saver.copy NULL and use saver_run() alone
+    for (...) {
+        ... one step ...
+        if (it is time) {
+            saver_wait(&saver);         // for the previous checkpoint, if it is still being written
+            ... report it ...
+            ... copy weights and moments to saver.copy, set saver.state ...
+            saver_start(&saver, saver.copy);
+        }
+        if (saver_poll(&saver)) { ... report it ... }
+    }
+
+One thread at most; all functions are called by the thread that owns the Saver. C11, also compiles as C++17.
+*/
+#ifndef LLMC_SAVER_H
+#define LLMC_SAVER_H
+
+#include "run_state.h"
+#include "utils.h"
+#include <pthread.h>
+#include <signal.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+typedef struct {
+    // what is saved where; set before saver_start() or saver_run(), and constant until the thread has ended
+    const char* dir;
+    int keep, major_every; // see run_prune()
+    const Tokenizer* tokenizer;
+    RunState state;
+    const float* tensors[3]; // (num_parameters) each: weights, AdamW's moments m and v
+    float* copy[3];          // the same sizes: memory for a copy of them; NULL if there is none
+    // the thread
+    pthread_t thread;
+    bool running; // started and not yet joined
+    int done;     // atomic: the thread has set the results below
+    // results of the last save
+    bool saved, pruned;
+    Error error, prune_error; // set if not saved, if not pruned
+    double ms;                // time of the save, without the pruning
+} Saver;
+
+// Saves and prunes in the calling thread, and fills in the results.
+static inline void saver_run(Saver* s) {
+    double start = time_ms();
+    s->saved = run_save(s->dir, &s->state, s->tensors[0], s->tensors[1], s->tensors[2], s->tokenizer, &s->error);
+    s->ms = time_ms() - start;
+    s->pruned = !s->saved || run_prune(s->dir, s->keep, s->major_every, &s->prune_error);
+}
+
+static inline void* saver_thread(void* arg) {
+    Saver* s = (Saver*)arg;
+#ifdef _OPENMP
+    omp_set_num_threads(1); // for this thread only: the training needs the cores
+#endif
+    saver_run(s);
+    __atomic_store_n(&s->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// Starts saving s->tensors in a thread. If no thread can be started, saves in this one.
+static inline void saver_start(Saver* s) {
+    sigset_t all, before;
+    require(!s->running);
+    s->done = 0;
+    sigfillset(&all); // the main thread handles the signals
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    s->running = pthread_create(&s->thread, NULL, saver_thread, s) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!s->running) {
+        saver_run(s);
+        s->done = 1;
+    }
+}
+
+// Waits until the thread has ended. Returns true if there is a save whose results have not been returned yet.
+static inline bool saver_wait(Saver* s) {
+    if (s->running) { pthread_join(s->thread, NULL); }
+    bool news = s->running || s->done;
+    s->running = false;
+    s->done = 0;
+    return news;
+}
+
+// Like saver_wait(), but returns false at once if the thread is still at work.
+static inline bool saver_poll(Saver* s) {
+    return __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) ? saver_wait(s) : false;
+}
+
+#endif
