@@ -35,7 +35,7 @@ enum {
 
 typedef struct {
     GPT2Config config;
-    int eot_id;                 // the end-of-text token, -1 if the file does not name one
+    int bos_id, eot_id;         // the tokens that begin and end a text, -1 if the file does not name them
     bool conv1d;                // Hugging Face's files store the matrices of the transformer blocks as (in, out)
     const SafeTensor** tensors; // (param_slot(config, NUM_PARAMS, 0)); all present, with checked shapes
     SafeTensors* shards;        // (num_files), the safetensors files; NULL for an llm.c file
@@ -268,8 +268,16 @@ static inline bool hf_config_supported(const JsonValue* root, const char* where,
     return true;
 }
 
-static inline bool hf_config_read(GPT2Config* config, int* eot_id, const JsonValue* root, const char* where,
-                                  Error* err) {
+// The id that config.json gives as `key`. It may be a list, null, or outside of the vocabulary, since some configs of small
+// models keep 50256: then it counts as unknown, -1.
+static inline int hf_token_id(const JsonValue* root, const char* key, int64_t vocab_size) {
+    const JsonValue* v = json_get(root, key);
+    bool known = v && v->type == JSON_NUMBER && v->is_int && v->integer >= 0 && v->integer < vocab_size;
+    return known ? (int)v->integer : -1;
+}
+
+static inline bool hf_config_read(GPT2Config* config, int* bos_id, int* eot_id, const JsonValue* root,
+                                  const char* where, Error* err) {
     int64_t V, maxT, C, L, NH, inner;
     if (root->type != JSON_OBJECT) { return error_set(err, "%s: not a JSON object", where); }
     if (!hf_config_supported(root, where, err) || !json_int(root, "vocab_size", 1, INT32_MAX, &V, where, err) ||
@@ -293,23 +301,20 @@ static inline bool hf_config_read(GPT2Config* config, int* eot_id, const JsonVal
     config->num_layers = (int)L;
     config->num_heads = (int)NH;
     config->padded_vocab_size = V < INT32_MAX - 128 ? padded_vocab((int)V) : (int)V;
-    // eos_token_id may be a list, null, or outside of the vocabulary, since some configs of small models keep 50256:
-    // then it counts as unknown
-    v = json_get(root, "eos_token_id");
-    bool known = v && v->type == JSON_NUMBER && v->is_int && v->integer >= 0 && v->integer < V;
-    *eot_id = known ? (int)v->integer : -1;
+    *bos_id = hf_token_id(root, "bos_token_id", V);
+    *eot_id = hf_token_id(root, "eos_token_id", V);
     return config_check(config, where, err);
 }
 
-// Parses the text (n bytes) of a config.json. *eot_id: its eos_token_id, or -1 if that is not a token of the
-// vocabulary.
-static inline bool hf_config_parse(GPT2Config* config, int* eot_id, const char* text, size_t n, const char* where,
-                                   Error* err) {
+// Parses the text (n bytes) of a config.json. *bos_id, *eot_id: its bos_token_id and eos_token_id, or -1 if that is not a
+// token of the vocabulary.
+static inline bool hf_config_parse(GPT2Config* config, int* bos_id, int* eot_id, const char* text, size_t n,
+                                   const char* where, Error* err) {
     JsonDoc doc;
     memset(config, 0, sizeof(*config));
     if (n > HF_MAX_CONFIG) { return error_set(err, "%s: has %zu bytes, at most 1 MB is read", where, n); }
     if (!json_parse(&doc, text, n, where, err)) { return false; }
-    bool ok = hf_config_read(config, eot_id, doc.root, where, err);
+    bool ok = hf_config_read(config, bos_id, eot_id, doc.root, where, err);
     json_free(&doc);
     return ok;
 }
@@ -445,7 +450,7 @@ static inline bool llmc_parse(ModelFile* model, const uint8_t* data, size_t size
     if (size > want) { return error_set(err, "%s: %zu bytes too many after the last tensor", name, size - want); }
     size_t slots = param_slot(&c, NUM_PARAMS, 0), slot = 0;
     model->config = c;
-    model->eot_id = c.vocab_size == 50257 ? 50256 : -1;
+    model->bos_id = model->eot_id = c.vocab_size == 50257 ? 50256 : -1;
     model->bin_tensors = (SafeTensor*)calloc_check(slots, sizeof(SafeTensor));
     model->tensors = (const SafeTensor**)malloc_check(slots * sizeof(SafeTensor*));
     const uint8_t* at = data + LLMC_HEADER_BYTES;
@@ -534,7 +539,8 @@ static inline bool model_read_config(ModelFile* model, const char* path, Error* 
     if (!map_file(&file, path, err)) { return false; }
     const char* mistake = file.size > 0 && file.data[0] == '{' ? NULL : mistaken_file(file.data, file.size);
     bool ok = mistake ? error_set(err, "%s: %s", path, mistake)
-                      : hf_config_parse(&model->config, &model->eot_id, (const char*)file.data, file.size, path, err);
+                      : hf_config_parse(&model->config, &model->bos_id, &model->eot_id, (const char*)file.data, file.size,
+                                        path, err);
     unmap_file(&file);
     return ok;
 }
@@ -625,7 +631,7 @@ static inline bool model_open_file(ModelFile* model, const char* path, Error* er
         if (!model_read_config(model, config, err)) { return false; }
     } else {
         if (!hf_infer_config(&model->config, &model->shards[0], path, err)) { return false; }
-        model->eot_id = model->config.vocab_size == 50257 ? 50256 : -1;
+        model->bos_id = model->eot_id = model->config.vocab_size == 50257 ? 50256 : -1;
     }
     return model_map_hf(model, path, err);
 }

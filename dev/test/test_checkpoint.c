@@ -633,9 +633,9 @@ static void test_too_many_shards(void) {
 static void check_config(const char* text, const char* reason) {
     GPT2Config c;
     Error err;
-    int eot = 0;
+    int bos = 0, eot = 0;
     err.text[0] = '\0';
-    bool ok = hf_config_parse(&c, &eot, text, strlen(text), "config.json", &err);
+    bool ok = hf_config_parse(&c, &bos, &eot, text, strlen(text), "config.json", &err);
     check_msg(ok == !reason, "%s: %s", text, ok ? "taken" : err.text);
     if (!ok && reason) {
         check_msg(strstr(err.text, reason) && strncmp(err.text, "config.json: ", 13) == 0 && !strchr(err.text, '\n'),
@@ -711,24 +711,24 @@ static void test_config_sizes(void) {
     check_config(CONFIG(",\"n_head\":4"), "\"n_head\" occurs twice");
 }
 
-static void test_config_eot(void) {
+static void test_config_bos_eot(void) {
     static const struct {
         const char* text;
-        int eot;
-    } cases[] = {{CONFIG(",\"eos_token_id\":511"), 511},
-                 {CONFIG(",\"eos_token_id\":0"), 0},
-                 {CONFIG(",\"eos_token_id\":512"), -1},
-                 {CONFIG(",\"eos_token_id\":50256"), -1},
-                 {CONFIG(",\"eos_token_id\":null"), -1},
-                 {CONFIG(",\"eos_token_id\":[1,2]"), -1},
-                 {CONFIG(""), -1},
-                 {CONFIG(",\"eos_token_id\":-5"), -1}};
+        int bos, eot;
+    } cases[] = {{CONFIG(",\"eos_token_id\":511"), -1, 511},
+                 {CONFIG(",\"eos_token_id\":0,\"bos_token_id\":1"), 1, 0},
+                 {CONFIG(",\"eos_token_id\":512,\"bos_token_id\":511"), 511, -1},
+                 {CONFIG(",\"eos_token_id\":50256,\"bos_token_id\":50256"), -1, -1},
+                 {CONFIG(",\"eos_token_id\":null,\"bos_token_id\":0"), 0, -1},
+                 {CONFIG(",\"eos_token_id\":[1,2],\"bos_token_id\":\"3\""), -1, -1},
+                 {CONFIG(""), -1, -1},
+                 {CONFIG(",\"eos_token_id\":-5,\"bos_token_id\":1.5"), -1, -1}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         GPT2Config c;
         Error err;
-        int eot = -7;
-        check(hf_config_parse(&c, &eot, cases[i].text, strlen(cases[i].text), "config.json", &err));
-        check_msg(eot == cases[i].eot, "%s: %d", cases[i].text, eot);
+        int bos = -7, eot = -7;
+        check(hf_config_parse(&c, &bos, &eot, cases[i].text, strlen(cases[i].text), "config.json", &err));
+        check_msg(bos == cases[i].bos && eot == cases[i].eot, "%s: %d, %d", cases[i].text, bos, eot);
     }
 }
 
@@ -1039,7 +1039,7 @@ static const Test tests[] = {
     {"too_many_shards", "1,024 are enough", test_too_many_shards},
     {"config_cannot_be_honoured", "each setting by name", test_config_cannot_be_honoured},
     {"config_sizes", "each needed, each in range", test_config_sizes},
-    {"config_eot", "only a token of the vocabulary", test_config_eot},
+    {"config_bos_eot", "only tokens of the vocabulary", test_config_bos_eot},
     {"config_against_tensors", "a config of another model", test_config_against_tensors},
     {"mistaken_files", "as a file and in a directory", test_mistaken_files},
     {"directory_with_pickle_only", "says what to do", test_directory_with_pickle_only},

@@ -15,12 +15,13 @@ static void check_error(const Error* err, const char* where) {
 static void fuzz_config(const char* text, size_t n) {
     GPT2Config config;
     Error err;
-    int eot_id = -2;
-    if (!hf_config_parse(&config, &eot_id, text, n, "config.json", &err)) {
+    int bos_id = -2, eot_id = -2;
+    if (!hf_config_parse(&config, &bos_id, &eot_id, text, n, "config.json", &err)) {
         check_error(&err, "config.json: ");
         return;
     }
     require(config_check(&config, "config.json", &err) && config.padded_vocab_size % 128 == 0);
+    require(bos_id >= -1 && bos_id < config.vocab_size);
     require(eot_id >= -1 && eot_id < config.vocab_size);
 }
 
