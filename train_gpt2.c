@@ -5,8 +5,9 @@ train_gpt2.cu is the same program for the GPU.
     1. layers            encoder, layernorm, matmul, attention, gelu, residual, classifier: forward and backward
     2. the model         parameters, activations, forward, backward, AdamW
     3. generation        key/value cache, prefill, one token at a time
-    4. training          evaluation, one step, the loop
-    5. command line      main
+    4. training          validation, one step, the loop
+    5. other tasks       continue a text, evaluate, time
+    6. command line      main
 
 Shapes: B batch, T time, C channels, V vocabulary, Vp V padded to a multiple of 128, NH heads, HS head size, L layers,
 OC output channels. Every tensor is row-major; the gradient of x is called dx. Unless its comment says otherwise, a
@@ -18,8 +19,11 @@ that calls llmc/matmul.h. Every operation is threaded with OpenMP and gives the 
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c.
 */
+#include "llmc/evaluation.h"
+#include "llmc/export.h"
 #include "llmc/gpt2.h"
 #include "llmc/matmul.h"
+#include "llmc/prompts.h"
 #include "llmc/sampler.h"
 #include "llmc/training.h"
 #include "llmc/utils.h"
@@ -684,7 +688,7 @@ static void gpt2_free(GPT2* model) {
 
 // Runs inputs (B,T) through all layers and the last layernorm. All activations are kept in acts.
 static void gpt2_forward(const GPT2* model, Activations* acts, const int* inputs, int B, int T) {
-    require(B <= acts->B && T <= acts->T && T <= model->config.max_seq_len);
+    require((size_t)B * T <= (size_t)acts->B * acts->T && T <= model->config.max_seq_len);
     const Parameters* p = &model->params;
     int L = model->config.num_layers, NH = model->config.num_heads, C = model->config.channels, BT = B * T;
     size_t BTC = (size_t)BT * C, CC = (size_t)C * C;
@@ -969,15 +973,18 @@ static void generator_prefill(Generator* g, const GPT2* model, const int* tokens
 
 // Continues prompt (n), n >= 1. The text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
 // none), or at the model's last position. The new tokens are written to new_tokens (num_tokens) and, as text, to `out`;
-// either may be NULL. Returns the number of new tokens, or -1 if the logits are not numbers.
+// either may be NULL. Adds to *times, unless it is NULL. Returns the number of new tokens, or -1 if the logits are not
+// numbers.
 static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int n, int num_tokens, int stop,
-                    int* new_tokens, TextOutput* out) {
+                    int* new_tokens, TextOutput* out, GenerationTimes* times) {
     int maxT = model->config.max_seq_len, V = model->config.vocab_size, made = 0;
     int capacity = num_tokens < maxT - n ? n + num_tokens : maxT;
     Generator g;
     generator_allocate(&g, &model->config, capacity);
     float* scratch = (float*)malloc_check(sampler_scratch_bytes(V));
+    double start = time_ms();
     generator_prefill(&g, model, prompt, n);
+    double middle = time_ms();
     while (made < num_tokens) {
         int token = sample_token(sampler, g.logits, V, scratch);
         if (token < 0) {
@@ -990,7 +997,9 @@ static int generate(const GPT2* model, Sampler* sampler, const int* prompt, int 
         made++;
         if (made == num_tokens || g.length == g.capacity) { break; }
         generator_step(&g, model, token);
+        if (times) { times->steps++; }
     }
+    if (times) { times->prefill_ms += middle - start, times->decode_ms += time_ms() - middle; }
     free(scratch);
     generator_free(&g, &model->config);
     return made;
@@ -1004,6 +1013,8 @@ typedef struct {
     GPT2 model;
     Training job;          // data, checkpoints, logs: llmc/training.h
     int *inputs, *targets; // (B,T)
+    Evaluator evaluator;   // for --hellaswag
+    EvalLoader hellaswag;
     double machine_flops;  // measured FLOP/s of a matmul on this machine, which count as 100% MFU
 } Trainer;
 
@@ -1072,7 +1083,16 @@ __attribute__((noreturn)) static void end_with_error(Trainer* t, const Error* re
     training_fail(&t->job, reason);
 }
 
-static double evaluate(Trainer* t) {
+// Computes losses (B,T), for llmc/evaluation.h.
+static void compute_losses(void* gpt2, float* losses, const int* inputs, const int* targets, int B, int T) {
+    GPT2* model = (GPT2*)gpt2;
+    gpt2_forward(model, &model->acts, inputs, B, T);
+    gpt2_loss(model, targets, 0.0f, B, T);
+    memcpy(losses, model->acts.losses, (size_t)B * T * sizeof(float));
+}
+
+// The mean loss on the validation data.
+static double validation_loss(Trainer* t) {
     Error err;
     Batch batch = t->job.batch;
     double sum = 0.0;
@@ -1088,7 +1108,7 @@ static double evaluate(Trainer* t) {
 static void sample_in_training(Trainer* t) {
     TrainingSample s;
     training_sample_begin(&t->job, &s);
-    int n = generate(&t->model, &s.sampler, &s.prompt, 1, args->sample_tokens, -1, NULL, &s.out);
+    int n = generate(&t->model, &s.sampler, &s.prompt, 1, args->sample_tokens, -1, NULL, &s.out, NULL);
     training_sample_end(&t->job, &s, n >= 0);
 }
 
@@ -1155,10 +1175,20 @@ static void trainer_open(Trainer* t) {
     gpt2_allocate_batch(&t->model, B, T);
     t->inputs = (int*)malloc_check((size_t)B * T * sizeof(int));
     t->targets = (int*)malloc_check((size_t)B * T * sizeof(int));
+    open_questions(&t->hellaswag, B, T, source.config.vocab_size);
+    if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, B, T); }
     training_allocate_copy(&t->job, &t->model.config, memory_left);
     t->machine_flops = measure_matmul_flops();
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
+}
+
+// Validation, and --hellaswag.
+static void validate(Trainer* t) {
+    double start = time_ms();
+    double accuracy = args->hellaswag ? evaluate_questions(&t->evaluator, &t->hellaswag) : 0.0;
+    if (args->hellaswag) { logger_eval(&t->job.logger, t->job.run.step, accuracy); }
+    if (t->job.has_val) { training_validated(&t->job, validation_loss(t), start); }
 }
 
 // The training run. Returns the exit code.
@@ -1169,11 +1199,7 @@ static int train(void) {
     run_install_signal_handlers();
     for (;;) {
         Due due = training_due(&t->job);
-        if (due.validate) {
-            double loss = evaluate(t);
-            printf("val loss %.6f\n", loss);
-            logger_val(&t->job.logger, t->job.run.step, loss);
-        }
+        if (due.validate) { validate(t); }
         if (due.sample) { sample_in_training(t); }
         // a signal may have arrived during validation or sampling
         t->job.tasks_step = t->job.run.step;
@@ -1183,52 +1209,119 @@ static int train(void) {
         train_step(t);
     }
     int code = training_end(&t->job);
+    if (args->hellaswag) {
+        eval_close(&t->hellaswag);
+        evaluator_close(&t->evaluator);
+    }
     free(t->inputs);
     free(t->targets);
     gpt2_free(&t->model);
     return code;
 }
 
-// --prompt: continues a text. Returns the exit code.
-static int sample(void) {
-    Error err;
+// ================================================================================================
+// 5. other tasks
+// ================================================================================================
+
+// The model that -e names, its weights in memory and checked, and its vocabulary.
+typedef struct {
     GPT2 model;
     ModelSource source;
     Tokenizer tokenizer;
-    bool has_tokenizer;
-    char resolved[4200];
-    double start = time_ms();
-    model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
-    load_model(&model, &source);
-    check_weights(&source, model.params_memory);
-    double load_ms = time_ms() - start;
-    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)args->seed)};
-    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+    const Tokenizer* vocabulary; // &tokenizer, or NULL if there is none
+    double load_ms;
+} LoadedModel;
 
-    int *prompt, eot = has_tokenizer ? tokenizer.eot_id : -1;
-    int n = encode_prompt(&prompt, args->prompt, &tokenizer, has_tokenizer, model.config.max_seq_len);
-    TextOutput out = text_begin(has_tokenizer ? &tokenizer : NULL, stdout);
-    text_prompt(args->prompt, stdout);
-    start = time_ms();
-    int made = generate(&model, &sampler, prompt, n, args->num_tokens, args->stop_at_eot ? eot : -1, NULL, &out);
-    text_end(&out);
-    if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
-    if (made < 0) { die("%s: its logits are not numbers", args->model); }
-    double ms = time_ms() - start;
-    fprintf(stderr, "[loaded in %.0f ms; %d + %d tokens in %.0f ms, %.1f tok/s]\n", load_ms, n, made, ms,
-            made / ms * 1e3);
-    if (made < args->num_tokens && n + made > model.config.max_seq_len) {
-        fprintf(stderr, "[stopped: all %d positions of the model are used]\n", model.config.max_seq_len);
+static void loaded_model_open(LoadedModel* m) {
+    static char resolved[4200];
+    double start = time_ms();
+    bool has_tokenizer;
+    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer,
+                      &m->tokenizer);
+    m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
+    load_model(&m->model, &m->source);
+    check_weights(&m->source, m->model.params_memory);
+    m->load_ms = time_ms() - start;
+}
+
+static void loaded_model_close(LoadedModel* m) {
+    if (m->vocabulary) { tokenizer_free(&m->tokenizer); }
+    gpt2_free(&m->model);
+}
+
+// --prompt and the like: continues texts, one after the other. Returns the exit code.
+static int sample(void) {
+    Error err;
+    LoadedModel m;
+    Prompts prompts;
+    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
+    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+    loaded_model_open(&m);
+    prompts_read(&prompts, m.vocabulary, &m.source);
+    int* counts = (int*)calloc_check((size_t)prompts.B, sizeof(int));
+    GenerationTimes times = {0, 0, 0};
+    for (int b = 0; b < prompts.B; b++) {
+        Sampler own = sampler;
+        own.rng = prompts_rng(&sampler, b);
+        prompts_print(&prompts, b, stdout);
+        TextOutput out = text_begin(m.vocabulary, stdout);
+        counts[b] = generate(&m.model, &own, prompts.tokens + (size_t)b * prompts.T, prompts.lengths[b],
+                             args->num_tokens, prompts.stop, NULL, &out, &times);
+        text_end(&out);
+        free(out.text);
+        if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
+        if (counts[b] < 0) { die("%s: its logits are not numbers", args->model); }
     }
-    free(out.text);
-    free(prompt);
-    if (has_tokenizer) { tokenizer_free(&tokenizer); }
-    gpt2_free(&model);
+    prompts_print_times(&prompts, counts, m.model.config.max_seq_len, m.load_ms, &times);
+    free(counts);
+    prompts_free(&prompts);
+    loaded_model_close(&m);
+    return EXIT_SUCCESS;
+}
+
+// --eval, or --hellaswag without -i. Returns the exit code.
+static int evaluate(void) {
+    LoadedModel m;
+    Evaluator e;
+    EvalLoader questions;
+    loaded_model_open(&m);
+    Batch batch = settle_batch(&m.model.config);
+    int B = args->hellaswag && batch.B < EVAL_ENDINGS ? EVAL_ENDINGS : batch.B, V = m.model.config.vocab_size;
+    open_questions(&questions, B, batch.T, V);
+    activations_allocate(&m.model.acts, &m.model.config, B, batch.T, true);
+    evaluator_open(&e, compute_losses, &m.model, B, batch.T);
+    if (args->eval_data) { evaluate_files(&e, args->eval_data, m.vocabulary, V); }
+    if (args->hellaswag) {
+        evaluate_questions(&e, &questions);
+        eval_close(&questions);
+    }
+    evaluator_close(&e);
+    loaded_model_close(&m);
+    return EXIT_SUCCESS;
+}
+
+// --bench: times the prompt and the generation of --num-samples texts, one after the other. Returns the exit code.
+static int bench(void) {
+    LoadedModel m;
+    loaded_model_open(&m);
+    Bench b = bench_begin(&m.model.config, "fp32");
+    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
+    for (int repeat = -1; repeat < BENCH_REPEATS; repeat++) { // the first one warms up
+        GenerationTimes times = {0, 0, 0};
+        for (int text = 0; text < b.B; text++) {
+            if (generate(&m.model, &sampler, b.tokens, b.prompt, b.decode + 1, -1, NULL, NULL, &times) < 0) {
+                die("%s: its logits are not numbers", args->model);
+            }
+        }
+        bench_add(&b, repeat, &times);
+    }
+    bench_end(&b);
+    loaded_model_close(&m);
     return EXIT_SUCCESS;
 }
 
 // ================================================================================================
-// 5. command line
+// 6. command line
 // ================================================================================================
 
 #ifndef TESTING
@@ -1248,9 +1341,21 @@ int main(int argc, char** argv) {
     if (argc == 1) { run_demo(argv[0]); }
     cli_parse(
         argc, argv,
-        "GPT-2 on the CPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a minute.",
+        "GPT-2 on the CPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or exports "
+        "(--export). Without arguments: a demo of about a minute.",
         options, sizeof(options) / sizeof(options[0]));
-    if (args->prompt) { return sample(); }
+    switch (chosen_task()) {
+    case TASK_SAMPLE:
+        return sample();
+    case TASK_EVALUATE:
+        return evaluate();
+    case TASK_BENCH:
+        return bench();
+    case TASK_EXPORT:
+        return export_model();
+    case TASK_TRAIN:
+        break;
+    }
     cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
     return train();
 }

@@ -6,7 +6,7 @@ CPU and explains the arithmetic; read it first.
     2. the model     parameters and activations; forward, loss, backward, update; then memory, loading and saving
     3. generation    key/value cache, prefill, one token at a time
     4. training      batches, one step, its report one step later, evaluation, checkpoints
-    5. runs          train, sample, profile; main
+    5. runs          train, profile, continue a text, evaluate, time; main
     6. kernels       how the operations of section 1 are computed: copies of the best kernels of dev/cuda
 
 Sections 1 to 5 are the program; section 6 is machinery. Code shared by both programs is in llmc/. gpt2.h has the table of
@@ -54,18 +54,19 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 */
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
-#include "llmc/eval_loader.h"
+#include "llmc/evaluation.h"
+#include "llmc/export.h"
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/mfu.h"
 #include "llmc/profile.cuh"
+#include "llmc/prompts.h"
 #include "llmc/ptx.cuh"
 #include "llmc/sampler.h"
 #include "llmc/training.h"
 #include "llmc/utils.h"
 #include <algorithm>
 #include <math.h>
-#include <string>
 #include <vector>
 
 // ================================================================================================
@@ -946,18 +947,18 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
 
 // Continues prompts (B,T) of lengths (B). A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
 // none), or at the model's last position. New tokens go to new_tokens (B, num_tokens), their counts to counts (B). If `out`
-// is not NULL, the first text is printed to it while it is generated. The sampler's random state advances. *prefill_ms, if
-// not NULL, receives the time to the first token. Returns false if the logits are not numbers.
+// is not NULL, the first text is printed to it while it is generated. The sampler's random state advances. Adds to *times,
+// unless it is NULL. Returns false if the logits are not numbers.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
-                     double* prefill_ms = NULL) {
+                     GenerationTimes* times = NULL) {
     int maxT = model->config.max_seq_len, active = B;
     int capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
     bool good = true;
-    double start = time_ms();
     std::vector<char> done(B, 0);
     Generator g;
     generator_allocate(&g, model, B, T, capacity);
+    double start = time_ms(), middle = start;
     generator_prefill(&g, model, sampler, prompts, lengths, T);
     memset(counts, 0, B * sizeof(int));
     for (int step = 0; step < num_tokens && active > 0; step++) {
@@ -965,7 +966,7 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
         bool more = step + 1 < num_tokens && g.length < g.capacity;
         if (more) { generator_step(&g, model, sampler); }
         cudaCheck(cudaEventSynchronize(g.read[step % 2]));
-        if (step == 0 && prefill_ms) { *prefill_ms = time_ms() - start; }
+        if (step == 0) { middle = time_ms(); }
         for (int b = 0; b < B; b++) {
             if (done[b]) { continue; }
             good &= tokens[b] >= 0;
@@ -980,6 +981,8 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
     }
     cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
+    if (times) { times->prefill_ms += middle - start, times->decode_ms += time_ms() - middle; }
+    if (times) { times->steps += g.num_steps; }
     generator_free(&g);
     return good;
 }
@@ -1008,7 +1011,9 @@ struct Trainer {
         cudaGraphExec_t exec;
         int num_runs; // the first run is not captured: it times cuBLASLt's algorithms
     } graphs[2];      // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
-    EvalLoader hellaswag;
+    float* tensors[3];    // (num_parameters) each, pinned: copies of weights and moments, from which checkpoints are written
+    EvalLoader hellaswag; // --hellaswag
+    Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
 };
 
@@ -1141,19 +1146,29 @@ static bool report_step(Trainer* t, PendingStep* s) {
 // beside the checkpoints, which training_save (llmc/training.h) calls step_%08d.
 static void choices_path(char* path) { snprintf(path, 4096, "%s/matmul_choices.txt", args->output); }
 
+// Allocates t->tensors. If the memory cannot be pinned, the copies are slower.
+static void allocate_tensors(Trainer* t) {
+    size_t bytes = num_parameters(&t->model.config) * sizeof(float);
+    for (int i = 0; i < 3 && !t->tensors[i]; i++) {
+        t->tensors[i] = (float*)malloc_check(bytes);
+        advise_huge(t->tensors[i], bytes);
+        if (cudaHostRegister(t->tensors[i], bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
+        if (args->save_every && args->async_save) { t->job.saver.copy[i] = t->tensors[i]; }
+    }
+}
+
 static void save_checkpoint(Trainer* t, bool last) {
     Error err;
     char path[4096];
+    training_finish_save(&t->job);
+    if (!training_is_unsaved(&t->job)) { return; }
     choices_path(path);
     if (!cublaslt_save(path, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
-    size_t n = num_parameters(&t->model.config);
-    float* arrays[3];
-    for (float*& array : arrays) { array = (float*)malloc_check(n * sizeof(float)); }
-    gpt2_download(&t->model, arrays[0]);
-    download_floats(&t->model, arrays[1], t->model.m_memory);
-    download_floats(&t->model, arrays[2], t->model.v_memory);
-    training_save(&t->job, arrays[0], arrays[1], arrays[2], last);
-    for (float* array : arrays) { free(array); }
+    allocate_tensors(t);
+    gpt2_download(&t->model, t->tensors[0]);
+    download_floats(&t->model, t->tensors[1], t->model.m_memory);
+    download_floats(&t->model, t->tensors[2], t->model.v_memory);
+    training_save(&t->job, t->tensors, last);
 }
 
 // Ends a run after too many consecutive steps that were not finite.
@@ -1169,7 +1184,7 @@ __attribute__((noreturn)) static void give_up(Trainer* t) {
 
 // Ends a run that cannot read its data, after saving what it has. No step is pending.
 __attribute__((noreturn)) static void end_with_error(Trainer* t, const Error* reason) {
-    if (training_is_unsaved(&t->job)) { save_checkpoint(t, true); }
+    if (args->output) { save_checkpoint(t, true); }
     training_fail(&t->job, reason);
 }
 
@@ -1195,8 +1210,9 @@ static void train_step(Trainer* t) {
 
 // ---- evaluation -----------------------------------------------------------------------------------
 
-static double evaluate(Trainer* t) {
-    Range range("evaluate");
+// The mean loss on the validation data.
+static double validation_loss(Trainer* t) {
+    Range range("validation");
     GPT2* model = &t->model;
     int B = t->job.val_B, T = t->job.batch.T;
     int64_t n = t->job.num_val_batches;
@@ -1214,34 +1230,26 @@ static double evaluate(Trainer* t) {
     return loss;
 }
 
-// Returns HellaSwag accuracy: the fraction of questions whose correct ending has the lowest mean loss per token.
-static double evaluate_hellaswag(Trainer* t) {
-    Range range("hellaswag");
-    GPT2* model = &t->model;
+// Computes losses (B,T), for llmc/evaluation.h.
+static void compute_losses(void* gpt2, float* losses, const int* inputs, const int* targets, int B, int T) {
+    GPT2* model = (GPT2*)gpt2;
     Activations* acts = &model->acts;
-    Error err;
-    int B = t->hellaswag.B, T = t->hellaswag.T; // B * T is at most that of a micro-batch, so it fits the activations
     size_t BT = (size_t)B * T;
-    float* losses = (float*)malloc_check(BT * sizeof(float));
+    cudaCheck(cudaMemcpyAsync(acts->inputs, inputs, BT * sizeof(int), cudaMemcpyHostToDevice, model->stream));
+    cudaCheck(cudaMemcpyAsync(acts->targets, targets, BT * sizeof(int), cudaMemcpyHostToDevice, model->stream));
+    gpt2_forward(model, acts, B, T, NULL);
+    gpt2_loss(model, acts, B, T, false, 0.0f);
+    cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, model->stream));
+    cudaCheck(cudaStreamSynchronize(model->stream));
+}
+
+// Validation, and --hellaswag.
+static void validate(Trainer* t) {
+    Range range("validate");
     double start = time_ms();
-    eval_reset(&t->hellaswag);
-    while (eval_next(&t->hellaswag, t->batches[0], t->batches[0] + BT, &err)) {
-        cudaStream_t stream = model->stream;
-        cudaCheck(cudaMemcpyAsync(acts->inputs, t->batches[0], BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-        cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[0] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
-        gpt2_forward(model, acts, B, T, NULL);
-        gpt2_loss(model, acts, B, T, false, 0.0f);
-        cudaCheck(cudaMemcpyAsync(losses, acts->losses, BT * sizeof(float), cudaMemcpyDeviceToHost, stream));
-        cudaCheck(cudaStreamSynchronize(stream));
-        eval_score(&t->hellaswag, losses);
-        eval_progress(&t->hellaswag);
-    }
-    if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
-    free(losses);
-    double accuracy = (double)t->hellaswag.num_correct / (double)t->hellaswag.num_examples;
-    printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)t->hellaswag.num_correct,
-           (long long)t->hellaswag.num_examples, accuracy, time_ms() - start);
-    return accuracy;
+    double accuracy = args->hellaswag ? evaluate_questions(&t->evaluator, &t->hellaswag) : 0.0;
+    if (args->hellaswag) { logger_eval(&t->job.logger, t->job.run.step, accuracy); }
+    if (t->job.has_val) { training_validated(&t->job, validation_loss(t), start); }
 }
 
 static void sample_in_training(Trainer* t) {
@@ -1363,11 +1371,9 @@ static void trainer_open(Trainer* t) {
     Batch batch = t->job.batch = settle_batch(&source.config);
     open_training_model(&t->model, &source.config, &batch);
     training_open_data(&t->job, &source.config);
-    if (args->hellaswag &&
-        !eval_open(&t->hellaswag, args->hellaswag, batch.B, batch.T, source.config.vocab_size, &err)) {
-        die("--hellaswag %s", err.text);
-    }
-    if (args->hellaswag) { eval_fit(&t->hellaswag); }
+    open_questions(&t->hellaswag, batch.B, batch.T, source.config.vocab_size);
+    if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, batch.B, batch.T); }
+    if (args->output && args->save_every) { allocate_tensors(t); } // now, because pinning takes longer than a copy
     for (int i = 0; i < 2; i++) {
         cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)batch.B * batch.T * sizeof(int)));
         cudaCheck(cudaMallocHost(&t->steps[i].state, sizeof(StepState)));
@@ -1385,6 +1391,11 @@ static void trainer_open(Trainer* t) {
 // Returns the exit code.
 static int trainer_close(Trainer* t) {
     cudaCheck(cudaStreamSynchronize(t->model.stream));
+    int code = training_end(&t->job);
+    for (float* array : t->tensors) {
+        if (array && cudaHostUnregister(array) != cudaSuccess) { cudaGetLastError(); }
+        free(array);
+    }
     for (int i = 0; i < 2; i++) {
         if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
         cudaCheck(cudaFreeHost(t->batches[i]));
@@ -1393,9 +1404,12 @@ static int trainer_close(Trainer* t) {
         cudaCheck(cudaEventDestroy(t->steps[i].begin));
         cudaCheck(cudaEventDestroy(t->steps[i].end));
     }
-    if (args->hellaswag) { eval_close(&t->hellaswag); }
+    if (args->hellaswag) {
+        eval_close(&t->hellaswag);
+        evaluator_close(&t->evaluator);
+    }
     gpt2_free(&t->model);
-    return training_end(&t->job);
+    return code;
 }
 
 // ================================================================================================
@@ -1412,15 +1426,13 @@ static int train() {
     run_install_signal_handlers();
     for (;;) {
         Due due = training_due(&t->job);
-        if (due.validate || due.sample || due.save || due.stop) { finish_report(t); }
-        if (due.validate && t->job.has_val) {
-            double loss = evaluate(t);
-            printf("val loss %.6f\n", loss);
-            logger_val(&t->job.logger, t->job.run.step, loss);
-        }
-        if (due.validate && args->hellaswag) { logger_eval(&t->job.logger, t->job.run.step, evaluate_hellaswag(t)); }
+        if (due.validate || due.sample) { finish_report(t); }
+        if (due.validate) { validate(t); }
         if (due.sample) { sample_in_training(t); }
+        // a signal may have arrived during validation or sampling
         t->job.tasks_step = t->job.run.step;
+        due = training_due(&t->job);
+        if (due.save || due.stop) { finish_report(t); }
         if (due.save) { save_checkpoint(t, due.stop); }
         if (due.stop) { break; }
         train_step(t);
@@ -1429,31 +1441,6 @@ static int train() {
 }
 
 // ---- profile --------------------------------------------------------------------------------------
-
-// Sums over all calls of one operation in a step.
-struct ProfileRow {
-    std::string name;
-    int calls;
-    double ms, bytes, flops;
-    double roof_ms; // lower bound on this machine: the larger of bytes / bandwidth and FLOPs / rate
-};
-
-// Sums the recorded operations by name, the longest first. bandwidth is in bytes/s, rate in FLOP/s.
-static std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
-    std::vector<ProfileRow> rows;
-    for (const ProfileEntry& e : profile().entries) {
-        float ms;
-        cudaCheck(cudaEventElapsedTime(&ms, e.begin, e.end));
-        auto row = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& r) { return r.name == e.name; });
-        if (row == rows.end()) { row = rows.insert(row, {e.name, 0, 0, 0, 0, 0}); }
-        row->calls++, row->ms += ms, row->bytes += e.bytes, row->flops += e.flops;
-        row->roof_ms += std::max(e.bytes / bandwidth, e.flops / rate) * 1e3;
-        cudaCheck(cudaEventDestroy(e.begin));
-        cudaCheck(cudaEventDestroy(e.end));
-    }
-    std::sort(rows.begin(), rows.end(), [](const ProfileRow& a, const ProfileRow& b) { return a.ms > b.ms; });
-    return rows;
-}
 
 // --profile: times every operation of a training step, and prints a table sorted by time. Returns the exit code.
 static int profile_run() {
@@ -1467,154 +1454,133 @@ static int profile_run() {
     train_step(t);
     finish_report(t);
     profile().listing = profile().timing = false;
-    size_t calls = profile().entries.size();
-    std::vector<ProfileRow> rows = profile_rows(bandwidth, rate);
-    double sum = 0.0;
-    for (const ProfileRow& row : rows) { sum += row.ms; }
-    printf("\nroofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, PRECISION_NAME,
-           rate * 1e-12);
-    printf("%-42s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
-    for (const ProfileRow& row : rows) {
-        printf("%-42s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name.c_str(), row.calls, row.ms,
-               100.0 * row.ms / sum, row.bytes / row.ms * 1e-9, row.flops / row.ms * 1e-9,
-               100.0 * row.roof_ms / row.ms);
-    }
-    printf("%-42s %6zu %9.3f\n", "sum", calls, sum);
+    profile_print(bandwidth, rate, PRECISION_NAME);
     return EXIT_SUCCESS;
 }
 
 // ---- sample ---------------------------------------------------------------------------------------
 
-// Reads the lines of a file, at most 64, without their newlines. Each line is a prompt.
-static void read_lines(const char* path, std::vector<std::string>* lines) {
-    Error err;
-    MappedFile file;
-    const size_t most = 64;
-    if (!map_file(&file, path, &err)) { die("--prompts %s", err.text); }
-    for (size_t at = 0; at < file.size;) {
-        const void* newline = memchr(file.data + at, '\n', file.size - at);
-        size_t end = newline ? (size_t)((const uint8_t*)newline - file.data) : file.size;
-        lines->push_back(std::string((const char*)file.data + at, end - at));
-        at = end + 1;
-    }
-    unmap_file(&file);
-    if (lines->empty() || lines->size() > most) {
-        die("--prompts %s: has %zu lines, want 1 to %zu", path, lines->size(), most);
-    }
-}
-
-// The texts to continue, and their tokens.
-struct Prompts {
-    std::vector<std::string> texts; // (B)
-    int T;                          // number of tokens in the longest text
-    std::vector<int> lengths;       // (B)
-    std::vector<int> tokens;        // (B, T), padded with 0
+// A model without gradients: its weights on the GPU, and its vocabulary.
+struct LoadedModel {
+    GPT2 model;
+    ModelSource source;
+    Tokenizer tokenizer;
+    const Tokenizer* vocabulary; // &tokenizer, or NULL if there is none
+    double load_ms;
 };
 
-// Takes --prompt, repeated --num-samples times, or the lines of --prompts, and tokenizes them.
-static void read_prompts(Prompts* p, const Tokenizer* tokenizer, bool has_tokenizer, const GPT2Config* config) {
-    if (args->prompt) {
-        p->texts.assign(args->num_samples, args->prompt);
-    } else {
-        read_lines(args->prompts, &p->texts);
-    }
-    size_t B = p->texts.size();
-    std::vector<int*> ids(B);
-    p->lengths.resize(B), p->T = 0;
-    for (size_t b = 0; b < B; b++) {
-        p->lengths[b] = encode_prompt(&ids[b], p->texts[b].c_str(), tokenizer, has_tokenizer, config->max_seq_len);
-        p->T = std::max(p->T, p->lengths[b]);
-    }
-    p->tokens.assign(B * p->T, 0);
-    for (size_t b = 0; b < B; b++) {
-        memcpy(&p->tokens[b * p->T], ids[b], p->lengths[b] * sizeof(int));
-        free(ids[b]);
-    }
-}
-
-// Opens a model for sampling only: weights on the GPU, no gradients.
-static void open_sampling_model(GPT2* model, ModelSource* source) {
-    const GPT2Config* config = &source->config;
-    GPT2Options options = {};
+// Opens the model that -e names, with activations for an evaluation of B rows of -t tokens; B 0: none.
+static void loaded_model_open(LoadedModel* m, int B) {
+    static char resolved[4200];
+    double start = time_ms();
+    bool has_tokenizer;
     char device[256];
     Plan plan = {};
+    GPT2Options options = {};
+    GPT2* model = &m->model;
+    const GPT2Config* config = &m->source.config;
+    model_source_open(&m->source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer,
+                      &m->tokenizer);
+    m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     gpt2_open(model, config, &options);
     plan_parameters(&plan, model, config, false, false);
+    if (B > 0) {
+        Batch batch = settle_batch(config);
+        plan_activations(&plan, &model->acts, config, B, batch.T, B * batch.T, false, 0);
+    }
     size_t have = device_memory(device);
     if (plan.total + memory_beside() > have) {
-        die("the weights need %.1f GB and %s has %.1f free", (double)plan.total * 1e-9, device, (double)have * 1e-9);
+        die("the model needs %.1f GB and %s has %.1f free%s", (double)(plan.total + memory_beside()) * 1e-9, device,
+            (double)have * 1e-9, B > 0 ? "; a smaller -b or -t needs less" : "");
     }
     model->arenas[0] = plan_allocate(&plan);
     point_parameters(&model->params, model->params_memory, config);
     float* weights = (float*)malloc_check(num_parameters(config) * sizeof(float));
-    model_source_read(source, weights);
-    check_weights(source, weights);
+    model_source_read(&m->source, weights);
+    check_weights(&m->source, weights);
     gpt2_upload(model, weights, 0);
     free(weights);
+    m->load_ms = time_ms() - start;
 }
 
-// Prints texts 1 and up; text 0 was printed while it was generated. tokens (B, num_tokens), counts (B).
-static void print_other_texts(const Prompts* p, const Tokenizer* tokenizer, const int* tokens, const int* counts) {
-    for (size_t b = 1; b < p->texts.size(); b++) {
-        TextOutput out = text_begin(tokenizer, stdout);
-        printf("---- %zu of %zu ----\n", b + 1, p->texts.size());
-        text_prompt(p->texts[b].c_str(), stdout);
-        for (int i = 0; i < counts[b]; i++) { text_token(&out, tokens[b * args->num_tokens + i]); }
+static void loaded_model_close(LoadedModel* m) {
+    if (m->vocabulary) { tokenizer_free(&m->tokenizer); }
+    gpt2_free(&m->model);
+}
+
+// --prompt and the like: continues texts side by side. Returns the exit code.
+static int sample() {
+    Error err;
+    LoadedModel m;
+    Prompts prompts;
+    GenerationTimes times = {};
+    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
+    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
+    loaded_model_open(&m, 0);
+    prompts_read(&prompts, m.vocabulary, &m.source);
+    int B = prompts.B, n = args->num_tokens;
+    std::vector<int> tokens((size_t)B * n), counts(B);
+    prompts_print(&prompts, 0, stdout);
+    TextOutput out = text_begin(m.vocabulary, stdout);
+    bool good = generate(&m.model, &sampler, prompts.tokens, prompts.lengths, B, prompts.T, n, prompts.stop,
+                         tokens.data(), counts.data(), &out, &times);
+    for (int b = 0; b < B; b++) { // text 0 was printed while it was generated
+        if (b > 0) {
+            prompts_print(&prompts, b, stdout);
+            out = text_begin(m.vocabulary, stdout);
+            for (int i = 0; i < counts[b]; i++) { text_token(&out, tokens[(size_t)b * n + i]); }
+        }
         text_end(&out);
         free(out.text);
     }
-}
-
-// Prints the times of generation to stderr. ms is the time from the first token to the last.
-static void print_sampling_times(const Prompts* p, const int* counts, int max_seq_len, double load_ms,
-                                 double prefill_ms, double ms) {
-    int made = 0, steps = 0, longest = 0, B = (int)p->texts.size();
-    for (int b = 0; b < B; b++) {
-        made += counts[b];
-        steps = std::max(steps, counts[b] - 1);
-        longest = std::max(longest, p->lengths[b] + counts[b]);
-    }
-    fprintf(stderr, "[loaded in %.0f ms; first token after %.0f ms; %d tokens", load_ms, prefill_ms, made);
-    if (steps > 0) { fprintf(stderr, ", %.1f us a step, %.1f tok/s", ms / steps * 1e3, (made - B) / ms * 1e3); }
-    fprintf(stderr, "]\n");
-    if (longest > max_seq_len) { fprintf(stderr, "[stopped: all %d positions of the model are used]\n", max_seq_len); }
-}
-
-// --prompt, --prompts: continues texts. Returns the exit code.
-static int sample() {
-    Error err;
-    GPT2 model;
-    ModelSource source;
-    Tokenizer tokenizer;
-    Prompts prompts;
-    bool has_tokenizer;
-    char resolved[4200];
-    double start = time_ms(), prefill_ms = 0.0;
-    model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
-    const Tokenizer* vocabulary = has_tokenizer ? &tokenizer : NULL;
-    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)args->seed)};
-    if (!sampler_check(&sampler, &err)) { die("%s", err.text); }
-    read_prompts(&prompts, &tokenizer, has_tokenizer, &source.config);
-    open_sampling_model(&model, &source);
-    double load_ms = time_ms() - start;
-
-    int B = (int)prompts.texts.size(), stop = args->stop_at_eot && has_tokenizer ? tokenizer.eot_id : -1;
-    std::vector<int> tokens((size_t)B * args->num_tokens), counts(B);
-    TextOutput out = text_begin(vocabulary, stdout);
-    if (B > 1) { printf("---- 1 of %d ----\n", B); }
-    text_prompt(prompts.texts[0].c_str(), stdout);
-    start = time_ms();
-    bool good = generate(&model, &sampler, prompts.tokens.data(), prompts.lengths.data(), B, prompts.T,
-                         args->num_tokens, stop, tokens.data(), counts.data(), &out, &prefill_ms);
-    double ms = time_ms() - start - prefill_ms;
-    text_end(&out);
-    free(out.text);
-    print_other_texts(&prompts, vocabulary, tokens.data(), counts.data());
     if (ferror(stdout)) { die("cannot write the text to stdout: %s", strerror(errno)); }
     if (!good) { die("%s: its logits are not numbers", args->model); }
-    print_sampling_times(&prompts, counts.data(), model.config.max_seq_len, load_ms, prefill_ms, ms);
-    if (has_tokenizer) { tokenizer_free(&tokenizer); }
-    gpt2_free(&model);
+    prompts_print_times(&prompts, counts.data(), m.model.config.max_seq_len, m.load_ms, &times);
+    prompts_free(&prompts);
+    loaded_model_close(&m);
+    return EXIT_SUCCESS;
+}
+
+// ---- evaluate, time ---------------------------------------------------------------------------------
+
+// --eval, or --hellaswag without -i. Returns the exit code.
+static int evaluate() {
+    LoadedModel m;
+    Evaluator e;
+    EvalLoader questions;
+    int B = args->hellaswag && args->B < EVAL_ENDINGS ? EVAL_ENDINGS : args->B;
+    loaded_model_open(&m, B);
+    int T = m.model.acts.T, V = m.model.config.vocab_size;
+    open_questions(&questions, B, T, V);
+    evaluator_open(&e, compute_losses, &m.model, B, T);
+    if (args->eval_data) { evaluate_files(&e, args->eval_data, m.vocabulary, V); }
+    if (args->hellaswag) {
+        evaluate_questions(&e, &questions);
+        eval_close(&questions);
+    }
+    evaluator_close(&e);
+    loaded_model_close(&m);
+    return EXIT_SUCCESS;
+}
+
+// --bench: times the prompt and the generation of --num-samples texts side by side. Returns the exit code.
+static int bench() {
+    LoadedModel m;
+    loaded_model_open(&m, 0);
+    Bench b = bench_begin(&m.model.config, PRECISION_NAME);
+    Sampler sampler = {args->temperature, args->top_k, args->top_p, splitmix64((uint64_t)run_seed())};
+    std::vector<int> tokens, lengths(b.B, b.prompt), made((size_t)b.B * (b.decode + 1)), counts(b.B);
+    for (int text = 0; text < b.B; text++) { tokens.insert(tokens.end(), b.tokens, b.tokens + b.prompt); }
+    for (int repeat = -1; repeat < BENCH_REPEATS; repeat++) { // the first one warms up
+        GenerationTimes times = {};
+        if (!generate(&m.model, &sampler, tokens.data(), lengths.data(), b.B, b.prompt, b.decode + 1, -1, made.data(),
+                      counts.data(), NULL, &times)) {
+            die("%s: its logits are not numbers", args->model);
+        }
+        bench_add(&b, repeat, &times);
+    }
+    bench_end(&b);
+    loaded_model_close(&m);
     return EXIT_SUCCESS;
 }
 
@@ -1655,13 +1621,18 @@ int main(int argc, char** argv) {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // print each line at once, even to a file or a pipe
     if (argc == 1) { run_demo(argv[0]); }
     cli_parse(argc, argv,
-              "GPT-2 on the GPU: trains (-i), or continues a text (--prompt). Without arguments: a demo of about a "
-              "minute.",
+              "GPT-2 on the GPU: trains (-i), continues a text (--prompt), evaluates (--eval), times (--bench) or "
+              "exports (--export). Without arguments: a demo of about a minute.",
               options, sizeof(options) / sizeof(options[0]));
-    bool sampling = args->prompt || args->prompts;
-    if (!sampling) { cli_print(stdout, options, sizeof(options) / sizeof(options[0])); }
+    Task task = chosen_task();
+    if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
+    if (task == TASK_TRAIN) { cli_print(stdout, options, sizeof(options) / sizeof(options[0])); }
     open_device();
-    int code = sampling ? sample() : args->profile ? profile_run() : train();
+    int code = task == TASK_SAMPLE     ? sample()
+               : task == TASK_EVALUATE ? evaluate()
+               : task == TASK_BENCH    ? bench()
+               : args->profile         ? profile_run()
+                                       : train();
     cublaslt_close();
     return code;
 }

@@ -34,6 +34,7 @@ typedef struct {
 
 enum {
     CLI_MAX = 128,       // entries in a table, sections included
+    CLI_VERSION = 255,   // getopt code of --version
     CLI_CODE = 256,      // getopt codes of long flags: entry i has CLI_CODE + 2 i, its --no-NAME one more
     CLI_NAME_MAX = 40,   // bytes of a long name
     CLI_COLUMNS = 100,   // line width of --help
@@ -215,6 +216,27 @@ static inline int cli_format_flag(char* buf, size_t size, const Option* o) {
     return snprintf(buf, size, "  %s%s--%s%s", o->letter || !o->alias ? letter : "", alias, o->name, arg);
 }
 
+// Prints the program's name and version, and how it was compiled.
+static inline void cli_version(FILE* f) {
+    const char* slash = strrchr(cli_program(NULL), '/');
+    fprintf(f, "%s %s (compiler %s", slash ? slash + 1 : cli_program(NULL), LLMC_VERSION, __VERSION__);
+#ifdef _OPENMP
+    fprintf(f, ", OpenMP");
+#endif
+#if defined(__CUDACC__) && defined(ENABLE_FP32)
+    fprintf(f, ", fp32");
+#elif defined(__CUDACC__) && defined(ENABLE_FP16)
+    fprintf(f, ", fp16");
+#elif defined(__CUDACC__)
+    fprintf(f, ", bf16");
+#endif
+#ifdef CUDART_VERSION
+    fprintf(f, ", CUDA %d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+#endif
+    fprintf(f, ")\n");
+}
+
+// Prints --help.
 static inline void cli_help(FILE* f, const char* about, const Option* opts, int n) {
     char flag[512], text[4096], value[1024], range[160];
     int width = (int)strlen("  -h, --help");
@@ -242,6 +264,7 @@ static inline void cli_help(FILE* f, const char* about, const Option* opts, int 
         cli_print_wrapped(f, text, left, width);
     }
     fprintf(f, "\n%-*sshow this text\n", width, "  -h, --help");
+    fprintf(f, "%-*sshow the version and how the program was compiled\n", width, "      --version");
     fprintf(f, "A flag without an argument is a switch: --NAME turns it on, --no-NAME or --NAME=0 off.\n");
 }
 
@@ -415,7 +438,8 @@ static inline void cli_check_table(const Option* opts, int n) {
     require(n <= CLI_MAX);
     for (int i = 0; i < n; i++) {
         if (opts[i].type == OPT_SECTION) { continue; }
-        require(opts[i].value && opts[i].name && opts[i].letter != 'h' && strcmp(opts[i].name, "help") != 0);
+        require(opts[i].value && opts[i].name && opts[i].letter != 'h' && strcmp(opts[i].name, "help") != 0 &&
+                strcmp(opts[i].name, "version") != 0);
         require(strlen(opts[i].name) + 3 <= CLI_NAME_MAX && !strchr(opts[i].name, '='));
         require(opts[i].letter == 0 || isalnum((unsigned char)opts[i].letter));
         require(!opts[i].alias || strlen(opts[i].alias) >= 2);
@@ -430,7 +454,7 @@ static inline void cli_check_table(const Option* opts, int n) {
     }
 }
 
-// Fills getopt's tables longs (2 CLI_MAX + 2) and shorts (3 CLI_MAX + 8). The leading '+' of shorts makes getopt stop
+// Fills getopt's tables longs (2 CLI_MAX + 3) and shorts (3 CLI_MAX + 8). The leading '+' of shorts makes getopt stop
 // at a stray argument; ':' makes it distinguish a missing value from an unknown flag.
 static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)[CLI_NAME_MAX + 1],
                                      struct option* longs, char* shorts) {
@@ -450,8 +474,10 @@ static inline void cli_getopt_tables(const Option* opts, int n, char (*no_names)
             used += (size_t)snprintf(shorts + used, 4, "%c%s", opts[i].letter, is_bool ? "::" : ":");
         }
     }
-    struct option help = {"help", no_argument, NULL, 'h'}, end = {NULL, 0, NULL, 0};
+    struct option help = {"help", no_argument, NULL, 'h'}, version = {"version", no_argument, NULL, CLI_VERSION};
+    struct option end = {NULL, 0, NULL, 0};
     longs[k++] = help;
+    longs[k++] = version;
     longs[k] = end;
 }
 
@@ -476,11 +502,11 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
     return token;
 }
 
-// Parses argv into the variables of the table. If a flag is given twice, the last one counts. Exits with 0 on -h and
-// --help, with 2 on a usage error. String values point into argv, which is unchanged on return.
+// Parses argv into the variables of the table. If a flag is given twice, the last one counts. Exits with 0 on -h,
+// --help and --version, with 2 on a usage error. String values point into argv, which is unchanged on return.
 static inline void cli_parse(int argc, char** argv, const char* about, const Option* opts, int n) {
     static char no_names[CLI_MAX][CLI_NAME_MAX + 1];
-    static struct option longs[2 * CLI_MAX + 2];
+    static struct option longs[2 * CLI_MAX + 3];
     char shorts[3 * CLI_MAX + 8], renamed[CLI_NAME_MAX + 3];
     cli_program(argc > 0 ? argv[0] : NULL);
     cli_check_table(opts, n);
@@ -499,6 +525,10 @@ static inline void cli_parse(int argc, char** argv, const char* about, const Opt
         if (code == -1) { break; }
         if (code == 'h') {
             cli_help(stdout, about, opts, n);
+            exit(0);
+        }
+        if (code == CLI_VERSION) {
+            cli_version(stdout);
             exit(0);
         }
         if (code == '?') { cli_fail_flag(token, longs); }

@@ -183,6 +183,7 @@ typedef struct {
     int64_t shuffle;  // 0 or 1
     int64_t T;        // row length; shuffling permutes rows of T tokens
     int64_t num_shards, num_tokens; // totals of the data set, to detect that it has changed
+    uint64_t fingerprint;           // of samples of its tokens, for the same purpose; 0: unknown
 } DataLoaderState;
 
 typedef struct {
@@ -200,6 +201,7 @@ typedef struct {
     bool shuffle;
     uint64_t seed;
     int64_t num_shards, num_tokens;
+    uint64_t fingerprint;      // see DataLoaderState
     int64_t batches_per_epoch; // per rank
     int64_t step_tokens;       // B * T * num_ranks
     DataShard* shards;         // (num_shards), sorted by name
@@ -399,6 +401,12 @@ static inline bool dataloader_restore(DataLoader* d, const DataLoaderState* stat
                          (long long)state->num_tokens, (long long)state->num_shards, (long long)d->num_tokens,
                          (long long)d->num_shards);
     }
+    if (state->fingerprint != 0 && state->fingerprint != d->fingerprint) {
+        return error_set(err,
+                         "%s: there are as many tokens as when it was saved, but other ones; for a new run with the "
+                         "saved weights, give the checkpoint as -e and another -o",
+                         what);
+    }
     if ((state->shuffle != 0) != d->shuffle) {
         return error_set(err, "%s: the saved run read it %s, but this run does not", what,
                          state->shuffle ? "shuffled" : "in order");
@@ -490,6 +498,17 @@ static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* er
     return true;
 }
 
+// Adds a shard (size bytes) to the fingerprint of the data: a checksum of 16 blocks of 512 bytes, spread over the shard.
+// Reading all of it would take minutes where there are many.
+static inline uint64_t dataloader_add_fingerprint(uint64_t fingerprint, const uint8_t* data, size_t size) {
+    uint32_t crc = crc32c(0, &size, sizeof(size));
+    for (size_t i = 0; i < 16; i++) {
+        size_t at = (size > 512 ? size - 512 : 0) / 15 * i, n = size < 512 ? size : 512;
+        crc = crc32c(crc, data + at, n);
+    }
+    return splitmix64(fingerprint ^ crc);
+}
+
 // Checks every shard's header and length, and sets num_tokens and batches_per_epoch. A shard that is too short for a batch,
 // such as the last one that tokenize writes, is passed over with a note, unless all of them are.
 static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
@@ -501,9 +520,12 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         MappedFile file;
         if (!map_file(&file, shard->path, err)) { return false; }
         bool ok = shard_parse(file.data, file.size, shard->path, 0, &shard->num_tokens, err);
+        int64_t n = (int64_t)shard->num_tokens;
+        if (ok && n > d->step_tokens) {
+            d->fingerprint = dataloader_add_fingerprint(d->fingerprint, file.data, file.size);
+        }
         unmap_file(&file);
         if (!ok) { return false; }
-        int64_t n = (int64_t)shard->num_tokens;
         if (n > d->step_tokens) {
             d->num_tokens += n;
             d->batches_per_epoch += (n - 1) / d->step_tokens;
@@ -569,6 +591,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     d->next.T = T;
     d->next.num_shards = d->num_shards;
     d->next.num_tokens = d->num_tokens;
+    d->next.fingerprint = d->fingerprint;
     d->ahead = d->next;
     pthread_mutex_init(&d->mutex, NULL);
     pthread_cond_init(&d->changed, NULL);

@@ -12,7 +12,9 @@ NVTX's header loads its library with dlopen, and only when a profiler is attache
 #pragma once
 
 #include <nvtx3/nvToolsExt.h>
+#include <algorithm>
 #include <stdarg.h>
+#include <string>
 #include <vector>
 
 #include "cuda_common.cuh"
@@ -117,4 +119,46 @@ inline double measure_copy_bandwidth(cudaStream_t stream) {
     cudaCheck(cudaEventDestroy(end));
     cudaCheck(cudaFree(memory));
     return 2.0 * bytes / least * 1e3;
+}
+
+// Sums over all calls of one operation in a step.
+struct ProfileRow {
+    std::string name;
+    int calls;
+    double ms, bytes, flops;
+    double roof_ms; // lower bound on this machine: the larger of bytes / bandwidth and FLOPs / rate
+};
+
+// Sums the recorded operations by name, the longest first. bandwidth is in bytes/s, rate in FLOP/s.
+inline std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
+    std::vector<ProfileRow> rows;
+    for (const ProfileEntry& e : profile().entries) {
+        float ms;
+        cudaCheck(cudaEventElapsedTime(&ms, e.begin, e.end));
+        auto row = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& r) { return r.name == e.name; });
+        if (row == rows.end()) { row = rows.insert(row, {e.name, 0, 0, 0, 0, 0}); }
+        row->calls++, row->ms += ms, row->bytes += e.bytes, row->flops += e.flops;
+        row->roof_ms += std::max(e.bytes / bandwidth, e.flops / rate) * 1e3;
+        cudaCheck(cudaEventDestroy(e.begin));
+        cudaCheck(cudaEventDestroy(e.end));
+    }
+    std::sort(rows.begin(), rows.end(), [](const ProfileRow& a, const ProfileRow& b) { return a.ms > b.ms; });
+    return rows;
+}
+
+// Prints the recorded operations as a table. bandwidth in bytes/s, rate in FLOP/s; precision: of the matmuls.
+inline void profile_print(double bandwidth, double rate, const char* precision) {
+    size_t calls = profile().entries.size();
+    std::vector<ProfileRow> rows = profile_rows(bandwidth, rate);
+    double sum = 0.0;
+    for (const ProfileRow& row : rows) { sum += row.ms; }
+    printf("\nroofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, precision,
+           rate * 1e-12);
+    printf("%-42s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
+    for (const ProfileRow& row : rows) {
+        printf("%-42s %6d %9.3f %6.1f%% %8.2f %8.1f %9.1f%%\n", row.name.c_str(), row.calls, row.ms,
+               100.0 * row.ms / sum, row.bytes / row.ms * 1e-9, row.flops / row.ms * 1e-9,
+               100.0 * row.roof_ms / row.ms);
+    }
+    printf("%-42s %6zu %9.3f\n", "sum", calls, sum);
 }

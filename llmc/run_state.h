@@ -352,6 +352,7 @@ typedef struct {
     uint64_t sampler_rng;
     int32_t eot_id; // id of <|endoftext|>, -1 if there is none; run_save() takes it from the tokenizer if it has one
     bool has_tokenizer; // vocab.json and merges.txt are in the directory; set by run_save()
+    double best_val_loss; // the lowest validation loss so far; infinite before the first one
 
     // settings, which run_print_changes() compares
     int32_t B, T;               // sequences per micro-batch, tokens per sequence
@@ -372,12 +373,15 @@ typedef enum { RUN_INT32, RUN_INT64, RUN_UINT64, RUN_DOUBLE, RUN_BOOL, RUN_STRIN
 typedef struct {
     const char* key;
     RunFieldKind kind;
-    bool setting; // comes from a flag: run_print_changes() reports it if it differs after a resume
+    bool setting;  // comes from a flag: run_print_changes() reports it if it differs after a resume
+    bool optional; // checkpoints of version 1.0 and earlier lack it: the member then keeps the value that it had
     size_t offset;
 } RunField;
 
 #define RUN_FIELD(key, kind, setting, member)                                                                          \
-    { key, kind, setting, offsetof(RunState, member) }
+    { key, kind, setting, false, offsetof(RunState, member) }
+#define RUN_LATER_FIELD(key, kind, member)                                                                             \
+    { key, kind, false, true, offsetof(RunState, member) }
 
 // Drives writing, reading and comparing state.json. A member of RunState is saved only if it is listed here; the two
 // outlier windows are the exception.
@@ -420,8 +424,11 @@ static const RunField run_fields[] = {
     RUN_FIELD("loader_T", RUN_INT64, false, loader.T),
     RUN_FIELD("loader_num_shards", RUN_INT64, false, loader.num_shards),
     RUN_FIELD("loader_num_tokens", RUN_INT64, false, loader.num_tokens),
+    RUN_LATER_FIELD("loader_fingerprint", RUN_UINT64, loader.fingerprint),
+    RUN_LATER_FIELD("best_val_loss", RUN_DOUBLE, best_val_loss),
 };
 #undef RUN_FIELD
+#undef RUN_LATER_FIELD
 
 enum { RUN_NUM_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]) };
 
@@ -488,6 +495,7 @@ static inline bool run_read_field(RunState* state, const RunField* f, const Json
     const JsonValue* v = json_get(root, f->key);
     const char* text = NULL;
     int64_t n = 0;
+    if (f->optional && !v) { return true; }
     switch (f->kind) {
     case RUN_INT32:
         if (!json_int(root, f->key, INT32_MIN, INT32_MAX, &n, where, err)) { return false; }
@@ -631,6 +639,7 @@ static inline bool run_read_state(const char* dir, RunState* state, SavedFile* f
     MappedFile file;
     JsonDoc doc;
     memset(state, 0, sizeof(*state));
+    state->best_val_loss = INFINITY;
     if (!run_path(path, dir, "state.json", err) || !map_file(&file, path, err)) { return false; }
     bool ok = file.size > RUN_SUM_BYTES && file.size <= RUN_MAX_STATE_BYTES;
     if (ok) {
@@ -830,6 +839,32 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
     return true;
 }
 
+// ---- the best checkpoint -------------------------------------------------------------------
+
+// Makes out_dir/best a symbolic link to the checkpoint of this step, atomically.
+static inline bool run_mark_best(const char* out_dir, int64_t step, Error* err) {
+    char name[RUN_NAME], path[RUN_PATH], temp[RUN_PATH];
+    run_step_name(name, step);
+    if (!run_path(path, out_dir, "best", err) || !run_path(temp, out_dir, ".best.tmp", err)) { return false; }
+    unlink(temp);
+    if (symlink(name, temp) != 0) { return error_set(err, "%s: cannot create: %s", temp, strerror(errno)); }
+    if (rename(temp, path) != 0) {
+        error_set(err, "%s: cannot replace: %s", path, strerror(errno));
+        unlink(temp);
+        return false;
+    }
+    return sync_directory(out_dir, err);
+}
+
+// The step of the checkpoint that out_dir/best points to; -1 if there is no such link.
+static inline int64_t run_best_step(const char* out_dir) {
+    char path[RUN_PATH], name[RUN_NAME];
+    if (!run_path(path, out_dir, "best", NULL)) { return -1; }
+    ssize_t n = readlink(path, name, sizeof(name) - 1);
+    name[n > 0 ? n : 0] = '\0';
+    return run_step_of_name(name);
+}
+
 // ---- pruning -----------------------------------------------------------------------------
 
 // Removes one checkpoint, unless another process is reading it (run_hold): it is then left for the next time. It is first
@@ -851,8 +886,8 @@ static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err
 }
 
 // Keeps the newest `keep` checkpoints (0 keeps all), every checkpoint whose step is a multiple of major_every (0: no
-// such exception), and the newest intact one; to find it, checkpoints are read in full, newest first. Removes all
-// others.
+// such exception), the best one (run_mark_best), and the newest intact one; to find it, checkpoints are read in full,
+// newest first. Removes all others.
 static inline bool run_prune(const char* out_dir, int keep, int major_every, Error* err) {
     char path[RUN_PATH];
     int64_t* steps;
@@ -865,9 +900,10 @@ static inline bool run_prune(const char* out_dir, int keep, int major_every, Err
         while (newest_good < num_steps && !run_verify_step(out_dir, steps[newest_good], path, NULL)) { newest_good++; }
     }
     bool ok = true;
+    int64_t best = run_best_step(out_dir);
     for (int i = keep; ok && i < num_steps; i++) {
-        bool major = major_every > 0 && steps[i] % major_every == 0;
-        if (!major && i != newest_good) { ok = run_remove_step(out_dir, steps[i], err); }
+        bool spared = steps[i] == best || (major_every > 0 && steps[i] % major_every == 0);
+        if (!spared && i != newest_good) { ok = run_remove_step(out_dir, steps[i], err); }
     }
     free(steps);
     return ok;

@@ -32,6 +32,7 @@ typedef struct {
     // what is saved where; set before saver_start() or saver_run(), and constant until the thread has ended
     const char* dir;
     int keep, major_every; // see run_prune()
+    bool best;             // also mark it as the best one, see run_mark_best()
     const Tokenizer* tokenizer;
     RunState state;
     const float* tensors[3]; // (num_parameters) each: weights, AdamW's moments m and v
@@ -50,6 +51,7 @@ typedef struct {
 static inline void saver_run(Saver* s) {
     double start = time_ms();
     s->saved = run_save(s->dir, &s->state, s->tensors[0], s->tensors[1], s->tensors[2], s->tokenizer, &s->error);
+    if (s->saved && s->best) { s->saved = run_mark_best(s->dir, s->state.step, &s->error); }
     s->ms = time_ms() - start;
     s->pruned = !s->saved || run_prune(s->dir, s->keep, s->major_every, &s->prune_error);
 }

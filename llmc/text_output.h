@@ -18,10 +18,9 @@ typedef struct {
     bool terminal; // file is a terminal: print control characters as '?'
 } TextOutput;
 
-// Prints a prompt in front of its continuation.
-static inline void text_prompt(const char* prompt, FILE* file) {
-    size_t n = strlen(prompt);
-    char* shown = strdup_check(prompt);
+// Prints a prompt (n bytes) in front of its continuation.
+static inline void text_prompt(const char* prompt, size_t n, FILE* file) {
+    char* shown = (char*)memcpy(malloc_check(n), prompt, n);
     fwrite(shown, 1, isatty(fileno(file)) ? mask_controls(shown, n, true) : n, file);
     fflush(file);
     free(shown);

@@ -33,14 +33,15 @@ typedef struct {
     float learning_rate, final_fraction, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
     const char* schedule;
     int max_nonfinite, val_every, val_steps, sample_every, sample_tokens, save_every, async_save, keep, major_every;
-    const char* prompt;
-    int num_tokens, top_k, stop_at_eot;
+    int keep_best;
+    const char *prompt, *prompt_file, *prompts, *prompt_ids;
+    int special, num_samples, num_tokens, top_k, stop_at_eot;
     float temperature, top_p;
+    const char *eval_data, *hellaswag, *export_path, *export_type;
+    int bench, bench_prompt;
     int naive; // only in train_gpt2
     // only in train_gpt2cu
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
-    const char *hellaswag, *prompts;
-    int num_samples;
 } Settings;
 
 // Written only through the option table below, while the flags are parsed. All other code reads it through args.
@@ -68,15 +69,17 @@ static Settings settings = {
     .sample_tokens = 64,
     .async_save = 1,
     .keep = 5,
+    .num_samples = 1,
     .num_tokens = 256,
     .stop_at_eot = 1,
     .temperature = 1.0f,
     .top_p = 1.0f,
+    .export_type = "fp32",
+    .bench_prompt = 512,
     .gelu_fusion = 2,
     .master_weights = 1,
     .use_graph = 1,
     .tune = 1,
-    .num_samples = 1,
 };
 #if defined(__cplusplus)
 #pragma GCC diagnostic pop
@@ -134,10 +137,10 @@ static const Option options[] = {
      "skip an update if the z-score of its gradient norm is above X; 0: never", 0, 1000},
     {OPT_INT, 0, NULL, "max-nonfinite", &settings.max_nonfinite, "steps",
      "stop after N steps in a row whose loss or gradient is not finite", 1, 1000000},
-    {OPT_LONG, 0, NULL, "seed", &settings.seed, NULL, "seed of the initial weights, shuffling and sampling", 0,
-     4294967295.0},
+    {OPT_LONG, 0, NULL, "seed", &settings.seed, NULL,
+     "seed of the initial weights, shuffling and sampling; -1: drawn at random", -1, 4294967295.0},
 
-    {OPT_SECTION, 0, NULL, "Evaluation and checkpoints", NULL, NULL, NULL, 0, 0},
+    {OPT_SECTION, 0, NULL, "Validation and checkpoints", NULL, NULL, NULL, 0, 0},
     {OPT_INT, 'v', NULL, "val-every", &settings.val_every, "steps",
      "compute the validation loss every N steps; 0: never", 0, 1e9},
     {OPT_INT, 'm', NULL, "val-steps", &settings.val_steps, "batches",
@@ -152,22 +155,23 @@ static const Option options[] = {
     {OPT_INT, 0, "nk", "keep", &settings.keep, "checkpoints", "keep the newest N checkpoints; 0: all", 0, 1e9},
     {OPT_INT, 0, "nm", "major-every", &settings.major_every, "steps",
      "never delete a checkpoint whose step is a multiple of N; 0: no such exception", 0, 1e9},
+    {OPT_BOOL, 0, NULL, "keep-best", &settings.keep_best, NULL,
+     "also save a checkpoint whenever the validation loss is the lowest so far, and keep it: -e DIR/best names it", 0,
+     0},
     {OPT_BOOL, 'y', NULL, "resume", &settings.resume, NULL,
      "resume from the newest intact checkpoint in the output directory", 0, 0},
 
-#ifdef __CUDACC__
-    {OPT_STR, 0, NULL, "hellaswag", &settings.hellaswag, "FILE",
-     "with each validation, also evaluate on this multiple-choice file, made by dev/data/hellaswag", 0, 0},
-#endif
-
     {OPT_SECTION, 0, NULL, "Sampling", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 0, NULL, "prompt", &settings.prompt, "TEXT", "continue this text and exit; \"\" starts a new document", 0,
-     0},
-#ifdef __CUDACC__
+    {OPT_STR, 0, NULL, "prompt", &settings.prompt, "TEXT",
+     "continue this text and exit; \"\" starts a new document, - reads standard input", 0, 0},
+    {OPT_STR, 0, NULL, "prompt-file", &settings.prompt_file, "FILE",
+     "continue the text of this file, without its last newline, and exit", 0, 0},
     {OPT_STR, 0, NULL, "prompts", &settings.prompts, "FILE", "continue each line of this file and exit", 0, 0},
-    {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts",
-     "number of continuations of the prompt, generated in parallel", 1, 64},
-#endif
+    {OPT_STR, 0, NULL, "prompt-ids", &settings.prompt_ids, "IDS",
+     "continue these token ids, separated by spaces or commas, and exit", 0, 0},
+    {OPT_BOOL, 0, NULL, "special", &settings.special, NULL,
+     "special tokens in a prompt, such as <|endoftext|>, stand for themselves; off: they are ordinary text", 0, 0},
+    {OPT_INT, 0, NULL, "num-samples", &settings.num_samples, "texts", "number of continuations of the prompt", 1, 64},
     {OPT_INT, 0, NULL, "num-tokens", &settings.num_tokens, "tokens", "maximum number of tokens to generate", 1, 1e9},
     {OPT_FLOAT, 0, NULL, "temperature", &settings.temperature, NULL,
      "divides the logits; 0: always the most likely token", 0, 1000},
@@ -175,6 +179,19 @@ static const Option options[] = {
     {OPT_FLOAT, 0, NULL, "top-p", &settings.top_p, NULL,
      "sample from the most likely tokens whose probabilities add up to X; 1: all", 1e-6, 1},
     {OPT_BOOL, 0, NULL, "stop-at-eot", &settings.stop_at_eot, NULL, "stop at the end-of-text token", 0, 0},
+
+    {OPT_SECTION, 0, NULL, "Evaluation and export", NULL, NULL, NULL, 0, 0},
+    {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOB",
+     "print the loss and perplexity on these token shards or text files, and exit", 0, 0},
+    {OPT_STR, 0, NULL, "hellaswag", &settings.hellaswag, "FILE",
+     "accuracy on this multiple-choice file, made by dev/data/hellaswag: with each validation, or without -i now", 0,
+     0},
+    {OPT_BOOL, 0, NULL, "bench", &settings.bench, NULL,
+     "time the prompt and the generation of --num-tokens tokens for --num-samples texts, and exit", 0, 0},
+    {OPT_INT, 0, NULL, "bench-prompt", &settings.bench_prompt, "tokens", "length of the prompt of --bench", 1, 1 << 20},
+    {OPT_STR, 0, NULL, "export", &settings.export_path, "PATH",
+     "write the weights to a new Hugging Face directory, or a file .safetensors or .bin (llm.c's), and exit", 0, 0},
+    {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "type of the exported weights", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
 #ifdef __CUDACC__
@@ -200,6 +217,39 @@ static const Option options[] = {
      "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
 #endif
 };
+
+// ---- what the program does ------------------------------------------------------------
+
+typedef enum { TASK_TRAIN, TASK_SAMPLE, TASK_EVALUATE, TASK_BENCH, TASK_EXPORT } Task;
+
+// The task that the flags name. Two of them are a usage error.
+static inline Task chosen_task(void) {
+    bool sample = args->prompt || args->prompt_file || args->prompts || args->prompt_ids;
+    bool evaluate = args->eval_data || (args->hellaswag && !args->train_data);
+    if (sample + evaluate + args->bench + (args->export_path != NULL) > 1) {
+        cli_fail("give only one of --prompt, --eval, --bench and --export");
+    }
+    return sample              ? TASK_SAMPLE
+           : evaluate          ? TASK_EVALUATE
+           : args->bench       ? TASK_BENCH
+           : args->export_path ? TASK_EXPORT
+                               : TASK_TRAIN;
+}
+
+static int64_t drawn_seed = -1; // of --seed -1
+
+// The seed of this run: --seed, or one that is drawn when it is first asked for.
+static inline int64_t run_seed(void) {
+    uint32_t bits = (uint32_t)time(NULL) ^ (uint32_t)getpid() << 16;
+    if (args->seed >= 0) { return args->seed; }
+    FILE* f = drawn_seed < 0 ? fopen("/dev/urandom", "rb") : NULL;
+    if (f) {
+        if (fread(&bits, sizeof(bits), 1, f) != 1) { bits ^= (uint32_t)time_ms(); }
+        fclose(f);
+    }
+    if (drawn_seed < 0) { drawn_seed = bits; }
+    return drawn_seed;
+}
 
 // ---- the vocabulary and the model ---------------------------------------------------
 
@@ -313,6 +363,21 @@ static inline void model_source_open(ModelSource* source, const char* path, bool
     }
 }
 
+// The token that ends a text: the vocabulary's, or else the one that config.json names; -1: none. tokenizer may be NULL.
+static inline int model_eot(const ModelSource* source, const Tokenizer* tokenizer) {
+    if (tokenizer && tokenizer->eot_id >= 0) { return tokenizer->eot_id; }
+    return source->fresh ? -1 : source->file.eot_id;
+}
+
+// The token that begins a new document: the vocabulary's end-of-text token, or else the one with which config.json begins
+// or ends a text; or else the first token of the vocabulary or, without one, the last token of the model.
+static inline int model_start(const ModelSource* source, const Tokenizer* tokenizer) {
+    if (tokenizer && tokenizer->eot_id >= 0) { return tokenizer->eot_id; }
+    if (!source->fresh && source->file.bos_id >= 0) { return source->file.bos_id; }
+    if (!source->fresh && source->file.eot_id >= 0) { return source->file.eot_id; }
+    return tokenizer ? 0 : source->config.vocab_size - 1;
+}
+
 static inline void model_source_close(ModelSource* source) {
     if (!source->fresh) { model_close(&source->file); }
 }
@@ -321,7 +386,7 @@ static inline void model_source_close(ModelSource* source) {
 static inline void model_source_read(ModelSource* source, float* params) {
     Error err;
     if (source->fresh) {
-        gpt2_init_params(params, &source->config, (uint32_t)args->seed);
+        gpt2_init_params(params, &source->config, (uint32_t)run_seed());
     } else if (!model_read(&source->file, params, &err)) {
         die("%s", err.text);
     }
@@ -382,11 +447,13 @@ typedef struct {
     bool has_val;
     Tokenizer tokenizer;
     bool has_tokenizer;
+    int start_token; // begins a sample
     Logger logger;
     LrSchedule schedule;
     DataLoaderState position; // in the training data, after the last complete step
     int64_t tasks_step;       // the step whose validation and sample are done; -1: none
     int64_t saved_step;       // the step of the newest checkpoint that this run saved or resumed from; -1: none
+    int64_t best_step;        // the step with the lowest validation loss, if --keep-best is to save it; -1: none
     Saver saver;              // writes the checkpoints
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
     double save_pause_ms;     // how long it waited
@@ -394,7 +461,9 @@ typedef struct {
     int lock;              // the descriptor that locks -o (run_lock), or negative
     char checkpoint[4200]; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
-    double step_ms; // exponential moving average, for the estimate of the time left
+    // for the estimate of the time left
+    double step_ms;                            // exponential moving average
+    double validation_ms, sample_ms, write_ms; // the newest times; write_ms: of a save that the run waits for
 } Training;
 
 // True if the directory holds a model that -e could name.
@@ -414,10 +483,10 @@ static inline void training_find_checkpoint(Training* t) {
     Error err;
     memset(t, 0, sizeof(*t));
     t->lock = -1;
-    t->tasks_step = t->saved_step = -1;
+    t->tasks_step = t->saved_step = t->best_step = -1;
     if (!args->train_data) {
-        die("no training data: give shards with -i, which dev/data/tokenize makes from text; or a --prompt to "
-            "continue");
+        die("no training data: give shards with -i, which dev/data/tokenize makes from text; or a --prompt to continue, "
+            "or data to --eval");
     }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory", args->output);
@@ -439,6 +508,12 @@ static inline void training_find_checkpoint(Training* t) {
     if (has_checkpoints && !run_find_newest(args->output, t->checkpoint, sizeof(t->checkpoint), false, &err)) {
         die("%s", err.text);
     }
+    if (args->seed < 0 && t->checkpoint[0]) { // goes on with the seed that the run has drawn
+        RunState saved;
+        if (!run_load_state(t->checkpoint, &saved, &err)) { die("%s", err.text); }
+        drawn_seed = (int64_t)saved.seed;
+    }
+    if (args->seed < 0) { printf("seed %lld\n", (long long)run_seed()); }
     if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
     if (args->resume && !has_checkpoints) {
         print_line(stdout, "%s holds no checkpoint yet: starting a new run", args->output);
@@ -453,6 +528,8 @@ static inline void training_open_model(Training* t, ModelSource* source, char* r
         print_line(stdout, "-e %s is not used: the run resumes from %s", args->model, t->checkpoint);
     }
     model_source_open(source, path, &t->has_tokenizer, &t->tokenizer);
+    t->run.eot_id = model_eot(source, t->has_tokenizer ? &t->tokenizer : NULL);
+    t->start_token = model_start(source, t->has_tokenizer ? &t->tokenizer : NULL);
 }
 
 // Ends the program if the shards of `pattern` (flag: -i or -j) were made with another vocabulary than the model's: their ids
@@ -480,7 +557,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     require(t->batch.micro_steps > 0); // t->batch must have been set by settle_batch()
     check_data_vocabulary(t, "-i", args->train_data);
     check_data_vocabulary(t, "-j", args->val_data);
-    if (!dataloader_open(&t->train, args->train_data, B, T, 0, 1, V, shuffle, (uint64_t)args->seed, &err)) {
+    if (!dataloader_open(&t->train, args->train_data, B, T, 0, 1, V, shuffle, (uint64_t)run_seed(), &err)) {
         die("%s", err.text);
     }
     t->has_val = args->val_data != NULL;
@@ -529,7 +606,7 @@ static inline void fill_run_settings(RunState* run, const Training* t) {
     run->B = t->batch.B;
     run->T = t->batch.T;
     run->total_batch_tokens = t->batch.total;
-    run->seed = (uint64_t)args->seed;
+    run->seed = (uint64_t)run_seed();
     run->learning_rate = as_typed(args->learning_rate);
     snprintf(run->schedule, sizeof(run->schedule), "%s", args->schedule);
     run->warmup_steps = args->warmup_steps;
@@ -563,7 +640,8 @@ static inline void training_own_output(Training* t) {
 static inline void training_begin(Training* t, const GPT2Config* config, float* params, float* m, float* v) {
     Error err;
     t->run.config = *config;
-    t->run.sampler_rng = splitmix64((uint64_t)args->seed);
+    t->run.sampler_rng = splitmix64((uint64_t)run_seed());
+    t->run.best_val_loss = INFINITY;
     fill_run_settings(&t->run, t);
     if (t->checkpoint[0]) {
         if (!run_load(t->checkpoint, &t->run, params, m, v, &err) ||
@@ -602,6 +680,7 @@ static inline bool training_report_save(Training* t) {
         return false;
     }
     t->saved_step = s->state.step;
+    t->write_ms = s->ms;
     if (t->save_pause_ms < s->ms) { snprintf(pause, sizeof(pause), "; the run waited for %.0f ms", t->save_pause_ms); }
     print_line(stdout, "saved %s/step_%08lld (%.0f ms%s)", s->dir, (long long)s->state.step, s->ms, pause);
     if (!s->pruned) { fprintf(stderr, "warning: %s\n", s->prune_error.text); }
@@ -705,6 +784,7 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
     s->major_every = args->major_every;
     s->tokenizer = t->has_tokenizer ? &t->tokenizer : NULL;
     s->state = t->run;
+    s->best = t->best_step == t->run.step;
     for (int i = 0; i < 3; i++) {
         s->tensors[i] = async ? s->copy[i] : tensors[i];
         if (s->tensors[i] == tensors[i]) { continue; }
@@ -759,8 +839,20 @@ static inline Due training_due(const Training* t) {
     due.stop = last || run_stop_signal;
     due.validate = !done && can_validate && args->val_every && (last || step % args->val_every == 0);
     due.sample = !done && step > 0 && args->sample_every && (last || step % args->sample_every == 0);
-    due.save = training_is_unsaved(t) && (due.stop || (args->save_every && step % args->save_every == 0));
+    due.save = training_is_unsaved(t) && (due.stop || step == t->best_step ||
+                                          (args->save_every && step % args->save_every == 0));
     return due;
+}
+
+// Prints and logs the validation loss after t->run.step steps. start: when the validation began (time_ms).
+static inline void training_validated(Training* t, double loss, double start) {
+    printf("val loss %.6f\n", loss);
+    logger_val(&t->logger, t->run.step, loss);
+    t->validation_ms = time_ms() - start;
+    if (loss < t->run.best_val_loss) {
+        t->run.best_val_loss = loss;
+        if (args->keep_best) { t->best_step = t->run.step; }
+    }
 }
 
 // The figures of a step that are printed and logged. The training program fills in all of them except the z-scores.
@@ -813,6 +905,25 @@ static inline double training_flops(const Training* t, double ms) {
     return training_flops_per_token(&t->run.config, t->batch.T) * (double)t->batch.total / ms * 1e3;
 }
 
+// How often a task that is done every `every` steps (0: never), and at the end, is due from `step` on.
+static inline double training_times_due(const Training* t, int64_t step, int64_t every) {
+    if (every == 0) { return 0; }
+    return (double)(t->num_steps / every - (step - 1) / every + (t->num_steps % every != 0));
+}
+
+// Estimates the time until the end of the run, in seconds, when `step` has just ended and its tasks are not yet done.
+static inline double training_seconds_left(const Training* t, int64_t step) {
+    double ms = (double)(t->num_steps - step) * t->step_ms;
+    ms += training_times_due(t, step, args->val_every) * t->validation_ms;
+    ms += training_times_due(t, step, args->sample_every) * t->sample_ms;
+    if (args->output) { // the last save, which the run waits for, and what it waits for the others
+        double pause_ms = t->save_pause_ms < t->write_ms ? t->save_pause_ms : t->write_ms;
+        double saves = training_times_due(t, step, args->save_every);
+        ms += t->write_ms + (saves > 1 ? saves - 1 : 0) * pause_ms;
+    }
+    return ms * 1e-3;
+}
+
 // Prints and logs a step. machine_flops: peak FLOP/s, that is 100% MFU. precision: for example "bf16". extra:
 // additional columns of the calling program, each like " | 1.0 GB", or "".
 static inline void training_report(Training* t, const StepReport* r, double machine_flops, const char* precision,
@@ -823,7 +934,7 @@ static inline void training_report(Training* t, const StepReport* r, double mach
     format_step_line(line, sizeof(line), r->step, t->num_steps, r->loss, r->loss_z, r->norm, r->norm_z,
                      r->learning_rate, r->ms, 100.0 * training_flops(t, r->ms) / machine_flops, precision,
                      tokens_per_second);
-    format_duration(left, sizeof(left), (double)(t->num_steps - r->step) * t->step_ms * 1e-3);
+    format_duration(left, sizeof(left), training_seconds_left(t, r->step));
     printf("%s%s | ETA %s\n", line, extra, left);
     logger_train(&t->logger, r->step, r->loss, r->learning_rate, r->norm, r->ms, tokens_per_second);
     training_poll_save(t);
@@ -832,15 +943,16 @@ static inline void training_report(Training* t, const StepReport* r, double mach
 // A sample that is printed during training. Between training_sample_begin() and training_sample_end() the program
 // generates args->sample_tokens tokens after `prompt` with `sampler` and writes the text to `out`.
 typedef struct {
-    int prompt; // a single token, end-of-text, which precedes every new document
+    int prompt; // a single token, which begins every new document
     Sampler sampler;
     TextOutput out;
+    double start_ms;
 } TrainingSample;
 
 static inline void training_sample_begin(const Training* t, TrainingSample* s) {
-    int eot = t->has_tokenizer ? t->tokenizer.eot_id : t->run.config.vocab_size - 1;
+    s->start_ms = time_ms();
     Sampler sampler = {1.0f, 0, 1.0f, t->run.sampler_rng};
-    s->prompt = eot >= 0 ? eot : 0;
+    s->prompt = t->start_token;
     s->sampler = sampler;
     s->out = text_begin(t->has_tokenizer ? &t->tokenizer : NULL, stdout);
     printf("generating:\n---\n");
@@ -853,6 +965,7 @@ static inline void training_sample_end(Training* t, TrainingSample* s, bool good
     if (!good) { printf("the logits are not numbers: no sample\n"); }
     t->run.sampler_rng = s->sampler.rng;
     logger_text(&t->logger, t->run.step, s->out.text, s->out.length);
+    t->sample_ms = time_ms() - s->start_ms;
     free(s->out.text);
 }
 
@@ -903,33 +1016,6 @@ static inline int training_end(Training* t) {
     if (t->has_val) { dataloader_close(&t->val); }
     if (t->has_tokenizer) { tokenizer_free(&t->tokenizer); }
     return code;
-}
-
-// ---- prompts --------------------------------------------------------------------------
-
-// Encodes the prompt `text`; "" gives a single end-of-text token, which starts a new document. The caller frees
-// *prompt. Returns the number of tokens.
-static inline int encode_prompt(int** prompt, const char* text, const Tokenizer* tokenizer, bool has_tokenizer,
-                                int max_seq_len) {
-    TokenBuffer tokens;
-    memset(&tokens, 0, sizeof(tokens));
-    if (text[0]) {
-        if (!has_tokenizer) { die("no vocabulary found beside %s: give one with --tokenizer", args->model); }
-        if (!tokenizer->can_encode) {
-            die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
-                "--tokenizer");
-        }
-        tokenizer_encode(tokenizer, text, strlen(text), &tokens);
-    }
-    int eot = has_tokenizer ? tokenizer->eot_id : -1, n = (int)tokens.count;
-    *prompt = (int*)malloc_check(((size_t)n + 1) * sizeof(int));
-    for (int i = 0; i < n; i++) { (*prompt)[i] = (int)tokens.ids[i]; }
-    if (n == 0) { (*prompt)[n++] = eot >= 0 ? eot : 0; }
-    if (n > max_seq_len) {
-        die("--prompt has %d tokens, but the model has only %d positions: shorten it", n, max_seq_len);
-    }
-    token_buffer_free(&tokens);
-    return n;
 }
 
 #endif

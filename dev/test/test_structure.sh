@@ -71,7 +71,7 @@ test_limits_can_fail() {
     local change
     for change in '/^static void gpt2_backward/,/^}/s/^    int L = .*/&\n\n\n\n\n\n\n\n\n/' \
         '/^static void gpt2_forward/,/^}/s/^    int L = .*/&\n\n\n\n\n\n\n\n\n\n\n\n/' \
-        '/^static int sample()/,/^}/s/^    GPT2 model;/&\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n/' \
+        '/^static int sample()/,/^}/s/^    LoadedModel m;/&\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n/' \
         's/^static void gpt2_forward/static void forward/' '/^\/\/ 6\. kernels/d'; do
         sed "$change" train_gpt2.cu >"$tmp/changed.cu"
         cmp -s train_gpt2.cu "$tmp/changed.cu" && fail "$change changes nothing"

@@ -269,18 +269,17 @@ static void test_sample(void) {
     GPT2Config config = {64, 61, 128, 2, 3, 48};
     t.run.config = config;
     t.run.sampler_rng = 77;
+    t.start_token = 60;
     capture_begin();
     training_sample_begin(&t, &s);
-    check(s.prompt == 60 && s.sampler.rng == 77); // without a vocabulary the last token of the model begins a text
+    check(s.prompt == 60 && s.sampler.rng == 77);
     check(s.sampler.temperature == 1.0f && s.sampler.top_k == 0 && s.sampler.top_p == 1.0f);
     text_token(&s.out, 5);
     text_token(&s.out, 12);
     s.sampler.rng = 78;
     training_sample_end(&t, &s, true);
-    t.has_tokenizer = true;
-    t.tokenizer.eot_id = -1;
     training_sample_begin(&t, &s);
-    check(s.prompt == 0 && s.sampler.rng == 78); // a vocabulary without an end of text
+    check(s.prompt == 60 && s.sampler.rng == 78);
     training_sample_end(&t, &s, false);
     capture_end();
     check_str(printed,

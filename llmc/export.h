@@ -1,0 +1,66 @@
+/*
+--export: writes the weights that -e names in another format, without the rest of a checkpoint: a directory that Hugging
+Face's from_pretrained opens, a single .safetensors file, or llm.c's .bin.
+*/
+#ifndef LLMC_EXPORT_H
+#define LLMC_EXPORT_H
+
+#include "training.h"
+
+// True if path ends with the suffix.
+static inline bool has_suffix(const char* path, const char* suffix) {
+    size_t n = strlen(path), m = strlen(suffix);
+    return n >= m && strcmp(path + n - m, suffix) == 0;
+}
+
+// Writes a model directory: config.json, model.safetensors and the vocabulary. tokenizer may be NULL.
+static inline bool export_directory(const char* path, const GPT2Config* config, const float* params, bool bf16,
+                                    int eot_id, const Tokenizer* tokenizer, Error* err) {
+    return make_directories(path, err) && model_save_hf(path, config, params, bf16, eot_id, err) &&
+           (!tokenizer || tokenizer_save(tokenizer, path, err)) && sync_directory(path, err);
+}
+
+// Exports the model -e to args->export_path. It is written under a temporary name and renamed, so that what has the name is
+// complete. Returns the exit code.
+static inline int export_model(void) {
+    static const char* const no_prefix[1] = {""};
+    Error err;
+    ModelSource source;
+    Tokenizer tokenizer;
+    bool has_tokenizer, bf16 = strcmp(args->export_type, "bf16") == 0, ok;
+    char resolved[4200], path[4096], temp[4200];
+    snprintf(path, sizeof(path), "%s", args->export_path);
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') { path[--n] = '\0'; }
+    if (n == 0) { die("--export: the name is empty"); }
+    if (file_exists(path)) { die("--export %s: exists already, give another name", path); }
+    snprintf(temp, sizeof(temp), "%s.tmp-%ld", path, (long)getpid());
+    model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
+    GPT2Config config = source.config;
+    int eot = model_eot(&source, has_tokenizer ? &tokenizer : NULL);
+    float* params = (float*)malloc_check(num_parameters(&config) * sizeof(float));
+    const float* const arrays[1] = {params};
+    model_source_read(&source, params);
+    if (has_suffix(path, ".bin")) {
+        ok = model_save_llmc(temp, &config, params, bf16 ? 5 : 3, &err);
+    } else if (has_suffix(path, ".safetensors")) {
+        ok = params_save_safetensors(temp, &config, arrays, no_prefix, 1, bf16, NULL, &err);
+    } else {
+        ok = export_directory(temp, &config, params, bf16, eot, has_tokenizer ? &tokenizer : NULL, &err);
+    }
+    if (ok && rename(temp, path) != 0) { ok = error_set(&err, "cannot rename %s: %s", temp, strerror(errno)); }
+    if (!ok) {
+        if (is_directory(temp)) {
+            run_remove_directory(temp, NULL);
+        } else {
+            unlink(temp);
+        }
+        die("--export %s", err.text);
+    }
+    print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6, args->export_type);
+    free(params);
+    if (has_tokenizer) { tokenizer_free(&tokenizer); }
+    return EXIT_SUCCESS;
+}
+
+#endif

@@ -1,0 +1,299 @@
+/*
+The prompts that the flags name (--prompt, --prompt-file, --prompts, --prompt-ids), as tokens. Shared by train_gpt2.c and
+train_gpt2.cu.
+*/
+#ifndef LLMC_PROMPTS_H
+#define LLMC_PROMPTS_H
+
+#include "training.h"
+
+enum { PROMPTS_MAX = 64, PROMPT_MAX_BYTES = 1 << 28 };
+
+// The texts to continue, side by side.
+typedef struct {
+    int B;         // number of texts
+    int T;         // number of tokens of the longest prompt
+    char** texts;  // (B): what is printed before the continuation
+    size_t* bytes; // (B): length of the text
+    int* lengths;  // (B): number of tokens of the prompt, at least 1
+    int* tokens;   // (B, T), padded with 0
+    int stop;      // the token that ends a text; -1: none
+} Prompts;
+
+// The times of a generation. Both programs' generate() adds to them.
+typedef struct {
+    double prefill_ms; // from the prompt to the first new token
+    double decode_ms;  // from there to the last one
+    int steps;         // passes of the model in decode_ms
+} GenerationTimes;
+
+// ---- special tokens -------------------------------------------------------------------
+
+// The tokens that no text is encoded to, such as <|endoftext|>: neither a single byte nor the result of a merge.
+typedef struct {
+    int* ids; // (count), the longest first
+    int count;
+    bool first[256]; // whether one begins with this byte
+} SpecialTokens;
+
+static inline SpecialTokens special_tokens(const Tokenizer* t) {
+    SpecialTokens s;
+    uint8_t* ordinary = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
+    memset(&s, 0, sizeof(s));
+    s.ids = (int*)malloc_check((size_t)t->vocab_size * sizeof(int));
+    for (int b = 0; b < 256; b++) { ordinary[t->byte_ids[b]] = 1; }
+    for (int i = 0; i < t->num_merges; i++) {
+        ordinary[tokenizer_find_merge(t, t->merges[2 * i], t->merges[2 * i + 1])->id] = 1;
+    }
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (ordinary[id] && !t->added[id]) { continue; }
+        size_t n;
+        const char* bytes = tokenizer_decode(t, id, &n);
+        int at = s.count++;
+        for (; at > 0; at--) { // insertion sort: there are few
+            size_t m;
+            tokenizer_decode(t, s.ids[at - 1], &m);
+            if (m >= n) { break; }
+            s.ids[at] = s.ids[at - 1];
+        }
+        s.ids[at] = id;
+        if (n > 0) { s.first[(uint8_t)bytes[0]] = true; }
+    }
+    free(ordinary);
+    return s;
+}
+
+// Returns the longest special token at the beginning of text (n bytes), or -1. *length: its number of bytes.
+static inline int special_token_at(const SpecialTokens* s, const Tokenizer* t, const char* text, size_t n,
+                                   size_t* length) {
+    if (!s->first[(uint8_t)text[0]]) { return -1; }
+    for (int i = 0; i < s->count; i++) {
+        const char* bytes = tokenizer_decode(t, s->ids[i], length);
+        if (*length > 0 && *length <= n && memcmp(bytes, text, *length) == 0) { return s->ids[i]; }
+    }
+    return -1;
+}
+
+// Like tokenizer_encode(), but a special token in the text, spelled as in the vocabulary, stands for itself.
+static inline void encode_with_special(const Tokenizer* t, const char* text, size_t n, TokenBuffer* out) {
+    SpecialTokens special = special_tokens(t);
+    size_t begin = 0, length = 0; // begin: first byte that is not encoded yet
+    for (size_t i = 0; i < n;) {
+        int id = special_token_at(&special, t, text + i, n - i, &length);
+        if (id < 0) {
+            i++;
+            continue;
+        }
+        tokenizer_encode(t, text + begin, i - begin, out);
+        token_buffer_reserve(out, 1);
+        out->ids[out->count++] = (uint32_t)id;
+        begin = i += length;
+    }
+    tokenizer_encode(t, text + begin, n - begin, out);
+    free(special.ids);
+}
+
+// ---- reading --------------------------------------------------------------------------
+
+// Reads a whole file, or standard input if path is "-", and drops its last newline. The caller frees *text.
+static inline void read_text(const char* flag, const char* path, char** text, size_t* n) {
+    bool standard = strcmp(path, "-") == 0;
+    int fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    size_t capacity = 1 << 16;
+    if (fd < 0) { die("%s %s: %s", flag, path, strerror(errno)); }
+    if (!standard && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) { die("%s %s: not a file", flag, path); }
+    *n = 0;
+    *text = (char*)malloc_check(capacity);
+    for (;;) {
+        ssize_t got = read(fd, *text + *n, capacity - *n);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got < 0) { die("%s %s: %s", flag, path, strerror(errno)); }
+        if (got == 0) { break; }
+        *n += (size_t)got;
+        if (*n > PROMPT_MAX_BYTES) { die("%s %s: more than 256 MiB", flag, path); }
+        if (*n == capacity) { *text = (char*)realloc_check(*text, capacity *= 2); }
+    }
+    if (!standard) { close(fd); }
+    if (*n > 0 && (*text)[*n - 1] == '\n') { --*n; }
+    if (*n > 0 && (*text)[*n - 1] == '\r') { --*n; }
+}
+
+// Appends a text, of which the Prompts takes possession.
+static inline void prompts_add(Prompts* p, char* text, size_t n) {
+    p->texts = (char**)realloc_check(p->texts, (size_t)(p->B + 1) * sizeof(char*));
+    p->bytes = (size_t*)realloc_check(p->bytes, (size_t)(p->B + 1) * sizeof(size_t));
+    p->texts[p->B] = text;
+    p->bytes[p->B++] = n;
+}
+
+static inline char* copy_text(const char* text, size_t n) { return (char*)memcpy(malloc_check(n), text, n); }
+
+// Adds each line of --prompts.
+static inline void prompts_add_lines(Prompts* p, const char* path) {
+    char* text;
+    size_t n, lines = 0;
+    read_text("--prompts", path, &text, &n);
+    for (size_t at = 0; n > 0 && at <= n; lines++) {
+        const char* newline = (const char*)memchr(text + at, '\n', n - at);
+        size_t length = newline ? (size_t)(newline - text) - at : n - at;
+        if (lines < PROMPTS_MAX) { prompts_add(p, copy_text(text + at, length), length); }
+        at += length + 1;
+    }
+    if (lines == 0 || lines > PROMPTS_MAX) {
+        die("--prompts %s: has %zu lines, want 1 to %d", path, lines, (int)PROMPTS_MAX);
+    }
+    free(text);
+}
+
+// Parses the token ids of --prompt-ids, separated by spaces or commas, and appends them to `tokens`.
+static inline void parse_prompt_ids(const char* text, int vocab_size, TokenBuffer* tokens) {
+    const char* separators = " ,\t\n";
+    for (const char* s = text + strspn(text, separators); *s; s += strspn(s, separators)) {
+        size_t digits = strspn(s, "0123456789"), length = strcspn(s, separators);
+        long id = digits == length && digits < 10 ? strtol(s, NULL, 10) : -1;
+        if (id < 0 || id >= vocab_size) {
+            die("--prompt-ids: '%.*s' is not a token id, want 0 to %d", length < 40 ? (int)length : 40, s,
+                vocab_size - 1);
+        }
+        token_buffer_reserve(tokens, 1);
+        tokens->ids[tokens->count++] = (uint32_t)id;
+        s += length;
+    }
+    if (tokens->count == 0) { die("--prompt-ids: no token ids in it"); }
+}
+
+// Decodes tokens to the text that is printed for --prompt-ids: without a vocabulary, the ids themselves.
+static inline void prompts_add_ids(Prompts* p, const TokenBuffer* tokens, const Tokenizer* tokenizer) {
+    char *text = NULL, number[16];
+    size_t used = 0;
+    for (size_t i = 0; i < tokens->count; i++) {
+        size_t n = 0;
+        const char* bytes = tokenizer ? tokenizer_decode(tokenizer, (int)tokens->ids[i], &n) : NULL;
+        if (!bytes) { bytes = number, n = (size_t)snprintf(number, sizeof(number), "%u ", tokens->ids[i]); }
+        text = (char*)realloc_check(text, used + n);
+        memcpy(text + used, bytes, n);
+        used += n;
+    }
+    prompts_add(p, text, used);
+}
+
+// Encodes text b. An empty one becomes the token `start`, which begins a new document.
+static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* tokenizer, int start, TokenBuffer* out) {
+    out->count = 0;
+    if (p->bytes[b] > 0) {
+        if (!tokenizer) {
+            die("no vocabulary found beside %s: give one with --tokenizer, or token ids with --prompt-ids",
+                args->model);
+        }
+        if (!tokenizer->can_encode) {
+            die("this vocabulary has no merges, so it cannot read a prompt: give vocab.json and merges.txt with "
+                "--tokenizer");
+        }
+        if (args->special) {
+            encode_with_special(tokenizer, p->texts[b], p->bytes[b], out);
+        } else {
+            tokenizer_encode(tokenizer, p->texts[b], p->bytes[b], out);
+        }
+    }
+    if (out->count == 0) {
+        token_buffer_reserve(out, 1);
+        out->ids[out->count++] = (uint32_t)start;
+    }
+}
+
+// Reads the prompts that the flags name. tokenizer may be NULL. Ends the program with a message if a prompt cannot be
+// encoded or has more tokens than the model has positions. The caller frees the result with prompts_free().
+static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const ModelSource* source) {
+    const GPT2Config* config = &source->config;
+    int given = (args->prompt != NULL) + (args->prompt_file != NULL) + (args->prompts != NULL) +
+                (args->prompt_ids != NULL);
+    TokenBuffer tokens;
+    char* text = NULL;
+    size_t n = 0;
+    memset(p, 0, sizeof(*p));
+    memset(&tokens, 0, sizeof(tokens));
+    if (given > 1) { die("give only one of --prompt, --prompt-file, --prompts and --prompt-ids"); }
+    p->stop = args->stop_at_eot ? model_eot(source, tokenizer) : -1;
+    if (args->prompt_ids) {
+        parse_prompt_ids(args->prompt_ids, config->vocab_size, &tokens);
+        prompts_add_ids(p, &tokens, tokenizer);
+    } else if (args->prompts) {
+        prompts_add_lines(p, args->prompts);
+    } else if (args->prompt_file || strcmp(args->prompt, "-") == 0) {
+        read_text(args->prompt_file ? "--prompt-file" : "--prompt", args->prompt_file ? args->prompt_file : "-", &text,
+                  &n);
+        prompts_add(p, text, n);
+    } else {
+        prompts_add(p, strdup_check(args->prompt), strlen(args->prompt));
+    }
+    for (int i = 1; !args->prompts && i < args->num_samples; i++) {
+        prompts_add(p, copy_text(p->texts[0], p->bytes[0]), p->bytes[0]);
+    }
+    p->lengths = (int*)malloc_check((size_t)p->B * sizeof(int));
+    int** ids = (int**)calloc_check((size_t)p->B, sizeof(int*));
+    for (int b = 0; b < p->B; b++) {
+        if (!args->prompt_ids) { encode_prompt(p, b, tokenizer, model_start(source, tokenizer), &tokens); }
+        if (tokens.count > (size_t)config->max_seq_len) {
+            die("the prompt has %zu tokens, but the model has only %d positions: shorten it", tokens.count,
+                config->max_seq_len);
+        }
+        p->lengths[b] = (int)tokens.count;
+        p->T = p->lengths[b] > p->T ? p->lengths[b] : p->T;
+        ids[b] = (int*)malloc_check(tokens.count * sizeof(int));
+        for (size_t i = 0; i < tokens.count; i++) { ids[b][i] = (int)tokens.ids[i]; }
+    }
+    p->tokens = (int*)calloc_check((size_t)p->B * (size_t)p->T, sizeof(int));
+    for (int b = 0; b < p->B; b++) {
+        memcpy(p->tokens + (size_t)b * (size_t)p->T, ids[b], (size_t)p->lengths[b] * sizeof(int));
+        free(ids[b]);
+    }
+    free(ids);
+    token_buffer_free(&tokens);
+}
+
+static inline void prompts_free(Prompts* p) {
+    for (int b = 0; b < p->B; b++) { free(p->texts[b]); }
+    free(p->texts);
+    free(p->bytes);
+    free(p->lengths);
+    free(p->tokens);
+    memset(p, 0, sizeof(*p));
+}
+
+// ---- printing -------------------------------------------------------------------------
+
+// Prints what precedes the continuation of text b: a line with its number, if there are several, and the prompt.
+static inline void prompts_print(const Prompts* p, int b, FILE* f) {
+    if (p->B > 1) { fprintf(f, "---- %d of %d ----\n", b + 1, p->B); }
+    text_prompt(p->texts[b], p->bytes[b], f);
+}
+
+// The random state of text b. The first text is the same whatever the number of texts.
+static inline uint64_t prompts_rng(const Sampler* sampler, int b) {
+    return b == 0 ? sampler->rng : splitmix64(sampler->rng + (uint64_t)b);
+}
+
+// Prints the times of generation to stderr. counts (B): number of new tokens of each text.
+static inline void prompts_print_times(const Prompts* p, const int* counts, int max_seq_len, double load_ms,
+                                       const GenerationTimes* times) {
+    int made = 0, later = 0, longest = 0;
+    long prompt_tokens = 0;
+    for (int b = 0; b < p->B; b++) {
+        made += counts[b];
+        later += counts[b] > 1 ? counts[b] - 1 : 0;
+        prompt_tokens += p->lengths[b];
+        longest = p->lengths[b] + counts[b] > longest ? p->lengths[b] + counts[b] : longest;
+    }
+    fprintf(stderr, "[loaded in %.0f ms; prompt: %ld tokens in %.0f ms; generated: %d tokens", load_ms, prompt_tokens,
+            times->prefill_ms, made);
+    if (times->steps > 0) {
+        fprintf(stderr, ", %.1f us a step, %.1f tok/s", times->decode_ms / times->steps * 1e3,
+                later / times->decode_ms * 1e3);
+    }
+    fprintf(stderr, "]\n");
+    if (args->seed < 0) { fprintf(stderr, "[--seed %lld gives this text again]\n", (long long)run_seed()); }
+    if (longest > max_seq_len) { fprintf(stderr, "[stopped: all %d positions of the model are used]\n", max_seq_len); }
+}
+
+#endif
