@@ -1015,7 +1015,7 @@ typedef struct {
     int *inputs, *targets; // (B,T)
     Evaluator evaluator;   // for --hellaswag
     EvalLoader hellaswag;
-    double machine_flops;  // measured FLOP/s of a matmul on this machine, which count as 100% MFU
+    double machine_flops; // measured FLOP/s of a matmul on this machine, which count as 100% MFU
 } Trainer;
 
 // This machine's memory in GB.

@@ -1011,7 +1011,8 @@ struct Trainer {
         cudaGraphExec_t exec;
         int num_runs; // the first run is not captured: it times cuBLASLt's algorithms
     } graphs[2];      // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
-    float* tensors[3];    // (num_parameters) each, pinned: copies of weights and moments, from which checkpoints are written
+    float*
+        tensors[3]; // (num_parameters) each, pinned: copies of weights and moments, from which checkpoints are written
     EvalLoader hellaswag; // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured

@@ -539,8 +539,8 @@ static inline bool model_read_config(ModelFile* model, const char* path, Error* 
     if (!map_file(&file, path, err)) { return false; }
     const char* mistake = file.size > 0 && file.data[0] == '{' ? NULL : mistaken_file(file.data, file.size);
     bool ok = mistake ? error_set(err, "%s: %s", path, mistake)
-                      : hf_config_parse(&model->config, &model->bos_id, &model->eot_id, (const char*)file.data, file.size,
-                                        path, err);
+                      : hf_config_parse(&model->config, &model->bos_id, &model->eot_id, (const char*)file.data,
+                                        file.size, path, err);
     unmap_file(&file);
     return ok;
 }

@@ -503,7 +503,7 @@ static inline bool dataloader_find(DataLoader* d, const char* pattern, Error* er
 static inline uint64_t dataloader_add_fingerprint(uint64_t fingerprint, const uint8_t* data, size_t size) {
     uint32_t crc = crc32c(0, &size, sizeof(size));
     for (size_t i = 0; i < 16; i++) {
-        size_t at = (size > 512 ? size - 512 : 0) / 15 * i, n = size < 512 ? size : 512;
+        size_t at = (size > 512 ? size - 512 : 0) * i / 15, n = size < 512 ? size : 512;
         crc = crc32c(crc, data + at, n);
     }
     return splitmix64(fingerprint ^ crc);

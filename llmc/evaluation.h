@@ -46,10 +46,10 @@ static inline void evaluator_close(Evaluator* e) {
 // The tokens of a file: of a shard, or of an encoded text.
 typedef struct {
     const char* path;
-    MappedFile shard;   // if it is a shard
-    TokenBuffer text;   // if it is text
-    size_t num_tokens;  // in either case
-    size_t text_bytes;  // bytes of text that tokens 1 and up stand for; 0: unknown
+    MappedFile shard;  // if it is a shard
+    TokenBuffer text;  // if it is text
+    size_t num_tokens; // in either case
+    size_t text_bytes; // bytes of text that tokens 1 and up stand for; 0: unknown
 } EvalTokens;
 
 // Opens a shard or a text file. Text is encoded as dev/data/tokenize does it: as one document, behind the end-of-text token

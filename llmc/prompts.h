@@ -206,8 +206,8 @@ static inline void encode_prompt(const Prompts* p, int b, const Tokenizer* token
 // encoded or has more tokens than the model has positions. The caller frees the result with prompts_free().
 static inline void prompts_read(Prompts* p, const Tokenizer* tokenizer, const ModelSource* source) {
     const GPT2Config* config = &source->config;
-    int given = (args->prompt != NULL) + (args->prompt_file != NULL) + (args->prompts != NULL) +
-                (args->prompt_ids != NULL);
+    int given =
+        (args->prompt != NULL) + (args->prompt_file != NULL) + (args->prompts != NULL) + (args->prompt_ids != NULL);
     TokenBuffer tokens;
     char* text = NULL;
     size_t n = 0;

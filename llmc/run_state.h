@@ -351,7 +351,7 @@ typedef struct {
     int64_t loss_scale_good_steps; // steps since loss_scale was last changed
     uint64_t sampler_rng;
     int32_t eot_id; // id of <|endoftext|>, -1 if there is none; run_save() takes it from the tokenizer if it has one
-    bool has_tokenizer; // vocab.json and merges.txt are in the directory; set by run_save()
+    bool has_tokenizer;   // vocab.json and merges.txt are in the directory; set by run_save()
     double best_val_loss; // the lowest validation loss so far; infinite before the first one
 
     // settings, which run_print_changes() compares

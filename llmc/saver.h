@@ -91,8 +91,6 @@ static inline bool saver_wait(Saver* s) {
 }
 
 // Like saver_wait(), but returns false at once if the thread is still at work.
-static inline bool saver_poll(Saver* s) {
-    return __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) ? saver_wait(s) : false;
-}
+static inline bool saver_poll(Saver* s) { return __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) ? saver_wait(s) : false; }
 
 #endif

@@ -485,7 +485,8 @@ static inline void training_find_checkpoint(Training* t) {
     t->lock = -1;
     t->tasks_step = t->saved_step = t->best_step = -1;
     if (!args->train_data) {
-        die("no training data: give shards with -i, which dev/data/tokenize makes from text; or a --prompt to continue, "
+        die("no training data: give shards with -i, which dev/data/tokenize makes from text; or a --prompt to "
+            "continue, "
             "or data to --eval");
     }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
@@ -839,8 +840,8 @@ static inline Due training_due(const Training* t) {
     due.stop = last || run_stop_signal;
     due.validate = !done && can_validate && args->val_every && (last || step % args->val_every == 0);
     due.sample = !done && step > 0 && args->sample_every && (last || step % args->sample_every == 0);
-    due.save = training_is_unsaved(t) && (due.stop || step == t->best_step ||
-                                          (args->save_every && step % args->save_every == 0));
+    due.save = training_is_unsaved(t) &&
+               (due.stop || step == t->best_step || (args->save_every && step % args->save_every == 0));
     return due;
 }
 

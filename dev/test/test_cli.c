@@ -321,6 +321,16 @@ static void test_help(void) {
     ok("p=-h", "-p", "-h");
 }
 
+static void test_version(void) {
+    const char* forms[] = {"--version", NULL};
+    Result r;
+    run_child(&r, forms, false);
+    check(r.code == 0 && r.err[0] == '\0');
+    check_msg(strncmp(r.out, "prog " LLMC_VERSION " (compiler ", 16 + strlen(LLMC_VERSION)) == 0 &&
+                  strchr(r.out, '\n') == r.out + strlen(r.out) - 1,
+              "'%s'", r.out);
+}
+
 static void test_header(void) {
     const char* args[] = {"-b", "7", "-l", "6e-4", "-k", "wsd", "-a", "-d", "-1", "-p", "two\nlines", NULL};
     Result r;
@@ -368,6 +378,7 @@ int main(int argc, char** argv) {
         {"wrong_flags", "unknown, ambiguous, missing, stray: one line and exit 2", test_wrong_flags},
         {"long_arguments", "8 KB of argument still give one line", test_long_arguments},
         {"help", "--help: grouped, wrapped, exit 0", test_help},
+        {"version", "--version: one line, exit 0", test_version},
         {"header", "the run header marks what differs from the default", test_header},
         {"in_process", "two parses in a row, argc 0, floats as text", test_in_process},
     };

@@ -389,8 +389,9 @@ static void test_restore_refused(void) {
         {-1, 0, 8, 5, 1, 8, 3, 342, "epoch -1"},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        DataLoaderState s = {bad[i].epoch,   bad[i].shard, bad[i].position,   bad[i].seed,
-                             bad[i].shuffle, bad[i].T,     bad[i].num_shards, bad[i].num_tokens};
+        DataLoaderState s = {bad[i].epoch,      bad[i].shard,      bad[i].position,
+                             bad[i].seed,       bad[i].shuffle,    bad[i].T,
+                             bad[i].num_shards, bad[i].num_tokens, 0};
         check_msg(!dataloader_restore(d, &s, &err), "case %zu", i);
         check_msg(strstr(err.text, bad[i].want), "%s", err.text);
     }
@@ -402,6 +403,35 @@ static void test_restore_refused(void) {
     check(memcmp(inputs, expect, sizeof(expect)) == 0);
     dataloader_close(d);
     dataloader_close(plain);
+}
+
+// The same number of tokens, but one of the blocks that the fingerprint covers differs; and the same tokens under another
+// name. A position without a fingerprint is accepted.
+static void test_other_tokens(void) {
+    char path[300], other[300];
+    snprintf(path, sizeof(path), "%s/same.bin", test_dir());
+    snprintf(other, sizeof(other), "%s/renamed.bin", test_dir());
+    for (int what = 0; what < 4; what++) { // 0: as saved; 1: first, 2: last token differs; 3: renamed
+        static DataLoader d;
+        static DataLoaderState saved;
+        ShardWriter w;
+        Error err;
+        check(shard_writer_open(&w, what == 3 ? other : path, &err));
+        for (int i = 0; i < 5000; i++) {
+            uint16_t token = (uint16_t)((i * 7 + (what == 1 && i == 0) + (what == 2 && i == 4999)) % 100);
+            shard_writer_put(&w, &token, 1);
+        }
+        check(shard_writer_close(&w, &err));
+        check(dataloader_open(&d, what == 3 ? other : path, 2, 10, 0, 1, 200, true, 5, &err));
+        if (what == 0) { dataloader_state(&d, &saved); }
+        bool taken = dataloader_restore(&d, &saved, &err);
+        check_msg(taken == (what == 0 || what == 3), "case %d", what);
+        check(taken || strstr(err.text, "as many tokens as when it was saved, but other ones"));
+        DataLoaderState old = saved;
+        old.fingerprint = 0; // from a checkpoint of an earlier version
+        check(dataloader_restore(&d, &old, &err));
+        dataloader_close(&d);
+    }
 }
 
 // ---- errors while reading --------------------------------------------------------------
@@ -528,6 +558,7 @@ static const Test tests[] = {
     {"restore", "from every position, the same batches follow", test_restore},
     {"restore_other_ranks", "another number of ranks goes on in the same stream", test_restore_other_ranks},
     {"restore_refused", "other data, seeds, row lengths, impossible positions", test_restore_refused},
+    {"other_tokens", "data that was changed in place is noticed", test_other_tokens},
     {"bad_token", "an id past the vocabulary names shard and position", test_bad_token},
     {"shard_vanishes", "shards cut, removed, replaced during a run", test_shard_vanishes},
     {"large", "a shard of more than 2 GiB", test_large},

@@ -567,6 +567,25 @@ static void test_prune_rules(void) {
     }
 }
 
+// the best checkpoint is spared until another one is the best
+static void test_prune_keeps_best(void) {
+    const char* dir = fresh();
+    char link[64] = "";
+    Error err;
+    for (int64_t step = 1; step <= 6; step++) { put(dir, step, (uint64_t)step); }
+    check(run_best_step(dir) == -1);
+    check(run_mark_best(dir, 2, &err) && run_best_step(dir) == 2);
+    check(readlink(in(dir, "best"), link, sizeof(link) - 1) > 0);
+    check_str(link, "step_00000002");
+    check(run_prune(dir, 2, 0, &err));
+    check(count_names(dir, "step_") == 3 && file_exists(in(dir, "step_00000002")) &&
+          file_exists(in(dir, "best/state.json")));
+    check(run_mark_best(dir, 5, &err) && run_prune(dir, 1, 0, &err));
+    check(count_names(dir, "step_") == 2 && !file_exists(in(dir, "step_00000002")) && run_best_step(dir) == 5);
+    check(!file_exists(in(dir, ".best.tmp")));
+    check(!run_mark_best(in(dir, "nowhere"), 5, &err) && strstr(err.text, "nowhere"));
+}
+
 static void test_prune_keeps_newest_good(void) {
     const char* dir = fresh();
     Error err;
@@ -898,6 +917,7 @@ static const Test tests[] = {
     {"names", "names of checkpoints and of hidden directories", test_names},
     {"same_step_replaced", "a save over a checkpoint of the same step", test_same_step_replaced},
     {"prune_rules", "which ones are kept", test_prune_rules},
+    {"prune_keeps_best", "the link best, and what it points to", test_prune_keeps_best},
     {"prune_keeps_newest_good", "also when newer ones are damaged", test_prune_keeps_newest_good},
     {"leftovers", "of dead runs are removed, of living ones kept", test_leftovers},
     {"order_of_syncs", "nothing gets its name before it is on the disk", test_order_of_syncs},

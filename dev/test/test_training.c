@@ -177,6 +177,58 @@ static void test_due(void) {
     check_str(due_of_run(&t, 0, never), "v.");
 }
 
+// --keep-best: a step whose validation loss is the lowest so far is saved
+static void test_best(void) {
+    static Training t;
+    const double losses[] = {5.0, 4.0, 4.5, 4.0, 3.0};
+    const bool saved[] = {false, true, false, false, true}; // never before the first step
+    settings = defaults;
+    settings.output = "somewhere";
+    settings.val_every = 1, settings.sample_every = 0, settings.save_every = 0;
+    for (int keep = 0; keep < 2; keep++) {
+        memset(&t, 0, sizeof(t));
+        settings.keep_best = keep;
+        t.has_val = true;
+        t.num_steps = 100;
+        t.saved_step = t.best_step = -1;
+        t.run.best_val_loss = INFINITY;
+        for (int step = 0; step < 5; step++) {
+            t.run.step = step;
+            capture_begin();
+            training_validated(&t, losses[step], time_ms());
+            capture_end();
+            check(training_due(&t).save == (keep && saved[step]));
+        }
+        check(t.run.best_val_loss == 3.0);
+    }
+    check_str(printed, "val loss 3.000000\n");
+}
+
+// the estimate of the time left counts what is done between the steps
+static void test_time_left(void) {
+    static Training t;
+    settings = defaults;
+    settings.val_every = 10, settings.sample_every = 0, settings.save_every = 0;
+    t.num_steps = 105;
+    t.step_ms = 100;
+    check_near(training_seconds_left(&t, 5), 10.0, 1e-9);
+    t.validation_ms = 1000; // at steps 10 to 100, and 105
+    check_near(training_seconds_left(&t, 5), 10.0 + 11, 1e-9);
+    check_near(training_seconds_left(&t, 10), 9.5 + 11, 1e-9); // that of step 10 is still to be done
+    check_near(training_seconds_left(&t, 11), 9.4 + 10, 1e-9);
+    check_near(training_seconds_left(&t, 105), 1, 1e-9);
+    settings.sample_every = 35, t.sample_ms = 2000; // at 35, 70, 105
+    check_near(training_seconds_left(&t, 11), 9.4 + 10 + 6, 1e-9);
+    settings.output = "somewhere";
+    settings.save_every = 50, t.write_ms = 5000,
+    t.save_pause_ms = 100; // at 50, 100, and at the end, where the run waits
+    check_near(training_seconds_left(&t, 11), 9.4 + 10 + 6 + 0.2 + 5, 1e-9);
+    t.save_pause_ms = INFINITY; // --no-async-save
+    check_near(training_seconds_left(&t, 11), 9.4 + 10 + 6 + 10 + 5, 1e-9);
+    settings.save_every = 0;
+    check_near(training_seconds_left(&t, 11), 9.4 + 10 + 6 + 5, 1e-9);
+}
+
 // ---- what is printed about a step ------------------------------------------------------
 
 // like a program that does not judge steps itself
@@ -291,6 +343,8 @@ int main(int argc, char** argv) {
         {"batch", "the shape of a step from flags and model; the flags stay as they were", test_batch},
         {"data", "steps of an epoch, batches of a validation", test_data},
         {"due", "validation, sample, checkpoint and stop, step by step", test_due},
+        {"best", "--keep-best saves the lowest validation loss", test_best},
+        {"time_left", "steps, validation, samples and saves", test_time_left},
         {"judge", "outliers and what is not finite change no weights, and are counted", test_judge},
         {"report", "the step line with and without more columns, the time left, main.log", test_report},
         {"sample", "the frame of a sample in the middle of a run", test_sample},
