@@ -318,9 +318,10 @@ static const char* resolve_model_path(const char* path, char* resolved, size_t s
 // The model that -e names. It is opened but its weights are not read: config is known, nothing is allocated or written.
 typedef struct {
     const char* path;
-    bool fresh;        // path is a descriptor: the weights are initialized at random from the seed
-    ModelFile file;    // the opened file; used only if !fresh
-    GPT2Config config; // valid in either case
+    bool fresh;         // path is a descriptor: the weights are initialized at random from the seed
+    ModelFile file;     // the opened file; used only if !fresh
+    GPT2Config config;  // valid in either case
+    int bos_id, eot_id; // the tokens that begin and end a text, according to the model's file; -1: unknown
 } ModelSource;
 
 // Opens the model `path` and its vocabulary. *has_tokenizer is false if there is no vocabulary.
@@ -329,6 +330,7 @@ static inline void model_source_open(ModelSource* source, const char* path, bool
     GPT2Config* config = &source->config;
     source->path = path;
     source->fresh = is_descriptor(path);
+    source->bos_id = source->eot_id = -1;
     *has_tokenizer = load_tokenizer(tokenizer, source->fresh ? NULL : path);
     if (source->fresh) {
         if (!config_from_descriptor(config, path, &err)) { die("%s", err.text); }
@@ -349,6 +351,8 @@ static inline void model_source_open(ModelSource* source, const char* path, bool
         }
         if (!model_open(&source->file, path, &err)) { die("-e %s", err.text); }
         *config = source->file.config;
+        source->bos_id = source->file.bos_id;
+        source->eot_id = source->file.eot_id;
         if ((args->layers && args->layers != config->num_layers) || (args->heads && args->heads != config->num_heads) ||
             (args->channels && args->channels != config->channels) ||
             (args->positions && args->positions != config->max_seq_len)) {
@@ -365,16 +369,15 @@ static inline void model_source_open(ModelSource* source, const char* path, bool
 
 // The token that ends a text: the vocabulary's, or else the one that config.json names; -1: none. tokenizer may be NULL.
 static inline int model_eot(const ModelSource* source, const Tokenizer* tokenizer) {
-    if (tokenizer && tokenizer->eot_id >= 0) { return tokenizer->eot_id; }
-    return source->fresh ? -1 : source->file.eot_id;
+    return tokenizer && tokenizer->eot_id >= 0 ? tokenizer->eot_id : source->eot_id;
 }
 
 // The token that begins a new document: the vocabulary's end-of-text token, or else the one with which config.json begins
 // or ends a text; or else the first token of the vocabulary or, without one, the last token of the model.
 static inline int model_start(const ModelSource* source, const Tokenizer* tokenizer) {
     if (tokenizer && tokenizer->eot_id >= 0) { return tokenizer->eot_id; }
-    if (!source->fresh && source->file.bos_id >= 0) { return source->file.bos_id; }
-    if (!source->fresh && source->file.eot_id >= 0) { return source->file.eot_id; }
+    if (source->bos_id >= 0) { return source->bos_id; }
+    if (source->eot_id >= 0) { return source->eot_id; }
     return tokenizer ? 0 : source->config.vocab_size - 1;
 }
 

@@ -16,6 +16,7 @@ FAIL_MODE        once (default): only this operation fails; from: this one and a
                  short: if it is a write, it writes half of the bytes and succeeds;
                  kill: SIGKILL ends the process instead of the operation
 FAIL_SLOW_MS     every fsync takes this many milliseconds longer, as on a slow disk
+FAIL_SLOW_OPEN_MS  opening a file there for reading takes this many milliseconds longer
 FAIL_COUNT_FILE  the number of operations seen is written here at exit
 FAIL_TRACE       a line "NUMBER OPERATION PATH" per operation is appended to this file; for two paths, it has the second
 */
@@ -155,7 +156,10 @@ int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsign
 int mkdir(const char* path, mode_t bits) { return fails("mkdir", path) ? -1 : ((MkdirFn)real("mkdir"))(path, bits); }
 
 static int open_named(const char* name, const char* path, int flags, mode_t bits) {
+    const char* slow = getenv("FAIL_SLOW_OPEN_MS");
+    char whole[PATH_MAX];
     if ((flags & O_CREAT) && fails("open", path)) { return -1; }
+    if (slow && !(flags & O_CREAT) && watched(whole, path)) { usleep((useconds_t)(1000 * atol(slow))); }
     return ((OpenFn)real(name))(path, flags, bits);
 }
 

@@ -377,6 +377,48 @@ test_sampling_flags() {
     refused 2 '--num-tokens wants 1 to' "'0'" -- -e run/step_00000003 --prompt hi --num-tokens 0
 }
 
+test_prompts_from_nowhere() {
+    setup
+    refused 1 '--prompt-file none: No such file' -- -e run/step_00000003 --prompt-file none
+    refused 1 '--prompt-file data: not a file' -- -e run/step_00000003 --prompt-file data
+    : >"$world/no_lines"
+    refused 1 '--prompts no_lines: has 0 lines, want 1 to 64' -- -e run/step_00000003 --prompts no_lines
+    yes | head -n 65 >"$world/many_lines"
+    refused 1 '--prompts many_lines: has 65 lines, want 1 to 64' -- -e run/step_00000003 --prompts many_lines
+    refused 1 "--prompt-ids: '257' is not a token id, want 0 to 256" -- -e run/step_00000003 --prompt-ids '1 257'
+    refused 1 "--prompt-ids: '-1' is not a token id" -- -e run/step_00000003 --prompt-ids=-1
+    refused 1 "--prompt-ids: '4x' is not a token id" -- -e run/step_00000003 --prompt-ids '4x'
+    refused 1 '--prompt-ids: no token ids in it' -- -e run/step_00000003 --prompt-ids ' , '
+    refused 1 'give only one of --prompt, --prompt-file, --prompts and --prompt-ids' -- -e run/step_00000003 --prompt a --prompt-ids 1
+    refused 2 'give only one of --prompt, --eval, --bench and --export' -- -e run/step_00000003 --prompt a --eval text
+}
+test_evaluation_of_nothing() {
+    setup
+    refused 1 "--eval: no file matches 'none\*'" -- -e run/step_00000003 --eval 'none*'
+    refused 1 '--eval bad/empty.bin: is empty' -- -e run/step_00000003 --eval bad/empty.bin
+    refused 1 '--eval bad/cut.bin: the header says' -- -e run/step_00000003 --eval bad/cut.bin
+    refused 1 '--eval bad/id.bin: token 20 is id 257' -- -e run/step_00000003 --eval bad/id.bin
+    refused 1 '--eval run/step_00000003/model.safetensors: is not a token shard' -- -e run/step_00000003 --eval run/step_00000003/model.safetensors
+    refused 1 '--eval text: is text, and there is no vocabulary' '--tokenizer' -- -e "$tiny" --eval text
+    refused 1 '--hellaswag text: not a file of multiple choices' -- -e run/step_00000003 --hellaswag text
+    refused 1 '-t 33 is more than the 32 positions' -- -e run/step_00000003 --eval text -t 33
+}
+test_export_over_something() {
+    setup
+    refused 1 '--export text: exists already, give another name' -- -e run/step_00000003 --export text
+    refused 1 '--export none/x.bin.tmp-[0-9]+: cannot create: No such file' -- -e run/step_00000003 --export none/x.bin
+    refused 2 '--export-type wants one of fp32.bf16' -- -e run/step_00000003 --export new --export-type int4
+}
+# data that was changed in place, with the same number of tokens
+test_data_changed_in_place() {
+    setup
+    cp -r "$world/data" "$world/changing"
+    good "${small[@]}" "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place
+    patch "$world/changing/a_train_000001.bin" 1024 '\x05\x00'
+    refused 1 'cannot resume the data: there are as many tokens as when it was saved, but other ones' 'another -o' -- \
+        -e d6 "${batch[@]}" -i 'changing/a_train_*.bin' -o in_place -y 1 -x 5
+}
+
 # ---- correct runs -----------------------------------------------------------------------
 
 # --help lists every flag of the table in the source, with its letter and its llm.c name
@@ -471,6 +513,204 @@ test_temperature_0_is_greedy() {
     cmp "$tmp/one" "$tmp/three" || fail "not the likeliest token"
     cmp -s "$tmp/one" "$tmp/four" && fail "temperature 1 is greedy too"
     [ -s "$tmp/one" ]
+}
+
+# the same prompt from the command line, a file and standard input; its last newline does not count
+test_prompt_from_a_file() {
+    setup
+    sample --seed 1 >"$tmp/typed"
+    printf 'int \n' >"$world/prompt.txt"
+    good -e run/step_00000003 --prompt-file prompt.txt --num-tokens 20 --no-stop-at-eot --seed 1
+    cmp "$tmp/out" "$tmp/typed"
+    local form
+    for form in "--prompt -" "--prompt-file -"; do
+        # shellcheck disable=SC2086
+        (cd "$world" && printf 'int ' | "$train" -e run/step_00000003 $form --num-tokens 20 --no-stop-at-eot --seed 1) >"$tmp/out" 2>"$tmp/err"
+        cmp "$tmp/out" "$tmp/typed"
+    done
+    printf 'a\0b\n\n' >"$world/prompt.txt" # any byte is text, and only one newline is dropped
+    good -e run/step_00000003 --prompt-file prompt.txt --num-tokens 1 --temperature 0
+    head -c 4 "$tmp/out" | cmp - <(printf 'a\0b\n')
+    contains "prompt: 4 tokens" "$tmp/err"
+}
+# several texts: each line of a file, or one prompt several times; the first is the one that is sampled alone
+test_several_texts() {
+    setup
+    sample --seed 1 >"$tmp/alone"
+    printf 'int \n\nchar\n' >"$world/lines.txt"
+    good -e run/step_00000003 --prompts lines.txt --num-tokens 20 --no-stop-at-eot --seed 1
+    want "headers" "$(grep -ac '^---- [123] of 3 ----$' "$tmp/out")" 3
+    head -n 1 "$tmp/out" | cmp - <(echo '---- 1 of 3 ----')
+    tail -n +2 "$tmp/out" | head -c "$(wc -c <"$tmp/alone")" | cmp - "$tmp/alone"
+    grep -aq '^char' "$tmp/out" || fail "the third line is not continued"
+    sample --seed 1 --num-samples 3 >"$tmp/three"
+    want "headers" "$(grep -ac '^---- [123] of 3 ----$' "$tmp/three")" 3
+    tail -n +2 "$tmp/three" | head -c "$(wc -c <"$tmp/alone")" | cmp - "$tmp/alone"
+    csplit -s -f "$tmp/part" "$tmp/three" '/^---- /' '{*}'
+    ! cmp -s <(tail -n +2 "$tmp/part02") <(tail -n +2 "$tmp/part03") || fail "two samples are the same"
+}
+# --special: the name of a token in a prompt is that token; without it, it is text
+test_special_tokens() {
+    setup
+    good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 1
+    contains "prompt: 15 tokens" "$tmp/err"
+    good -e run/step_00000003 --prompt 'a<|endoftext|>b' --num-tokens 8 --special --temperature 0
+    contains "prompt: 3 tokens" "$tmp/err"
+    cp "$tmp/out" "$tmp/special"
+    # 'a' and 'b' are tokens 64 and 65 of the byte vocabulary, the end of text is 256
+    good -e run/step_00000003 --prompt-ids '64,256 65' --num-tokens 8 --temperature 0
+    cmp "$tmp/out" "$tmp/special"
+}
+test_prompt_ids_without_vocabulary() {
+    setup
+    good -e "$tiny" --prompt-ids '3 500' --num-tokens 6
+    grep -qxE '3 500 ([0-9]+ ){6}' "$tmp/out" || fail "not 2 + 6 token ids: $(cat "$tmp/out")"
+}
+# config.json says where a text begins and ends, if the vocabulary does not
+test_eos_of_the_config() {
+    setup
+    local first
+    cp -r "$tiny" "$world/eos"
+    good -e eos --prompt-ids 7 --num-tokens 8 --temperature 0
+    first=$(cut -d ' ' -f 4 "$tmp/out")
+    sed -i "s/\"eos_token_id\": [^,]*,/\"eos_token_id\": $first,/; s/\"bos_token_id\": [^,]*,/\"bos_token_id\": 7,/" "$world/eos/config.json"
+    grep -q "\"eos_token_id\": $first," "$world/eos/config.json" || fail "no eos_token_id in $(cat "$world/eos/config.json")"
+    cp "$tmp/out" "$tmp/whole"
+    good -e eos --prompt-ids 7 --num-tokens 8 --temperature 0
+    want "tokens before the end" "$(cat "$tmp/out")" "$(cut -d ' ' -f 1-"$(($(tr ' ' '\n' <"$tmp/whole" | grep -nx "$first" | head -n 1 | cut -d : -f 1) - 1))" "$tmp/whole") "
+    good -e eos --prompt-ids 7 --num-tokens 8 --temperature 0 --no-stop-at-eot
+    cmp "$tmp/out" "$tmp/whole"
+    good -e eos --prompt '' --num-tokens 8 --temperature 0 --no-stop-at-eot # begins with token 7, which is not printed
+    want "after the first token" "$(cat "$tmp/out")" "$(cut -d ' ' -f 2- "$tmp/whole")"
+}
+# --seed -1 draws a seed and says which
+test_random_seed() {
+    setup
+    local seed
+    sample --seed -1 >"$tmp/one"
+    seed=$(sed -nE 's/^\[--seed ([0-9]+) gives this text again\]$/\1/p' "$tmp/err")
+    sample --seed "$seed" >"$tmp/again"
+    cmp "$tmp/one" "$tmp/again"
+    sample --seed -1 >"$tmp/two"
+    ! cmp -s "$tmp/one" "$tmp/two" || fail "the same text twice"
+    good "${small[@]}" "${batch[@]}" -i "$data" --seed -1 -o drawn
+    seed=$(sed -nE 's/^seed ([0-9]+)$/\1/p' "$tmp/out")
+    [ -n "$seed" ] || fail "the seed is not printed"
+    good "${small[@]}" "${batch[@]}" -i "$data" --seed -1 -o drawn -y 1 -x 5
+    contains "seed $seed" "$tmp/out"
+    good "${small[@]}" "${batch[@]}" -i "$data" --seed "$seed" -o drawn_again -x 5
+    grep -q '^changed' "$tmp/out" && fail "$(grep '^changed' "$tmp/out")"
+    want "loss of step 5" "$(losses | tail -n 1)" "$(sed -nE 's/.*"step":5,"type":"train","loss":([0-9.]+).*/\1/p' "$world/drawn/log.jsonl" | xargs printf '%.6f\n')"
+}
+
+# --eval: the same loss for a text and for its shard, and the one that a validation of the same tokens gives
+test_eval() {
+    setup
+    number() { sed -nE "s/.*$1 ([0-9.]+).*/\1/p" "$tmp/out"; } # WHAT
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -o "$world/whole/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e run --eval text -b 3
+    want "tokens" "$(sed -nE 's/^text: ([0-9]+) tokens.*/\1/p' "$tmp/out")" "$(wc -c <"$world/text")"
+    local loss
+    loss=$(number loss)
+    awk -v loss="$loss" -v got="$(number perplexity)" 'BEGIN {exit !(got > exp(loss) * 0.999 && got < exp(loss) * 1.001)}' ||
+        fail "$(cat "$tmp/out")"
+    # a byte is a token, so a loss of L nats is L / ln 2 bits per byte
+    awk -v loss="$loss" -v got="$(sed -nE 's/.*, ([0-9.]+) bits per byte.*/\1/p' "$tmp/out")" \
+        'BEGIN {d = got - loss / log(2); exit !(d < 1e-4 && d > -1e-4)}' || fail "$(cat "$tmp/out")"
+    good -e run --eval whole/a_train_000000.bin -b 7
+    awk -v a="$loss" -v b="$(number loss)" 'BEGIN {exit !(a - b < 2e-3 && b - a < 2e-3)}' || fail "$loss as text: $(cat "$tmp/out")"
+    # a validation of 961 = 30 x 32 + 1 tokens has no rest; two files have a line for each and one for all
+    printf 'x' >"$world/960"
+    head -c 959 "$world/text" >>"$world/960"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/960" -o "$world/rows/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    good -e run/step_00000003 -i "$data" -j 'rows/a_train_*.bin' -b 10 -t 32 -x 0
+    loss=$(sed -n 's/^val loss //p' "$tmp/out")
+    good -e run/step_00000003 --eval 'rows/a_train_*.bin' -b 4 -t 32
+    awk -v a="$loss" -v b="$(number loss)" 'BEGIN {exit !(a - b < 2e-3 && b - a < 2e-3)}' || fail "$loss in validation: $(cat "$tmp/out")"
+    good -e run --eval 'data/a_*.bin'
+    want "lines" "$(sed -E 's/: .*//' "$tmp/out" | tr '\n' ' ')" "data/a_train_000000.bin data/a_train_000001.bin data/a_val_000000.bin all "
+}
+# a model that has learnt a text answers questions on it
+test_hellaswag() {
+    setup
+    local label i
+    yes 'the cat sat on the mat. ' | tr -d '\n' | head -c 4000 >"$world/cats"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/cats" -o "$world/cats_data/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    for label in 2 1; do
+        for i in 1 2 3 4 5 6 7; do printf 'the cat sat\n%d\nsits mat\nand the\non the mat.\nqqq zz\n' $label; done >"$tmp/questions"
+        "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions" -o "$world/label_$label.bin" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    done
+    good "${small[@]}" -b 8 -t 32 -i 'cats_data/*.bin' -x 60 -l 0.02 -v 60 -s 0 --hellaswag label_2.bin -o cats_run
+    want "evaluations" "$(grep -c '^HellaSwag: [0-9] of 7 correct' "$tmp/out")" 2
+    contains '"step":60,"type":"eval","accuracy":1' "$world/cats_run/log.jsonl"
+    good -e cats_run --hellaswag label_2.bin
+    contains "HellaSwag: 7 of 7 correct = 1.0000" "$tmp/out"
+    good -e cats_run --hellaswag label_1.bin -b 1
+    contains "HellaSwag: 0 of 7 correct = 0.0000" "$tmp/out"
+}
+test_bench() {
+    setup
+    good -e run --bench --num-tokens 10 --bench-prompt 8 --num-samples 2
+    grep -qE '^prompt of 8 +16 tokens +[0-9.]+ ms +[0-9.]+ tok/s \+- [0-9.]+%$' "$tmp/out" || fail "$(cat "$tmp/out")"
+    grep -qE '^10 generated after it +20 tokens +[0-9.]+ ms +[0-9.]+ tok/s \+- [0-9.]+%$' "$tmp/out" || fail "$(cat "$tmp/out")"
+    good -e d6 --channels 64 --layers 1 --heads 1 --positions 20 --bench # more than the positions allow: as much as fits
+    contains "prompt of 19 " "$tmp/out"
+}
+# every format that --export writes is read back: the same text greedily, and fp32 to the same bits
+test_export() {
+    setup
+    local form
+    sample --temperature 0 >"$tmp/greedy"
+    for form in there there.safetensors there.bin; do
+        good -e run --export "$form"
+        contains "$form: " "$tmp/out"
+    done
+    want "what is in it" "$(cd "$world/there" && echo *)" "config.json generation_config.json merges.txt model.safetensors vocab.json"
+    cmp "$world/there/model.safetensors" "$world/run/step_00000003/model.safetensors"
+    cmp "$world/there.safetensors" "$world/run/step_00000003/model.safetensors"
+    good -e there --prompt 'int ' --num-tokens 20 --no-stop-at-eot --temperature 0
+    cmp "$tmp/out" "$tmp/greedy"
+    good -e there.bin --tokenizer there --prompt 'int ' --num-tokens 20 --no-stop-at-eot --temperature 0
+    cmp "$tmp/out" "$tmp/greedy"
+    good -e there.bin --export back/ # from llm.c's format to Hugging Face's
+    cmp "$world/back/model.safetensors" "$world/run/step_00000003/model.safetensors"
+    good -e run --export half --export-type bf16
+    contains '"torch_dtype": "bfloat16"' "$world/half/config.json"
+    [ "$(wc -c <"$world/half/model.safetensors")" -lt $(($(wc -c <"$world/there/model.safetensors") * 6 / 10)) ] || fail "not half the size"
+    good -e half --prompt 'int ' --num-tokens 5
+    want "temporary files" "$(cd "$world" && ls -d ./*.tmp-* 2>/dev/null)" ""
+}
+# the checkpoint of the lowest validation loss stays, under the name best
+test_keep_best() {
+    setup
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 0.2 -k constant -x 40 -v 4 -n 0 -nk 1 --keep-best -o best_run
+    local want_step
+    want_step=$(sed -nE 's/^\{"step":([0-9]+),"type":"val","loss":([0-9.]+)\}$/\2 \1/p' "$world/best_run/log.jsonl" | grep -v ' 0$' | sort -g | head -n 1 | cut -d ' ' -f 2)
+    want "the link" "$(readlink "$world/best_run/best")" "$(printf 'step_%08d' "$want_step")"
+    [ "$want_step" -lt 40 ] || fail "the last step is the best: nothing was tested"
+    want "what is kept" "$(ls "$world/best_run" | grep -c '^step_')" 2
+    good -e best_run/best --prompt 'int ' --num-tokens 3
+    # a resumed run remembers the loss to beat: with nothing learnt there is no better one
+    good "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' -l 0 -k constant -x 48 -v 4 -n 0 -nk 1 --keep-best -o best_run -y 1
+    want "the link after resuming" "$(readlink "$world/best_run/best")" "$(printf 'step_%08d' "$want_step")"
+}
+# sampling from a run that saves all the time and keeps one checkpoint: the one that was found is there until it is read, even
+# if the reader is slow
+test_sampling_while_saving() {
+    setup
+    local pid i shim=$tmp/failing_write.so
+    "$CC" -shared -fPIC -o "$shim" dev/test/failing_write.c -ldl
+    (cd "$world" && exec "$train" "${small[@]}" "${batch[@]}" -i "$data" -x 100000000 -n 1 -nk 1 -o busy) >"$tmp/busy.out" 2>&1 </dev/null &
+    pid=$!
+    until [ -e "$world/busy" ] && ls "$world/busy" | grep -q step_; do sleep 0.01; done
+    export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # the library is loaded before the sanitizer's runtime
+    for ((i = 0; i < 5; i++)); do
+        FAIL_DIR=$world/busy FAIL_SLOW_OPEN_MS=10 LD_PRELOAD=$shim run -e busy --prompt 'int ' --num-tokens 2
+        [ $status -eq 0 ] || break
+    done
+    kill -TERM $pid
+    wait $pid || fail "the run: $(tail -n 1 "$tmp/busy.out")"
+    [ $status -eq 0 ] || fail "sample $i: $(cat "$tmp/err")"
 }
 
 # -e with a run's output directory loads its newest intact checkpoint
@@ -658,6 +898,9 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     demo_of_another_directory
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
+    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
+    prompt_from_a_file several_texts special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
+    eval hellaswag bench export keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
