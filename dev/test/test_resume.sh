@@ -9,7 +9,9 @@ export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # failing_write.so
 train=${TRAIN:-$BIN_DIR/train_gpt2} # TRAIN=$PWD/train_gpt2cu runs the same tests on the GPU program
 [[ $train == /* ]] || train=$PWD/$train
 shim=$tmp/failing_write.so
-kills=${LLMC_KILLS:-200}
+kills=${LLMC_KILLS:-200} # kill -9 at random moments
+ends=${LLMC_ENDS:-$([ -z "${LLMC_TEST_FULL-}" ] && echo 25 || echo 500)}             # random signals at random moments
+owner_runs=${LLMC_OWNER_RUNS:-$([ -z "${LLMC_TEST_FULL-}" ] && echo 20 || echo 200)} # two runs that start at once
 export LLMC_SAVE_SECONDS=0 TMPDIR=$tmp/rescue # the last save, if it fails, is tried once more, then goes there
 mkdir "$TMPDIR"
 
@@ -283,6 +285,69 @@ test_kill_at_random_moments() {
     same "$out" "$last" "$tmp/straight"
 }
 
+# Random signals at random moments, also during saves, of one long run that saves only at its end or now and then: after each
+# of them but SIGKILL the newest checkpoint is that of the last step, after SIGKILL it is the last one that was saved; the
+# run goes on from there, and in the end has the losses, samples and weights of an uninterrupted run.
+test_random_ends() {
+    reference
+    local out=$tmp/ends i last=0 signal code slow window moment saved count
+    local signals=(INT TERM HUP USR1 PIPE KILL)
+    start "$tmp/ends_first" 1000000 -n 0 -v 50 -s 70
+    local before=${EPOCHREALTIME/[.,]/}
+    wait_for "step 20" grep -qs '"step":20,' "$tmp/ends_first/log.jsonl"
+    kill_now
+    window=$(((${EPOCHREALTIME/[.,]/} - before) * 2 / 1000))
+    [ "$window" -ge 100 ] || window=100
+    RANDOM=2
+    for ((i = 0; i < ends; i++)); do
+        signal=${signals[RANDOM % 6]}
+        slow=$((RANDOM % 3 * 10))
+        moment=$((RANDOM % window))
+        set_flags "$out" 1000000 -n $((RANDOM % 2 * 30)) -nk 2 -v 50 -s 70 -y 1
+        output=$out.txt
+        : >"$output"
+        if [ $slow -gt 0 ]; then
+            FAIL_DIR=$out FAIL_SLOW_MS=$slow LD_PRELOAD=$shim "$train" "${flags[@]}" >"$output" 2>&1 &
+        else
+            "$train" "${flags[@]}" >"$output" 2>&1 &
+        fi
+        pid=$!
+        # before this the program has nothing to save, and a signal ends it as any other program
+        wait_for "the start" grep -qE "^(step|val loss|resumed|generating)" "$output"
+        sleep "$(printf '%d.%03d' $((moment / 1000)) $((moment % 1000)))"
+        kill -$signal "$pid" 2>/dev/null || true
+        code=0
+        wait "$pid" || code=$?
+        ! grep -q "passed over\|^error" "$output" || fail "end $i (SIG$signal): $(grep -m 1 'passed over\|^error' "$output")"
+        seen=$(sed -nE 's/^resumed at step ([0-9]+).*/\1/p' "$output")
+        [ "${seen:-$last}" -eq "$last" ] || fail "start $i: resumed at step $seen, step $last was the newest"
+        saved=$(newest "$out")
+        count=$(grep -ac '"type":"train"' "$out/log.jsonl" || true)
+        if [ $signal = KILL ]; then
+            [ "${saved:-0}" -ge "$last" ] || fail "end $i: the newest is step $saved, it was $last"
+        elif [ $code -ne 0 ]; then # in the first moments, before the handlers are installed
+            [ $code -gt 128 ] && [ "${saved:-0}" -eq "$last" ] || fail "end $i: SIG$signal gives $code: $(tail -n 1 "$output")"
+        else
+            want "end $i (SIG$signal): the newest checkpoint" "${saved:-0}" "$count"
+        fi
+        last=${saved:-0}
+    done
+    [ "$last" -ge "$ends" ] || fail "only $last steps in $ends runs: nothing was tested"
+    start "$out" 1000000 -n $((last + 3)) -nk 2 -v 50 -s 70 -y 1
+    wait_for "checkpoint $((last + 3))" test -e "$out/$(step_name $((last + 3)))"
+    kill_now
+    start "$tmp/ends_straight" 1000000 -n $((last + 3)) -v 50 -s 70
+    for ((i = 0; i < 60; i++)); do # wait_for waits a minute at most
+        test ! -e "$tmp/ends_straight/$(step_name $((last + 3)))" || break
+        sleep 1
+    done
+    wait_for "checkpoint $((last + 3))" test -e "$tmp/ends_straight/$(step_name $((last + 3)))"
+    kill_now
+    same "$out" $((last + 3)) "$tmp/ends_straight"
+    until_last() { losses "$1" | sed "/\"step\":$((last + 3)),/q"; }
+    cmp <(until_last "$out") <(until_last "$tmp/ends_straight") || fail "other losses than without interruption"
+}
+
 # A run that resumes, does a step and saves: each of its writes, syncs, opens, renames, mkdirs and closes fails once,
 # alone (mode once) or with all that follow (mode from). Both modes run in parallel, because there are hundreds of runs.
 test_failing_writes() {
@@ -521,7 +586,7 @@ test_owner() {
     wait_for "a checkpoint" grep -q "^saved" "$out.txt"
     kill -TERM "$pid"
     wait "$pid" || fail "exit code $?"
-    for ((i = 0; i < ${LLMC_OWNER_RUNS:-20}; i++)); do
+    for ((i = 0; i < owner_runs; i++)); do
         rm -rf "$tmp/race"
         if [ $((i % 2)) -eq 1 ]; then # one to resume, not a new one
             cp -r "$tmp/reference" "$tmp/race"
@@ -583,6 +648,6 @@ test_no_resume_no_overwrite() {
 }
 
 tests=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped second_signal
-    kill_at_random_moments failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
+    kill_at_random_moments random_ends failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
     no_resume_no_overwrite)
 run_tests "$@"
