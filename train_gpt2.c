@@ -28,6 +28,9 @@ follows karpathy/llm.c.
 #include "llmc/training.h"
 #include "llmc/utils.h"
 #include <math.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 // Functions marked VECTOR are compiled for AVX-512, for AVX2 and for plain x86-64; the loader picks one at start.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
@@ -1050,6 +1053,17 @@ static double print_memory_need(const GPT2Config* config, int B, int T) {
     return (have - need) * 1e9;
 }
 
+// Lets each thread have at least 50 MFLOP of a pass of `flops`, about half a millisecond: with less, the threads wait for one
+// another longer than they compute, above all on a machine with other work. OMP_NUM_THREADS overrides this.
+static void limit_threads(double flops) {
+#ifdef _OPENMP
+    double useful = flops / 50e6 > 1 ? flops / 50e6 : 1;
+    if (!getenv("OMP_NUM_THREADS") && useful < omp_get_max_threads()) { omp_set_num_threads((int)useful); }
+#else
+    (void)flops;
+#endif
+}
+
 // Measures the FLOP/s of a matmul that is large enough to reach the machine's rate. Takes some milliseconds.
 static double measure_matmul_flops(void) {
     const int n = 512;
@@ -1179,6 +1193,7 @@ static void trainer_open(Trainer* t) {
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, B, T); }
     training_allocate_copy(&t->job, &t->model.config, memory_left);
     t->machine_flops = measure_matmul_flops();
+    limit_threads(training_flops_per_token(&t->model.config, T) * B * T);
     t->job.run.loss_scale = 1.0;
     training_begin(&t->job, &t->model.config, t->model.params_memory, t->model.m_memory, t->model.v_memory);
 }
@@ -1241,6 +1256,8 @@ static void loaded_model_open(LoadedModel* m) {
     m->vocabulary = has_tokenizer ? &m->tokenizer : NULL;
     load_model(&m->model, &m->source);
     check_weights(&m->source, m->model.params_memory);
+    // generating a token is bound by reading the weights: one of them takes as long as some 100 FLOPs
+    limit_threads(100.0 * (double)num_parameters(&m->model.config));
     m->load_ms = time_ms() - start;
 }
 

@@ -473,6 +473,28 @@ static void test_d12_two_losses(void) {
     gpt2_free(&model);
 }
 
+// a tiny step takes one thread, a large one all of them; OMP_NUM_THREADS overrides that
+static void test_threads(void) {
+#ifdef _OPENMP
+    char set[16] = "";
+    int before = omp_get_max_threads();
+    if (getenv("OMP_NUM_THREADS")) { snprintf(set, sizeof(set), "%s", getenv("OMP_NUM_THREADS")); }
+    setenv("OMP_NUM_THREADS", "8", 1);
+    omp_set_num_threads(8);
+    limit_threads(1e6);
+    check(omp_get_max_threads() == 8);
+    unsetenv("OMP_NUM_THREADS");
+    limit_threads(1e12);
+    check(omp_get_max_threads() == 8);
+    limit_threads(220e6);
+    check(omp_get_max_threads() == 4);
+    limit_threads(1e6);
+    check(omp_get_max_threads() == 1);
+    omp_set_num_threads(before);
+    if (set[0]) { setenv("OMP_NUM_THREADS", set, 1); }
+#endif
+}
+
 static const Test tests[] = {
     {"golden", "hidden states, logits, loss, every gradient against PyTorch in float64", test_golden},
     {"golden_naive", "the same with the plain loops", test_golden_naive},
@@ -485,6 +507,7 @@ static const Test tests[] = {
     {"greedy", "greedy continuation, token for token", test_greedy},
     {"cache", "logits with the cache, after a prefill, and without", test_cache},
     {"generate_limits", "positions run out, stop token, logits that are not numbers", test_generate_limits},
+    {"threads", "no more threads than have work", test_threads},
     {"fast_exp", "relative error and special values", test_fast_exp},
     {"nan_is_seen", "a NaN in any weight tensor reaches loss and norm", test_nan_is_seen},
     {"d12_two_losses", "124M from seed 42 on tinyshakespeare, against PyTorch on a GPU", test_d12_two_losses},
