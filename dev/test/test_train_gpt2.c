@@ -329,7 +329,7 @@ static void test_greedy(void) {
     int n = (int)elements(golden_tensor("generate.prompt")), total = (int)elements(golden_tensor("generate.greedy"));
     int got[64];
     Sampler greedy = {0.0f, 0, 1.0f, 1};
-    check(generate(&model, &greedy, prompt, n, total, -1, got, NULL) == total);
+    check(generate(&model, &greedy, prompt, n, total, -1, got, NULL, NULL) == total);
     for (int i = 0; i < total; i++) { check_msg(got[i] == want[i], "token %d is %d, want %d", i, got[i], want[i]); }
     free(prompt), free(want);
     gpt2_free(&model);
@@ -365,13 +365,13 @@ static void test_generate_limits(void) {
     int got[100];
     Sampler greedy = {0.0f, 0, 1.0f, 1};
     // the tokens that positions 63 and 64 predict
-    check(generate(&model, &greedy, prompt, 63, 100, -1, got, NULL) == 2);
-    check(generate(&model, &greedy, prompt, 64, 100, -1, got, NULL) == 1);
-    check(generate(&model, &greedy, prompt, 8, 1, -1, got, NULL) == 1);
+    check(generate(&model, &greedy, prompt, 63, 100, -1, got, NULL, NULL) == 2);
+    check(generate(&model, &greedy, prompt, 64, 100, -1, got, NULL, NULL) == 1);
+    check(generate(&model, &greedy, prompt, 8, 1, -1, got, NULL, NULL) == 1);
     int first = got[0];
-    check(generate(&model, &greedy, prompt, 8, 10, first, got, NULL) == 0); // stops before the stop token is returned
+    check(generate(&model, &greedy, prompt, 8, 10, first, got, NULL, NULL) == 0); // stops before the stop token is returned
     model.params.lnfb[0] = NAN;
-    check(generate(&model, &greedy, prompt, 8, 10, -1, got, NULL) == -1);
+    check(generate(&model, &greedy, prompt, 8, 10, -1, got, NULL, NULL) == -1);
     free(prompt);
     gpt2_free(&model);
 }
@@ -514,7 +514,9 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
-    (void)train; // train() and sample() are tested through the program, by test_program.sh
+    (void)train; // train() and the other tasks are tested through the program, by test_program.sh
     (void)sample;
+    (void)evaluate;
+    (void)bench;
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }
