@@ -133,5 +133,7 @@ int main(void) {
     gpt2_free(&model);
     (void)train;
     (void)sample;
+    (void)evaluate;
+    (void)bench;
     return EXIT_SUCCESS;
 }
