@@ -12,6 +12,7 @@ messages of TensorBoard's event.proto and summary.proto; RFC 8259 for JSON.
 
 #include "utils.h"
 #include <float.h>
+#include <dirent.h>
 #include <math.h>
 
 enum {
@@ -279,6 +280,19 @@ static inline bool log_cut(const char* path, const char* prefix, int64_t resume_
     return ok;
 }
 
+// The time in the name of the next event file: now, or, if the clock was set back, a second after the newest file in dir,
+// because TensorBoard reads the files in the order of their names.
+static inline long long events_name_time(const char* dir, double now) {
+    long long newest = (long long)now - 1;
+    DIR* d = opendir(dir);
+    for (struct dirent* e = d ? readdir(d) : NULL; e; e = readdir(d)) {
+        long long time = strncmp(e->d_name, "events.out.tfevents.", 20) == 0 ? strtoll(e->d_name + 20, NULL, 10) : 0;
+        if (time > newest && time < 10000000000LL - 2) { newest = time; } // the name has ten digits
+    }
+    if (d) { closedir(d); }
+    return newest + 1;
+}
+
 // Creates a new event file. Its name contains the time, host, process and a counter, so that it never exists already.
 static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, Error* err) {
     char host[128] = "localhost", name[320];
@@ -289,8 +303,9 @@ static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, 
     for (char* p = host; *p; p++) {
         if (*p == '/') { *p = '_'; }
     }
+    long long name_time = events_name_time(dir, now);
     for (int n = 0;; n++) {
-        snprintf(name, sizeof(name), "events.out.tfevents.%010lld.%s.%d.%d", (long long)now, host, (int)getpid(), n);
+        snprintf(name, sizeof(name), "events.out.tfevents.%010lld.%s.%d.%d", name_time, host, (int)getpid(), n);
         if (!log_path(&l->events, dir, name, err)) { return false; }
         if (log_open(&l->events, O_EXCL, err)) { break; }
         if (!file_exists(l->events.path)) { return false; }

@@ -572,6 +572,24 @@ static void test_masked_text(void) {
     check_str(err.text, "a?[2J??b: no");
 }
 
+// the clock was set back between two parts of a run: the name of the new event file still sorts behind the older one's
+static void test_clock_set_back(void) {
+    char dir[256], path[400];
+    Logger l;
+    Error err;
+    snprintf(dir, sizeof(dir), "%s/clock", test_dir());
+    check(make_directories(dir, &err));
+    snprintf(path, sizeof(path), "%s/events.out.tfevents.5000000000.host.1.0", dir);
+    FILE* f = fopen(path, "wb");
+    check(f && fclose(f) == 0);
+    for (int i = 1; i <= 2; i++) {
+        check(logger_open(&l, dir, i == 1 ? -1 : 0, &err));
+        const char* name = strrchr(l.events.path, '/') + 1;
+        check_msg(strtoll(name + 20, NULL, 10) == 5000000000 + i, "%s", name);
+        check(logger_close(&l, &err));
+    }
+}
+
 static void test_failing_write(void) {
     // a limit on the file size imitates a full disk; in a child process, because it holds for all of its files
     Error err;
@@ -623,6 +641,7 @@ int main(int argc, char** argv) {
         {"json_number", "numbers read back as they were", test_json_number},
         {"json_text", "any bytes become a valid JSON string", test_json_text},
         {"masked_text", "no character that commands a terminal is printed", test_masked_text},
+        {"clock_set_back", "event files sort in the order of the run", test_clock_set_back},
         {"failing_write", "a full disk: one warning, whole lines, the run goes on", test_failing_write},
     };
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));

@@ -106,6 +106,10 @@ pretrained='./train_gpt2cu -e data/gpt2 --prompt "The answer is" --num-tokens 40
 tokenize_own="dev/data/tokenize -i my.txt -t data/gpt2 -o data/my --val-tokens 32768"
 new="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log124M -b 64 -t 1024 -d 524288 -x 1000 -y 1"
 
+evaluate="./train_gpt2cu -e log --eval 'data/ts_val_*.bin'"
+bench='./train_gpt2cu -e log --bench'
+export_it='./train_gpt2cu -e log --export shakespeare'
+
 # The download: a model of 2 layers with 64 positions in place of 124M, and this repository's sources for Shakespeare's.
 prepare_data() {
     local from=$tmp/served/hub
@@ -146,12 +150,18 @@ test_text_to_text() {
     contains "saved log/step_00000002" "$tmp/out"
     run 0 "${continue/train_gpt2cu/train_gpt2}"
     contains "ROMEO:" "$tmp/out"
+    run 0 "${evaluate/train_gpt2cu/train_gpt2}"
+    contains "perplexity" "$tmp/out"
+    run 0 "${bench/train_gpt2cu/train_gpt2}"
+    contains "generated after it" "$tmp/out"
+    run 0 "${export_it/train_gpt2cu/train_gpt2} && ./train_gpt2 -e shakespeare --prompt A --num-tokens 1"
     run 0 "${new/train_gpt2cu/train_gpt2} $small_model $short"
     contains " 2/2 | loss" "$tmp/out"
 }
 
 test_text_to_text_gpu() {
-    for_gpu 'make train_gpt2cu dev/data/tokenize' "$pretrained" "$finetune" "$continue" "$new" scripts/run_gpt2_124M.sh
+    for_gpu 'make train_gpt2cu dev/data/tokenize' "$pretrained" "$finetune" "$continue" "$new" scripts/run_gpt2_124M.sh \
+        "$evaluate" "$bench" "$export_it"
     run 0 'make train_gpt2cu dev/data/tokenize'
     if have_gpu; then
         prepare_data
@@ -160,6 +170,9 @@ test_text_to_text_gpu() {
     run_gpu "$pretrained"
     run_gpu "$finetune" "$short"
     run_gpu "$continue"
+    run_gpu "$evaluate"
+    run_gpu "$bench"
+    if have_gpu; then run 0 "$export_it"; fi
     run_gpu "$new" "$short"
     export TRAIN_DATA='data/ts_train_*.bin' VAL_DATA='data/ts_val_*.bin'
     run_gpu scripts/run_gpt2_124M.sh "$short"

@@ -369,7 +369,8 @@ static void test_generate_limits(void) {
     check(generate(&model, &greedy, prompt, 64, 100, -1, got, NULL, NULL) == 1);
     check(generate(&model, &greedy, prompt, 8, 1, -1, got, NULL, NULL) == 1);
     int first = got[0];
-    check(generate(&model, &greedy, prompt, 8, 10, first, got, NULL, NULL) == 0); // stops before the stop token is returned
+    check(generate(&model, &greedy, prompt, 8, 10, first, got, NULL, NULL) ==
+          0); // stops before the stop token is returned
     model.params.lnfb[0] = NAN;
     check(generate(&model, &greedy, prompt, 8, 10, -1, got, NULL, NULL) == -1);
     free(prompt);
