@@ -473,6 +473,33 @@ test_temperature_0_is_greedy() {
     [ -s "$tmp/one" ]
 }
 
+# documents "ab" between tokens </s>: samples begin with this token and end before it, also after fine-tuning a model whose
+# vocabulary does not name it
+test_end_of_text_of_another_name() {
+    local named=$world/named
+    setup
+    mkdir "$named"
+    sed 's/<|endoftext|>/<\/s>/; s/}$/, "ab": 257}/' "$world/data/vocab.json" >"$named/vocab.json"
+    printf '#version: 0.2\na b\n' >"$named/merges.txt"
+    yes ab | head -n 400 >"$named/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$named/text" -t "$named" --eot '</s>' -d line -o "$named/data/x" 2>"$tmp/err"
+    good "${small[@]}" -b 4 -t 16 -x 60 -s 60 -l 0.01 -i named/data/x_train_000000.bin -o named/run
+    contains 'ab</s>ab</s>ab' "$tmp/out"
+    good -e named/run --prompt '' --temperature 0 --num-tokens 6
+    want "text" "$(cat "$tmp/out")" ab
+    cp -r "$named/run/step_00000060" "$named/model"
+    rm "$named/model/tokenizer_config.json" "$named/model/state.json"
+    good -e named/model --prompt '' --temperature 0 --num-tokens 6
+    want "text where the vocabulary names no end-of-text" "$(cat "$tmp/out" | wc -c)" 19
+    good -e named/model -b 4 -t 16 -x 1 -s 1 -i named/data/x_train_000000.bin -o named/tuned
+    contains 'ab</s>ab</s>ab' "$tmp/out"
+    good -e named/tuned --prompt '' --temperature 0 --num-tokens 6
+    want "text after fine-tuning" "$(cat "$tmp/out")" ab
+    "$BIN_DIR/dev/data/tokenize" -i "$named/text" -t "$named" --eot ab -d line -o "$named/other/x" 2>"$tmp/err"
+    refused 1 '^error: -j .*: end-of-text is token 257, but 256 in the training data' -- \
+        -e named/model -b 4 -t 16 -x 1 -i named/data/x_train_000000.bin -j named/other/x_train_000000.bin
+}
+
 # -e with a run's output directory loads its newest intact checkpoint
 test_newest_good_checkpoint() {
     setup
@@ -659,7 +686,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output
+    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"
