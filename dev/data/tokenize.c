@@ -76,6 +76,16 @@ static void add_path(const char* path) {
     in.total_bytes = regular && in.total_bytes >= 0 ? in.total_bytes + st.st_size : -1;
 }
 
+// Cuts the next name or pattern off the list *rest; NULL at its end. Commas and spaces separate, unless a backslash
+// precedes them. The backslash stays, because glob() removes it.
+static char* next_pattern(char** rest) {
+    char *start = *rest + strspn(*rest, ", "), *end = start;
+    while (*end && *end != ',' && *end != ' ') { end += end[0] == '\\' && end[1] ? 2 : 1; }
+    *rest = *end ? end + 1 : end;
+    *end = '\0';
+    return end > start ? start : NULL;
+}
+
 // Finds the files of --input: a file with exactly this name, or else names and patterns separated by commas or spaces.
 // The matches of a pattern are sorted by name.
 static void find_inputs(void) {
@@ -84,13 +94,16 @@ static void find_inputs(void) {
         return;
     }
     char* list = strdup_check(flags.input);
-    for (char *rest = list, *pattern; (pattern = strtok_r(rest, ", ", &rest));) {
+    for (char *rest = list, *pattern; (pattern = next_pattern(&rest));) {
         glob_t g;
         if (strcmp(pattern, "-") == 0 || file_exists(pattern)) {
             add_path(pattern);
             continue;
         }
-        if (glob(pattern, 0, NULL, &g) != 0) { die("%s: no such file, and no file matches this pattern", pattern); }
+        if (glob(pattern, 0, NULL, &g) != 0) {
+            die("%s: no such file, and no file matches this pattern%s", pattern,
+                strchr(flags.input, ' ') ? "; write \\ before a space in a name" : "");
+        }
         for (size_t i = 0; i < g.gl_pathc; i++) { add_path(g.gl_pathv[i]); }
         globfree(&g);
     }
@@ -566,9 +579,8 @@ static void parse_flags(int argc, char** argv) {
     const Option options[] = {
         {OPT_SECTION, 0, NULL, "Input", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'i', NULL, "input", &flags.input, "FILES",
-         "text or .jsonl files: names or quoted patterns, separated by commas or spaces; a name that contains these "
-         "must be "
-         "given alone; - is standard input",
+         "text or .jsonl files: names or quoted patterns, separated by commas or spaces; a comma or space within a "
+         "name has a \\ before it, 'my\\ books/*.txt', unless this name is given alone; - is standard input",
          0, 0},
         {OPT_STR, 'd', NULL, "documents", &flags.documents, "auto|file|line|blank-line|jsonl",
          "how to split files into documents; auto: a .jsonl file by lines, any other file is one document; blank-line: "

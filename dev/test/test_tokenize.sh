@@ -84,6 +84,11 @@ test_inputs() {
     want pattern "$(one "$tmp/[bc].txt")" "256 65 256 66"
     want list "$(one "$tmp/c.txt,$tmp/b.txt")" "256 66 256 65"
     want spaces "$(one "$tmp/c.txt $tmp/b.txt")" "256 66 256 65"
+    printf d >"$tmp/in dir/d,2.txt"
+    want "a pattern with a space" "$(one "$tmp/in\\ dir/*.txt")" "256 64 256 67"
+    want "a list with a space and a comma" "$(one "$tmp/in\\ dir/d\\,2.txt, $tmp/b.txt,")" "256 67 256 65"
+    refused "no such file, and no file matches this pattern; write \\ before a space in a name" -i "$tmp/in dir/*.txt"
+    contains "a \\ before it, 'my\\ books/*.txt'" <(tokenize --help | tr -s ' \n' ' ')
 }
 
 # shards PREFIX: prints a checksum over all shards, and their number
