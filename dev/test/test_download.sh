@@ -233,6 +233,8 @@ test_table() {
     bad=$(grep -vE '^[a-z0-9-]+ \| [A-Za-z0-9_./-]+ \| https://[^ ]+ \| (-|>?[0-9]+) \| (-|[0-9a-f]{64})$' "$tmp/list" || true)
     want "rows of another form" "$bad" ""
     want "files that occur twice" "$(cut -d '|' -f 2 "$tmp/list" | sort | uniq -d)" ""
+    want "rows without a sum" "$(grep -c -- '| -$' "$tmp/list")" 0
+    want "items whose URLs name a branch" "$(grep -vE '/[0-9a-f]{40}/' "$tmp/list" | cut -d ' ' -f 1 | sort -u)" llmc-pack
 }
 
 # sizes and sums of the table match the files that are on this machine
@@ -241,10 +243,11 @@ test_table_agrees_with_files() {
     [ -e "$data/tinyshakespeare.txt" ] || skip "needs LLMC_DATA with tinyshakespeare.txt and gpt2_tokenizer/"
     [ -n "$server" ] || skip "needs curl"
     rm -rf "$tmp/data"
-    at=$tmp/served/huggingface.co/openai-community/gpt2/resolve/main
-    mkdir -p "$at" "$tmp/served/raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
-    cp "$data/gpt2_tokenizer/vocab.json" "$data/gpt2_tokenizer/merges.txt" "$at"
-    cp "$data/tinyshakespeare.txt" "$tmp/served/raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+    for name in gpt2_tokenizer/vocab.json gpt2_tokenizer/merges.txt tinyshakespeare.txt; do
+        url=$(scripts/download.sh --list | awk -F ' [|] ' -v name="$name" '$2 == name {print $3}')
+        mkdir -p "$(dirname "$tmp/served/${url#https://}")"
+        cp "$data/$name" "$tmp/served/${url#https://}"
+    done
     scripts/download.sh --dir "$tmp/data" vocab tinyshakespeare
     cmp "$data/gpt2_tokenizer/merges.txt" "$tmp/data/gpt2_tokenizer/merges.txt"
     cmp "$data/tinyshakespeare.txt" "$tmp/data/tinyshakespeare.txt"
