@@ -117,19 +117,27 @@ curl_reason() { # STATUS HTTP_CODE
 
 # Resumes the download of URL: appends to PART the bytes that it lacks. Sets `reason` on failure.
 fetch() { # URL PART BYTES
-    local rc code try meter=(--silent --show-error) safety=()
-    # no redirect away from https; not more bytes than the file may have (3)
-    if [[ $1 == https:* ]]; then safety+=(--proto '=https' --proto-redir '=https'); fi
-    case $3 in
-    -) safety+=(--max-filesize 200000000) ;;
-    '>'*) safety+=(--max-filesize $((${3#>} + ${3#>} / 2))) ;;
-    *) safety+=(--max-filesize "$3") ;;
+    local rc code try limit=$3 meter=(--silent --show-error) safety=()
+    case $3 in # the most bytes that the file may have
+    -) limit=200000000 ;;
+    '>'*) limit=$((${3#>} + ${3#>} / 2)) ;;
     esac
+    safety+=(--max-filesize "$limit")
+    if [[ $1 == https:* ]]; then safety+=(--proto '=https' --proto-redir '=https'); fi # no redirect away from https
     [ -t 2 ] && meter=(--progress-bar)
     for try in 1 2 3 4 5; do
-        code=$(curl --fail --location "${safety[@]}" --retry 3 --connect-timeout 30 --speed-limit 1 --speed-time 60 "${meter[@]}" \
-            --continue-at - --output "$2" --write-out '%{http_code}' "$1")
+        # curl does not apply --max-filesize if the server does not say the size; ulimit's unit is 1024 bytes
+        code=$(
+            trap '' XFSZ
+            ulimit -f $((limit / 1024 + 1)) 2>/dev/null
+            curl --fail --location "${safety[@]}" --retry 3 --connect-timeout 30 --speed-limit 1 --speed-time 60 "${meter[@]}" \
+                --continue-at - --output "$2" --write-out '%{http_code}' "$1"
+        )
         rc=$?
+        if [ $rc -eq 23 ] && [ -e "$2" ] && [ "$(wc -c <"$2")" -gt "$limit" ]; then
+            rc=63
+            rm -f "$2"
+        fi
         case $rc in
         0) return 0 ;;
         18 | 28 | 52 | 55 | 56 | 92) [ "$try" -eq 5 ] || sleep "$try" ;; # connection cut: resume where it stopped
