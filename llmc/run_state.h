@@ -3,7 +3,8 @@ Checkpoints of a training run. Each one is a directory that Hugging Face's from_
 run resumes bit for bit.
 
     log/step_00000100/config.json, generation_config.json, model.safetensors (fp32)
-                      vocab.json, merges.txt (added_tokens.json, gpt2_tokenizer.bin if the vocabulary needs them)
+                      vocab.json, merges.txt (added_tokens.json, tokenizer_config.json, gpt2_tokenizer.bin if the
+                      vocabulary needs them)
                       optimizer.safetensors: AdamW's moments m.NAME and v.NAME of every parameter, in fp32, with the
                       names and shapes of model.safetensors
                       state.json: the rest of the state, plus the size and crc32c of every file listed above and a
@@ -350,8 +351,8 @@ typedef struct {
     double loss_scale;             // fp16: the factor by which the loss and all gradients are scaled; otherwise 1
     int64_t loss_scale_good_steps; // steps since loss_scale was last changed
     uint64_t sampler_rng;
-    int32_t eot_id; // id of <|endoftext|>, -1 if there is none; run_save() takes it from the tokenizer if it has one
-    bool has_tokenizer;   // vocab.json and merges.txt are in the directory; set by run_save()
+    int32_t eot_id;     // id of end-of-text, -1 if there is none; run_save() takes it from the tokenizer if it has one
+    bool has_tokenizer; // vocab.json and merges.txt are in the directory; set by run_save()
     double best_val_loss; // the lowest validation loss so far; infinite before the first one
 
     // settings, which run_print_changes() compares
@@ -685,7 +686,8 @@ static inline int run_print_changes(FILE* f, const RunState* saved, const RunSta
 static inline bool run_write_files(const char* dir, const RunState* given, const float* params, const float* m,
                                    const float* v, const Tokenizer* tokenizer, Error* err) {
     static const char* const prefixes[] = {"m.", "v."};
-    static const char* const vocabulary[] = {"vocab.json", "merges.txt", "added_tokens.json", "gpt2_tokenizer.bin"};
+    static const char* const vocabulary[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
+                                             "gpt2_tokenizer.bin"};
     const float* const moments[] = {m, v};
     RunState state = *given;
     SavedFile files[RUN_MAX_FILES];
@@ -696,7 +698,7 @@ static inline bool run_write_files(const char* dir, const RunState* given, const
     if (tokenizer && tokenizer->eot_id >= 0) { state.eot_id = tokenizer->eot_id; }
     if (!model_save_hf_files(dir, &state.config, params, false, state.eot_id, files, &num_files, err)) { return false; }
     if (tokenizer && !tokenizer_save(tokenizer, dir, err)) { return false; }
-    for (int i = 0; tokenizer && i < 4; i++) {
+    for (int i = 0; tokenizer && i < (int)(sizeof(vocabulary) / sizeof(vocabulary[0])); i++) {
         if (!run_path(path, dir, vocabulary[i], err)) { return false; }
         if (!file_exists(path)) { continue; }
         SavedFile* file = &files[num_files++];

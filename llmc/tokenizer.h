@@ -15,7 +15,8 @@ together O(n log n).
 Special tokens are not recognised in the input: the text "<|endoftext|>" is encoded as ordinary characters.
 
 Reads vocab.json + merges.txt, encoder.json + vocab.bpe, merges.txt alone, tokenizer.json, and llm.c's tokenizer.bin
-(decode only). Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2;
+(decode only). End-of-text is the eos_token of a tokenizer_config.json in the same directory, or else <|endoftext|>.
+Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2;
 Sennrich et al. 2016, arXiv:1508.07909.
 */
 #ifndef LLMC_TOKENIZER_H
@@ -43,7 +44,7 @@ typedef struct {
 
 typedef struct {
     int vocab_size;          // V
-    int eot_id;              // id of <|endoftext|>; -1 if there is none
+    int eot_id;              // id of end-of-text, the token that precedes every document; -1 if there is none
     bool can_encode;         // false if read from a tokenizer.bin, which has no merges
     uint32_t fingerprint[2]; // checksums of tokens and merges: equal for equal vocabularies
 
@@ -636,6 +637,14 @@ static inline void tokenizer_free(Tokenizer* t) {
     memset(t, 0, sizeof(*t));
 }
 
+// Returns the id of the token with these n bytes; -1 if there is none.
+static inline int tokenizer_find(const Tokenizer* t, const char* s, size_t n) {
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (t->offsets[id + 1] - t->offsets[id] == n && memcmp(t->bytes + t->offsets[id], s, n) == 0) { return id; }
+    }
+    return -1;
+}
+
 // Copies the tokens in the order of their ids. Every id from 0 to V-1 must occur exactly once.
 static inline bool tokenizer_set_tokens(Tokenizer* t, const Vocab* v, const char* where, Error* err) {
     size_t V = v->count;
@@ -655,15 +664,13 @@ static inline bool tokenizer_set_tokens(Tokenizer* t, const Vocab* v, const char
     t->bytes = (uint8_t*)malloc_check(v->num_bytes);
     t->offsets = (uint32_t*)calloc_check(V + 1, sizeof(uint32_t));
     t->added = (uint8_t*)calloc_check(V, 1);
-    t->eot_id = -1;
     for (size_t id = 0; id < V; id++) {
         const VocabEntry* e = &v->entries[by_id[id] - 1];
         memcpy(t->bytes + t->offsets[id], v->bytes + e->offset, e->length);
         t->offsets[id + 1] = t->offsets[id] + e->length;
         t->added[id] = e->added;
-        bool eot = e->length == strlen(TOKENIZER_EOT) && memcmp(v->bytes + e->offset, TOKENIZER_EOT, e->length) == 0;
-        if (eot && t->eot_id < 0) { t->eot_id = (int)id; }
     }
+    t->eot_id = tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
     free(by_id);
     return true;
 }
@@ -1060,9 +1067,8 @@ static inline bool tokenizer_load_file(Tokenizer* t, const char* path, Error* er
     return ok;
 }
 
-// Loads a vocabulary. path is a directory or a file in one of the formats listed at the top. On false, err holds the
-// reason, t is zeroed and there is nothing to free.
-static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
+// The first half of tokenizer_load(): tokens and merges.
+static inline bool tokenizer_load_vocabulary(Tokenizer* t, const char* path, Error* err) {
     static const char* const names[][2] = {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", NULL}, {"merges.txt", NULL},
         {"vocab.bpe", NULL},          {"gpt2_tokenizer.bin", NULL},  {"tokenizer.bin", NULL}};
@@ -1081,6 +1087,67 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
     }
     return error_set(err, "%s: no vocabulary here: want vocab.json + merges.txt, tokenizer.json or tokenizer.bin",
                      path);
+}
+
+// Sets eot_id to the token that dir/tokenizer_config.json, a file of Hugging Face, names as its eos_token. Leaves it
+// alone if there is no such file, or if it names no token of the vocabulary.
+static inline bool tokenizer_read_config(Tokenizer* t, const char* dir, Error* err) {
+    char path[4096];
+    MappedFile file;
+    TokenizerText text;
+    JsonDoc doc;
+    int n = snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
+    if (n < 0 || n >= (int)sizeof(path)) { return error_set(err, "%.64s...: the path is too long", dir); }
+    if (!file_exists(path)) { return true; }
+    if (!tokenizer_map(&file, &text, path, err)) { return false; }
+    bool ok = json_parse(&doc, text.text, text.n, path, err);
+    if (ok) {
+        const JsonValue* eos = json_get(doc.root, "eos_token"); // "</s>" or {"content": "</s>", ...}
+        if (eos && eos->type == JSON_OBJECT) { eos = json_get(eos, "content"); }
+        int id = eos && eos->type == JSON_STRING ? tokenizer_find(t, eos->string, eos->length) : -1;
+        if (id >= 0) { t->eot_id = id; }
+        json_free(&doc);
+    }
+    unmap_file(&file);
+    return ok;
+}
+
+// Loads a vocabulary. path is a directory or a file in one of the formats listed at the top. On false, err holds the
+// reason, t is zeroed and there is nothing to free.
+static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* err) {
+    char dir[4096];
+    if (!tokenizer_load_vocabulary(t, path, err)) { return false; }
+    if (!t->can_encode) { return true; } // a tokenizer.bin contains the id of end-of-text
+    const char* slash = strrchr(path, '/');
+    snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    if (tokenizer_read_config(t, is_directory(path) ? path : dir, err)) { return true; }
+    tokenizer_free(t);
+    return false;
+}
+
+// Writes the names of up to 8 special tokens to out (size > 0): "<s>, </s>". Special are tokens of several bytes that
+// no merge makes.
+static inline void tokenizer_list_special(const Tokenizer* t, char* out, size_t size) {
+    uint8_t* made = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
+    size_t used = 0;
+    for (size_t i = 0; t->slots && i < (size_t)1 << t->slot_bits; i++) {
+        if (t->slots[i].left != UINT32_MAX) { made[t->slots[i].id] = 1; }
+    }
+    out[0] = '\0';
+    for (int id = 0, listed = 0; id < t->vocab_size && listed < 8; id++) {
+        char name[64];
+        size_t n = t->offsets[id + 1] - t->offsets[id];
+        if (n == 1 || made[id]) { continue; }
+        json_printable(name, sizeof(name), (const char*)t->bytes + t->offsets[id], n);
+        int written = snprintf(out + used, size - used, "%s%s", listed ? ", " : "", name);
+        if (written < 0 || (size_t)written >= size - used) {
+            out[used] = '\0'; // no room for this one
+            break;
+        }
+        used += (size_t)written;
+        listed++;
+    }
+    free(made);
 }
 
 // Loads a vocabulary for a program that writes 16-bit ids: it must be able to encode and have at most max_tokens
@@ -1168,7 +1235,19 @@ static inline void tokenizer_write_bin(const Tokenizer* t, FileWriter* w) {
     }
 }
 
-typedef enum { TOKENIZER_VOCAB, TOKENIZER_ADDED, TOKENIZER_MERGES, TOKENIZER_BIN } TokenizerFile;
+// tokenizer_read_config() reads eos_token. Hugging Face's GPT2Tokenizer reads all three, and adds <|endoftext|> as a new
+// token for one that is not there.
+static inline void tokenizer_write_config(const Tokenizer* t, FileWriter* w) {
+    static const char* const keys[] = {"bos_token", "eos_token", "unk_token"};
+    for (int i = 0; i < 3 && t->eot_id >= 0; i++) {
+        uint32_t start = t->offsets[t->eot_id];
+        writer_printf(w, "%s\"%s\": ", i ? ", " : "{", keys[i]);
+        json_write_string(w, (const char*)t->bytes + start, t->offsets[t->eot_id + 1] - start);
+    }
+    writer_printf(w, t->eot_id >= 0 ? "}\n" : "{}\n");
+}
+
+typedef enum { TOKENIZER_VOCAB, TOKENIZER_ADDED, TOKENIZER_MERGES, TOKENIZER_BIN, TOKENIZER_CONFIG } TokenizerFile;
 
 // Writes the file under a temporary name and renames it, so that an existing file stays intact until the new one is
 // complete.
@@ -1184,6 +1263,8 @@ static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, co
         tokenizer_write_json(t, map, kind == TOKENIZER_ADDED, &w);
     } else if (kind == TOKENIZER_MERGES) {
         tokenizer_write_merges(t, map, &w);
+    } else if (kind == TOKENIZER_CONFIG) {
+        tokenizer_write_config(t, &w);
     } else {
         tokenizer_write_bin(t, &w);
     }
@@ -1194,17 +1275,22 @@ static inline bool tokenizer_write_file(const Tokenizer* t, const Vocab* map, co
 }
 
 // Writes dir/vocab.json and dir/merges.txt in GPT-2's format, and dir/added_tokens.json if these two cannot represent
-// all tokens. A vocabulary that can only decode is written as dir/gpt2_tokenizer.bin. dir must exist. Loading dir gives
-// the same tokenizer again.
+// all tokens, and dir/tokenizer_config.json if loading would give another end-of-text without it. A vocabulary that can
+// only decode is written as dir/gpt2_tokenizer.bin. dir must exist. Loading dir gives the same tokenizer again.
 static inline bool tokenizer_save(const Tokenizer* t, const char* dir, Error* err) {
     Vocab map; // only its byte map is used
     vocab_init(&map);
     if (!t->can_encode) { return tokenizer_write_file(t, &map, dir, "gpt2_tokenizer.bin", TOKENIZER_BIN, err); }
     bool raw = false;
     for (int id = 0; id < t->vocab_size; id++) { raw = raw || tokenizer_is_raw(t, &map, id); }
+    Tokenizer loaded = *t; // only eot_id differs: what loading dir would set it to
+    loaded.eot_id = tokenizer_find(t, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
+    if (!tokenizer_read_config(&loaded, dir, err)) { return false; }
     return tokenizer_write_file(t, &map, dir, "vocab.json", TOKENIZER_VOCAB, err) &&
            tokenizer_write_file(t, &map, dir, "merges.txt", TOKENIZER_MERGES, err) &&
-           (!raw || tokenizer_write_file(t, &map, dir, "added_tokens.json", TOKENIZER_ADDED, err));
+           (!raw || tokenizer_write_file(t, &map, dir, "added_tokens.json", TOKENIZER_ADDED, err)) &&
+           (loaded.eot_id == t->eot_id ||
+            tokenizer_write_file(t, &map, dir, "tokenizer_config.json", TOKENIZER_CONFIG, err));
 }
 
 #endif

@@ -537,19 +537,33 @@ static inline void training_open_model(Training* t, ModelSource* source, char* r
 }
 
 // Ends the program if the shards of `pattern` (flag: -i or -j) were made with another vocabulary than the model's: their ids
-// would stand for other tokens. Shards without a vocabulary beside them are trusted.
-static inline void check_data_vocabulary(const Training* t, const char* flag, const char* pattern) {
+// would stand for other tokens. Shards without a vocabulary beside them are trusted. Returns the token that separates
+// their documents, or -1 if it is not known.
+static inline int check_data_vocabulary(const Training* t, const char* flag, const char* pattern) {
     Error err;
     Tokenizer other;
     char dir[4096];
-    if (!t->has_tokenizer || !pattern || !find_tokenizer(&other, directory_of(pattern, dir), &err)) { return; }
+    if (!t->has_tokenizer || !pattern || !find_tokenizer(&other, directory_of(pattern, dir), &err)) { return -1; }
     bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
-    int size = other.vocab_size;
+    int size = other.vocab_size, eot = other.eot_id;
     tokenizer_free(&other);
     if (!same) {
         die("%s %s: these shards were made with another vocabulary (%d tokens) than the model's (%d tokens): make them "
             "with dev/data/tokenize -t and the model's vocabulary",
             flag, pattern, size, t->tokenizer.vocab_size);
+    }
+    return eot;
+}
+
+// Checks the vocabularies beside the shards. The end-of-text of the training data becomes that of the model, whose own
+// vocabulary may name another one or, like RoBERTa's, none.
+static inline void settle_vocabulary(Training* t) {
+    int eot = check_data_vocabulary(t, "-i", args->train_data);
+    int val_eot = check_data_vocabulary(t, "-j", args->val_data);
+    if (eot >= 0) { t->tokenizer.eot_id = t->run.eot_id = t->start_token = eot; }
+    if (eot >= 0 && val_eot >= 0 && val_eot != eot) {
+        die("-j %s: end-of-text is token %d, but %d in the training data: make both with the same --eot",
+            args->val_data, val_eot, eot);
     }
 }
 
@@ -559,8 +573,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     int B = t->batch.B, T = t->batch.T, V = config->vocab_size;
     bool shuffle = args->shuffle && !args->overfit;
     require(t->batch.micro_steps > 0); // t->batch must have been set by settle_batch()
-    check_data_vocabulary(t, "-i", args->train_data);
-    check_data_vocabulary(t, "-j", args->val_data);
+    settle_vocabulary(t);
     if (!dataloader_open(&t->train, args->train_data, B, T, 0, 1, V, shuffle, (uint64_t)run_seed(), &err)) {
         die("%s", err.text);
     }

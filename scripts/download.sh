@@ -3,37 +3,47 @@
 set -u
 
 # item | file, relative to the target directory | URL | bytes (>N: at least N, -: unknown) | sha256 (-: unknown)
-# One vocabulary serves every size of GPT-2.
+# The URLs name revisions, so what they give does not change; only the starter pack's name a branch. One vocabulary serves
+# every size of GPT-2.
 hf=https://huggingface.co
-vocab_row="vocab.json | $hf/openai-community/gpt2/resolve/main/vocab.json | 1042301 | 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
-merges_row="merges.txt | $hf/openai-community/gpt2/resolve/main/merges.txt | 456318 | 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+gpt2=$hf/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e
+vocab_row="vocab.json | $gpt2/vocab.json | 1042301 | 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+merges_row="merges.txt | $gpt2/merges.txt | 456318 | 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 pack=$hf/datasets/karpathy/llmc-starter-pack/resolve/main
-gpt2_rows() { # ITEM BYTES SHA256: a Hugging Face directory; BYTES is the size of the fp32 weights, a lower bound of the file's
-    echo "$1 | $1/config.json | $hf/openai-community/$1/resolve/main/config.json | - | -"
+github=https://raw.githubusercontent.com
+gpt2_rows() { # ITEM URL, BYTES SHA256 of config.json, BYTES SHA256 of the weights: a Hugging Face directory
+    echo "$1 | $1/config.json | $2/config.json | $3 | $4"
     echo "$1 | $1/$vocab_row"
     echo "$1 | $1/$merges_row"
-    echo "$1 | $1/model.safetensors | $hf/openai-community/$1/resolve/main/model.safetensors | $2 | $3"
+    echo "$1 | $1/model.safetensors | $2/model.safetensors | $5 | $6"
 }
 table() {
     if [ -n "${LLMC_DOWNLOAD_TABLE-}" ]; then
         cat "$LLMC_DOWNLOAD_TABLE"
         return
     fi
-    gpt2_rows gpt2 548105171 248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707
-    gpt2_rows gpt2-medium '>1419292672' -
-    gpt2_rows gpt2-large '>3096120320' -
-    gpt2_rows gpt2-xl '>6230444800' -
+    gpt2_rows gpt2 "$gpt2" 665 0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4 \
+        548105171 248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707
+    gpt2_rows gpt2-medium $hf/openai-community/gpt2-medium/resolve/6dcaa7a952f72f9298047fd5137cd6e4f05f41da \
+        718 ef1a44d889ad1a0acc7731c78134f1b87d2d222f110e97dd10fd4117331caf22 \
+        1519984962 fc5a354a19255ad494f3d71549390baca1ccf61d1d822b9408971705c687c9cd
+    gpt2_rows gpt2-large $hf/openai-community/gpt2-large/resolve/32b71b12589c2f8d625668d2335a01cac3249519 \
+        666 7fccdcfd6622055342a734c663ee0b61ff4fd697f42467595df0bf4448c8c170 \
+        '>3096120320' 5f47f3e12f91cd33b662ce7e433b6150ad5512b5884a2cee961b50e9c3bbebce # bytes: of the parameters alone
+    gpt2_rows gpt2-xl $hf/openai-community/gpt2-xl/resolve/15ea56dee5df4983c59b2538573817e1667135e2 \
+        689 be48115d52314bc27327e160bf10197760db02ea689d10adb24db4102edf7a8a \
+        '>6230444800' 0f8b28eb05a8075f48b61b6f35332978c74fc7763fa9fb4051a1c30511736a6a
     echo "vocab | gpt2_tokenizer/$vocab_row"
     echo "vocab | gpt2_tokenizer/$merges_row"
     cat <<ROWS
-tinyshakespeare | tinyshakespeare.txt | https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt | 1115394 | 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
-hellaswag | hellaswag_val.jsonl | https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl | - | -
-llmc-pack | llmc/gpt2_tokenizer.bin | $pack/gpt2_tokenizer.bin | - | -
-llmc-pack | llmc/tiny_shakespeare_val.bin | $pack/tiny_shakespeare_val.bin | 66560 | -
-llmc-pack | llmc/tiny_shakespeare_train.bin | $pack/tiny_shakespeare_train.bin | 611544 | -
-llmc-pack | llmc/hellaswag_val.bin | $pack/hellaswag_val.bin | - | -
-llmc-pack | llmc/gpt2_124M_bf16.bin | $pack/gpt2_124M_bf16.bin | 248952832 | -
-llmc-pack | llmc/gpt2_124M.bin | $pack/gpt2_124M.bin | 497904640 | -
+tinyshakespeare | tinyshakespeare.txt | $github/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt | 1115394 | 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+hellaswag | hellaswag_val.jsonl | $github/rowanz/hellaswag/a29ff8e9a04bba4bd6588223785ce105328adc57/data/hellaswag_val.jsonl | 12246618 | 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588
+llmc-pack | llmc/gpt2_tokenizer.bin | $pack/gpt2_tokenizer.bin | 372108 | 6f3abc21e444e4e8300e225f4e03da48ea121cf17e30f67009b8dad7a66c2f13
+llmc-pack | llmc/tiny_shakespeare_val.bin | $pack/tiny_shakespeare_val.bin | 66560 | fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62
+llmc-pack | llmc/tiny_shakespeare_train.bin | $pack/tiny_shakespeare_train.bin | 611544 | 8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8
+llmc-pack | llmc/hellaswag_val.bin | $pack/hellaswag_val.bin | 3762386 | 59509ba401e820f2cd8b579141354e8ebc14a20f8e2cc181f1836f1d0e59eb99
+llmc-pack | llmc/gpt2_124M_bf16.bin | $pack/gpt2_124M_bf16.bin | 248952832 | 6661f45628102b4c6e86835d9057b5ba2c024dbf9b81445175e258b7878a1a6f
+llmc-pack | llmc/gpt2_124M.bin | $pack/gpt2_124M.bin | 497904640 | 3da8b207584030bcdcd207cf7a99952e3421dce92da218b351071857511bf162
 ROWS
 }
 
@@ -56,8 +66,8 @@ usage: scripts/download.sh [--dir DIR] ITEM ...
   --list            print the table: item | file | URL | bytes | sha256
   --help, -h        this text
 
-A download that was interrupted goes on where it stopped: run the same command again. What is there and has the right size
-and sum is not fetched again; where no sum is known, the one that was found is printed. Needs curl.
+A download that was interrupted goes on where it stopped: run the same command again. Every file is kept only if it has the
+sha256 sum of the table; what is there and has it is not fetched again. Needs curl.
 
 Exit status: 0 all is there, 1 something failed (one line for each at the end; the rest was fetched), 2 usage.
 
@@ -107,19 +117,27 @@ curl_reason() { # STATUS HTTP_CODE
 
 # Resumes the download of URL: appends to PART the bytes that it lacks. Sets `reason` on failure.
 fetch() { # URL PART BYTES
-    local rc code try meter=(--silent --show-error) safety=()
-    # no redirect away from https; not more bytes than the file may have (3)
-    if [[ $1 == https:* ]]; then safety+=(--proto '=https' --proto-redir '=https'); fi
-    case $3 in
-    -) safety+=(--max-filesize 200000000) ;;
-    '>'*) safety+=(--max-filesize $((${3#>} + ${3#>} / 2))) ;;
-    *) safety+=(--max-filesize "$3") ;;
+    local rc code try limit=$3 meter=(--silent --show-error) safety=()
+    case $3 in # the most bytes that the file may have
+    -) limit=200000000 ;;
+    '>'*) limit=$((${3#>} + ${3#>} / 2)) ;;
     esac
+    safety+=(--max-filesize "$limit")
+    if [[ $1 == https:* ]]; then safety+=(--proto '=https' --proto-redir '=https'); fi # no redirect away from https
     [ -t 2 ] && meter=(--progress-bar)
     for try in 1 2 3 4 5; do
-        code=$(curl --fail --location "${safety[@]}" --retry 3 --connect-timeout 30 --speed-limit 1 --speed-time 60 "${meter[@]}" \
-            --continue-at - --output "$2" --write-out '%{http_code}' "$1")
+        # curl does not apply --max-filesize if the server does not say the size; ulimit's unit is 1024 bytes
+        code=$(
+            trap '' XFSZ
+            ulimit -f $((limit / 1024 + 1)) 2>/dev/null
+            curl --fail --location "${safety[@]}" --retry 3 --connect-timeout 30 --speed-limit 1 --speed-time 60 "${meter[@]}" \
+                --continue-at - --output "$2" --write-out '%{http_code}' "$1"
+        )
         rc=$?
+        if [ $rc -eq 23 ] && [ -e "$2" ] && [ "$(wc -c <"$2")" -gt "$limit" ]; then
+            rc=63
+            rm -f "$2"
+        fi
         case $rc in
         0) return 0 ;;
         18 | 28 | 52 | 55 | 56 | 92) [ "$try" -eq 5 ] || sleep "$try" ;; # connection cut: resume where it stopped

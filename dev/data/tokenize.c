@@ -26,10 +26,10 @@ enum { MAX_CHUNK = 1 << 30 }; // bytes; limit for a single line of input, and fo
 typedef enum { DOC_FILE, DOC_LINE, DOC_BLANK_LINE, DOC_JSONL } DocumentKind;
 
 static struct {
-    const char *input, *tokenizer, *out, *documents, *field;
+    const char *input, *tokenizer, *eot, *out, *documents, *field;
     int64_t val_tokens, shard_tokens;
     int threads, chunk_bytes, skip_bad_lines;
-} flags = {NULL, NULL, NULL, "auto", "text", 0, 100000000, 0, 1 << 20, 0};
+} flags = {NULL, NULL, NULL, NULL, "auto", "text", 0, 100000000, 0, 1 << 20, 0};
 
 static Tokenizer tokenizer;
 
@@ -76,6 +76,16 @@ static void add_path(const char* path) {
     in.total_bytes = regular && in.total_bytes >= 0 ? in.total_bytes + st.st_size : -1;
 }
 
+// Cuts the next name or pattern off the list *rest; NULL at its end. Commas and spaces separate, unless a backslash
+// precedes them. The backslash stays, because glob() removes it.
+static char* next_pattern(char** rest) {
+    char *start = *rest + strspn(*rest, ", "), *end = start;
+    while (*end && *end != ',' && *end != ' ') { end += end[0] == '\\' && end[1] ? 2 : 1; }
+    *rest = *end ? end + 1 : end;
+    *end = '\0';
+    return end > start ? start : NULL;
+}
+
 // Finds the files of --input: a file with exactly this name, or else names and patterns separated by commas or spaces.
 // The matches of a pattern are sorted by name.
 static void find_inputs(void) {
@@ -84,13 +94,16 @@ static void find_inputs(void) {
         return;
     }
     char* list = strdup_check(flags.input);
-    for (char *rest = list, *pattern; (pattern = strtok_r(rest, ", ", &rest));) {
+    for (char *rest = list, *pattern; (pattern = next_pattern(&rest));) {
         glob_t g;
         if (strcmp(pattern, "-") == 0 || file_exists(pattern)) {
             add_path(pattern);
             continue;
         }
-        if (glob(pattern, 0, NULL, &g) != 0) { die("%s: no such file, and no file matches this pattern", pattern); }
+        if (glob(pattern, 0, NULL, &g) != 0) {
+            die("%s: no such file, and no file matches this pattern%s", pattern,
+                strchr(flags.input, ' ') ? "; write \\ before a space in a name" : "");
+        }
         for (size_t i = 0; i < g.gl_pathc; i++) { add_path(g.gl_pathv[i]); }
         globfree(&g);
     }
@@ -328,19 +341,46 @@ static void set_output(void) {
     out.split = flags.val_tokens > 0 ? SPLIT_VAL : SPLIT_TRAIN;
 }
 
-// True if the output directory already contains a vocabulary. Ends the program if it is not the one of --tokenizer: a
-// directory must not contain shards of two vocabularies.
+// Finds the token that precedes every document: the one of --eot, or else the vocabulary's own end-of-text.
+static void find_eot(void) {
+    char list[400];
+    if (flags.eot) { tokenizer.eot_id = tokenizer_find(&tokenizer, flags.eot, strlen(flags.eot)); }
+    if (tokenizer.eot_id >= 0) { return; }
+    tokenizer_list_special(&tokenizer, list, sizeof(list));
+    die("%s: has no token %s, which must precede documents; --eot NAME chooses another%s%s",
+        flags.tokenizer ? flags.tokenizer : "the vocabulary of bytes", flags.eot ? flags.eot : TOKENIZER_EOT,
+        list[0] ? ": " : "", list);
+}
+
+// True if the output directory already contains a vocabulary. Ends the program if it is not the one of --tokenizer, or
+// if its end-of-text is another one: a directory must not contain shards of two vocabularies.
 static bool has_vocabulary(void) {
-    char path[4000];
+    char path[4000], config[4000];
     Error err;
-    Tokenizer t;
+    Tokenizer t = tokenizer;
+    int eot = tokenizer.eot_id; // what a program that reads the shards would take
     snprintf(path, sizeof(path), "%s/vocab.json", out.dir);
-    if (!file_exists(path)) { return false; }
-    if (!tokenizer_load(&t, path, &err)) { die("%s", err.text); }
-    bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
-    tokenizer_free(&t);
-    if (!same) { die("%s: is another vocabulary than --tokenizer; choose another --out or remove it", path); }
-    return true;
+    snprintf(config, sizeof(config), "%s/tokenizer_config.json", out.dir);
+    bool there = file_exists(path);
+    if (there) {
+        if (!tokenizer_load(&t, path, &err)) { die("%s", err.text); }
+        bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
+        eot = t.eot_id;
+        tokenizer_free(&t);
+        if (!same) { die("%s: is another vocabulary than --tokenizer; choose another --out or remove it", path); }
+    } else if (file_exists(config)) {
+        t.eot_id = tokenizer_find(&tokenizer, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
+        if (!tokenizer_read_config(&t, out.dir, &err)) { die("%s", err.text); }
+        eot = t.eot_id;
+    }
+    if (eot != tokenizer.eot_id) {
+        char name[64];
+        size_t n;
+        const char* bytes = tokenizer_decode(&tokenizer, tokenizer.eot_id, &n);
+        die("%s: the vocabulary there has another end-of-text than %s; choose another --out", out.dir,
+            json_printable(name, sizeof(name), bytes, n));
+    }
+    return there;
 }
 
 // Completes the open shard, if there is one.
@@ -539,9 +579,8 @@ static void parse_flags(int argc, char** argv) {
     const Option options[] = {
         {OPT_SECTION, 0, NULL, "Input", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'i', NULL, "input", &flags.input, "FILES",
-         "text or .jsonl files: names or quoted patterns, separated by commas or spaces; a name that contains these "
-         "must be "
-         "given alone; - is standard input",
+         "text or .jsonl files: names or quoted patterns, separated by commas or spaces; a comma or space within a "
+         "name has a \\ before it, 'my\\ books/*.txt', unless this name is given alone; - is standard input",
          0, 0},
         {OPT_STR, 'd', NULL, "documents", &flags.documents, "auto|file|line|blank-line|jsonl",
          "how to split files into documents; auto: a .jsonl file by lines, any other file is one document; blank-line: "
@@ -553,6 +592,10 @@ static void parse_flags(int argc, char** argv) {
         {OPT_SECTION, 0, NULL, "Vocabulary", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 't', NULL, "tokenizer", &flags.tokenizer, "PATH",
          "GPT-2 vocabulary, a directory or a file; default: the 256 bytes and <|endoftext|>", 0, 0},
+        {OPT_STR, 0, NULL, "eot", &flags.eot, "NAME",
+         "end-of-text, the token that precedes every document; default: the eos_token of the tokenizer_config.json "
+         "beside the vocabulary, or else <|endoftext|>",
+         0, 0},
         {OPT_SECTION, 0, NULL, "Output", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 'o', NULL, "out", &flags.out, "PREFIX",
          "prefix of the shards' names, PREFIX_train_000000.bin, or a directory; existing shards with this prefix are "
@@ -580,9 +623,7 @@ int main(int argc, char** argv) {
     parse_flags(argc, argv);
     Error err;
     if (!tokenizer_load_encoder(&tokenizer, flags.tokenizer, 65536, "shards", &err)) { die("%s", err.text); }
-    if (tokenizer.eot_id < 0) {
-        die("%s: has no token %s, which must precede documents", flags.tokenizer, TOKENIZER_EOT);
-    }
+    find_eot();
     find_inputs();
     set_output();
     has_vocabulary();

@@ -8,6 +8,7 @@ Ranges (`bytes=N-`) are honoured. If the path contains one of these words, the f
     flaky      is cut off in the middle if the request is for its start
     norange    is sent as a whole, whatever the requested range
     busy       is answered by 503 the first time
+    unsized    is sent without its size
 */
 #define _GNU_SOURCE 1
 #include <arpa/inet.h>
@@ -57,6 +58,12 @@ static void send_head(int fd, const char* status, size_t size, const char* more)
     send_all(fd, head, strlen(head));
 }
 
+static void send_unsized(int fd, const char* data, size_t size) {
+    const char head[] = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+    send_all(fd, head, strlen(head));
+    send_all(fd, data, size);
+}
+
 // Answers one request: GET or HEAD, headers without a body.
 static void answer(int fd) {
     char request[8192], method[8], path[4096];
@@ -87,7 +94,9 @@ static void answer(int fd) {
         send_all(fd, "not found", 9);
         return;
     }
-    if (!range || strstr(path, "norange")) {
+    if (strstr(path, "unsized")) {
+        send_unsized(fd, data, size);
+    } else if (!range || strstr(path, "norange")) {
         send_head(fd, "200 OK", size, "");
         send_all(fd, data, strstr(path, "flaky") ? size / 2 : size);
     } else if (start >= size) {

@@ -98,6 +98,51 @@ test_too_large() {
     [ "$(cat "$tmp"/data/huge.part 2>/dev/null | wc -c)" -lt 1000000 ] || fail "it was downloaded"
 }
 
+# the same if the server does not say how much it sends
+test_too_large_without_a_size() {
+    fresh
+    serve huge-unsized 30000000
+    serve small-unsized 5000
+    row set huge-unsized 1000000 -
+    row set small-unsized 5000 "$(sum_of small-unsized)"
+    download set
+    want status "$status" 1
+    want failures "$(grep '^failed' "$tmp/err" | sed 's/^.*huge/huge/')" "huge-unsized: the file is larger than expected"
+    want "what is there" "$(ls "$tmp/data")" small-unsized
+    same small-unsized
+    want requests "$(grep -c huge-unsized "$tmp/requests")" 1
+}
+
+# A server with https that redirects to one without: the file must not come over a connection that can be tampered with.
+test_https_only() {
+    fresh
+    command -v openssl >/dev/null || skip "needs openssl"
+    local tls=$tmp/tls/host.example/a port= pid
+    mkdir -p "$tls"
+    openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+        -keyout "$tmp/key" -out "$tmp/cert" 2>"$tmp/err" || skip "openssl makes no certificate: $(tail -n 1 "$tmp/err")"
+    serve target 1000
+    printf 'HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nabcd' >"$tls/direct"
+    printf 'HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n' \
+        "$LLMC_DOWNLOAD_BASE/host.example/a/target" >"$tls/redirect"
+    (cd "$tmp/tls" && exec openssl s_server -accept localhost:0 -cert "$tmp/cert" -key "$tmp/key" -HTTP) >"$tmp/tls.out" 2>&1 &
+    pid=$!
+    for ((i = 0; i < 100; i++)); do
+        port=$(sed -n 's/^ACCEPT.*:\([0-9]*\)$/\1/p' "$tmp/tls.out")
+        [ -z "$port" ] || break
+        sleep 0.05
+    done
+    row set direct 4 "$(printf abcd | sha256sum | cut -d ' ' -f 1)"
+    row set redirect 1000 "$(sum_of target)"
+    lines=$(wc -l <"$tmp/requests")
+    CURL_CA_BUNDLE=$tmp/cert LLMC_DOWNLOAD_BASE=https://localhost:$port download set
+    kill $pid
+    want status "$status" 1
+    want "what is there" "$(ls "$tmp/data")" direct # the certificate is accepted
+    contains "a/redirect: the server redirects to another protocol than https" "$tmp/err"
+    want "requests without https" "$(($(wc -l <"$tmp/requests") - lines))" 0
+}
+
 test_not_the_file() {
     fresh
     serve page 10
@@ -233,6 +278,8 @@ test_table() {
     bad=$(grep -vE '^[a-z0-9-]+ \| [A-Za-z0-9_./-]+ \| https://[^ ]+ \| (-|>?[0-9]+) \| (-|[0-9a-f]{64})$' "$tmp/list" || true)
     want "rows of another form" "$bad" ""
     want "files that occur twice" "$(cut -d '|' -f 2 "$tmp/list" | sort | uniq -d)" ""
+    want "rows without a sum" "$(grep -c -- '| -$' "$tmp/list")" 0
+    want "items whose URLs name a branch" "$(grep -vE '/[0-9a-f]{40}/' "$tmp/list" | cut -d ' ' -f 1 | sort -u)" llmc-pack
 }
 
 # sizes and sums of the table match the files that are on this machine
@@ -241,16 +288,17 @@ test_table_agrees_with_files() {
     [ -e "$data/tinyshakespeare.txt" ] || skip "needs LLMC_DATA with tinyshakespeare.txt and gpt2_tokenizer/"
     [ -n "$server" ] || skip "needs curl"
     rm -rf "$tmp/data"
-    at=$tmp/served/huggingface.co/openai-community/gpt2/resolve/main
-    mkdir -p "$at" "$tmp/served/raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
-    cp "$data/gpt2_tokenizer/vocab.json" "$data/gpt2_tokenizer/merges.txt" "$at"
-    cp "$data/tinyshakespeare.txt" "$tmp/served/raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+    for name in gpt2_tokenizer/vocab.json gpt2_tokenizer/merges.txt tinyshakespeare.txt; do
+        url=$(scripts/download.sh --list | awk -F ' [|] ' -v name="$name" '$2 == name {print $3}')
+        mkdir -p "$(dirname "$tmp/served/${url#https://}")"
+        cp "$data/$name" "$tmp/served/${url#https://}"
+    done
     scripts/download.sh --dir "$tmp/data" vocab tinyshakespeare
     cmp "$data/gpt2_tokenizer/merges.txt" "$tmp/data/gpt2_tokenizer/merges.txt"
     cmp "$data/tinyshakespeare.txt" "$tmp/data/tinyshakespeare.txt"
 }
 
 start_server
-tests=(good wrong_size_sum_and_404 too_large not_the_file connection_lost goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped
+tests=(good wrong_size_sum_and_404 too_large too_large_without_a_size https_only not_the_file connection_lost goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped
     server_without_ranges busy_server no_server no_curl usage table table_agrees_with_files)
 run_tests_once "$@"

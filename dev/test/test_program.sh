@@ -536,16 +536,16 @@ test_prompt_from_a_file() {
 # several texts: each line of a file, or one prompt several times; the first is the one that is sampled alone
 test_several_texts() {
     setup
-    sample --seed 1 >"$tmp/alone"
+    sample --seed 1 >"$tmp/single"
     printf 'int \n\nchar\n' >"$world/lines.txt"
     good -e run/step_00000003 --prompts lines.txt --num-tokens 20 --no-stop-at-eot --seed 1
     want "headers" "$(grep -ac '^---- [123] of 3 ----$' "$tmp/out")" 3
     head -n 1 "$tmp/out" | cmp - <(echo '---- 1 of 3 ----')
-    tail -n +2 "$tmp/out" | head -c "$(wc -c <"$tmp/alone")" | cmp - "$tmp/alone"
+    tail -n +2 "$tmp/out" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"
     grep -aq '^char' "$tmp/out" || fail "the third line is not continued"
     sample --seed 1 --num-samples 3 >"$tmp/three"
     want "headers" "$(grep -ac '^---- [123] of 3 ----$' "$tmp/three")" 3
-    tail -n +2 "$tmp/three" | head -c "$(wc -c <"$tmp/alone")" | cmp - "$tmp/alone"
+    tail -n +2 "$tmp/three" | head -c "$(wc -c <"$tmp/single")" | cmp - "$tmp/single"
     csplit -s -f "$tmp/part" "$tmp/three" '/^---- /' '{*}'
     ! cmp -s <(tail -n +2 "$tmp/part02") <(tail -n +2 "$tmp/part03") || fail "two samples are the same"
 }
@@ -711,6 +711,36 @@ test_sampling_while_saving() {
     kill -TERM $pid
     wait $pid || fail "the run: $(tail -n 1 "$tmp/busy.out")"
     [ $status -eq 0 ] || fail "sample $i: $(cat "$tmp/err")"
+}
+
+# documents "ab" between tokens </s>: samples begin with this token and end before it, also after fine-tuning a model whose
+# vocabulary does not name it
+test_end_of_text_of_another_name() {
+    local named=$world/named
+    setup
+    mkdir "$named"
+    sed 's/<|endoftext|>/<\/s>/; s/}$/, "ab": 257}/' "$world/data/vocab.json" >"$named/vocab.json"
+    printf '#version: 0.2\na b\n' >"$named/merges.txt"
+    yes ab | head -n 400 >"$named/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$named/text" -t "$named" --eot '</s>' -d line -o "$named/data/x" 2>"$tmp/err"
+    good "${small[@]}" -b 4 -t 16 -x 60 -s 60 -l 0.01 -i named/data/x_train_000000.bin -o named/run
+    contains 'ab</s>ab</s>ab' "$tmp/out"
+    good -e named/run --prompt '' --temperature 0 --num-tokens 6
+    want "text" "$(cat "$tmp/out")" ab
+    cp -r "$named/run/step_00000060" "$named/model"
+    rm "$named/model/tokenizer_config.json" "$named/model/state.json"
+    good -e named/model --prompt '' --temperature 0 --num-tokens 6
+    want "text where only config.json knows the end-of-text" "$(cat "$tmp/out")" ab
+    sed -i 's/_token_id": 256/_token_id": null/' "$named/model/config.json"
+    good -e named/model --prompt '' --temperature 0 --num-tokens 6
+    want "text where nothing names an end-of-text" "$(wc -c <"$tmp/out")" 19
+    good -e named/model -b 4 -t 16 -x 1 -s 1 -i named/data/x_train_000000.bin -o named/tuned
+    contains 'ab</s>ab</s>ab' "$tmp/out"
+    good -e named/tuned --prompt '' --temperature 0 --num-tokens 6
+    want "text after fine-tuning" "$(cat "$tmp/out")" ab
+    "$BIN_DIR/dev/data/tokenize" -i "$named/text" -t "$named" --eot ab -d line -o "$named/other/x" 2>"$tmp/err"
+    refused 1 '^error: -j .*: end-of-text is token 257, but 256 in the training data' -- \
+        -e named/model -b 4 -t 16 -x 1 -i named/data/x_train_000000.bin -j named/other/x_train_000000.bin
 }
 
 # -e with a run's output directory loads its newest intact checkpoint
@@ -902,7 +932,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_from_a_file several_texts special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval hellaswag bench export keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output
+    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"

@@ -247,6 +247,7 @@ static void test_tokenizer_inside(void) {
     check(run_save(dir, &run.state, run.params, run.m, run.v, &bytes, &err));
     const char* path = in(dir, "step_00000007");
     check(file_exists(in(path, "vocab.json")) && file_exists(in(path, "merges.txt")));
+    check(!file_exists(in(path, "tokenizer_config.json")));
     check(run_load(path, &got.state, got.params, got.m, got.v, &err));
     check(got.state.has_tokenizer && got.state.eot_id == bytes.eot_id);
     bool opens = tokenizer_load(&loaded, path, &err);
@@ -266,6 +267,17 @@ static void test_tokenizer_inside(void) {
     check(run_verify(path, &state, &err));
     check(truncate(in(path, "merges.txt"), 0) == 0);
     check(!run_verify(path, &state, &err) && strstr(err.text, "merges.txt") != NULL);
+    // a token of another name as end-of-text
+    bytes.eot_id = 65;
+    run.state.step = 8;
+    check(run_save(dir, &run.state, run.params, run.m, run.v, &bytes, &err));
+    path = in(dir, "step_00000008");
+    opens = tokenizer_load(&loaded, path, &err);
+    check_msg(opens && loaded.eot_id == 65, "%s: end-of-text is %d", opens ? path : err.text, loaded.eot_id);
+    if (opens) { tokenizer_free(&loaded); }
+    check(run_verify(path, &state, &err) && state.eot_id == 65);
+    check(truncate(in(path, "tokenizer_config.json"), 0) == 0);
+    check(!run_verify(path, &state, &err) && strstr(err.text, "tokenizer_config.json") != NULL);
     tokenizer_free(&bytes);
     run_free(&run);
     run_free(&got);

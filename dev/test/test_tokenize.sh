@@ -84,6 +84,11 @@ test_inputs() {
     want pattern "$(one "$tmp/[bc].txt")" "256 65 256 66"
     want list "$(one "$tmp/c.txt,$tmp/b.txt")" "256 66 256 65"
     want spaces "$(one "$tmp/c.txt $tmp/b.txt")" "256 66 256 65"
+    printf d >"$tmp/in dir/d,2.txt"
+    want "a pattern with a space" "$(one "$tmp/in\\ dir/*.txt")" "256 64 256 67"
+    want "a list with a space and a comma" "$(one "$tmp/in\\ dir/d\\,2.txt, $tmp/b.txt,")" "256 67 256 65"
+    refused "no such file, and no file matches this pattern; write \\ before a space in a name" -i "$tmp/in dir/*.txt"
+    contains "a \\ before it, 'my\\ books/*.txt'" <(tokenize --help | tr -s ' \n' ' ')
 }
 
 # shards PREFIX: prints a checksum over all shards, and their number
@@ -197,6 +202,52 @@ test_vocabulary_limits() {
     refused "no token <|endoftext|>" -i "$tmp/x.txt" -t "$tmp/endless"
 }
 
+# named VOCABULARY: prints a vocabulary like RoBERTa's: special tokens </s> and <unk>, but no <|endoftext|>
+named() {
+    small
+    mkdir -p "$tmp/named"
+    printf x | tokenize -i - -t "$tmp/small" -o "$tmp/whole/x" 2>/dev/null
+    sed 's/"<|endoftext|>": 260/"<\/s>": 260, "<unk>": 261/' "$tmp/whole/vocab.json" >"$tmp/named/vocab.json"
+    cp "$tmp/whole/merges.txt" "$tmp/named"
+}
+
+test_eot() {
+    named
+    printf 'ab\nabc\n' >"$tmp/x.txt"
+    refused "no token <|endoftext|>, which must precede documents; --eot NAME chooses another: </s>, <unk>" \
+        -i "$tmp/x.txt" -t "$tmp/named"
+    refused "no token </S>, which must precede documents; --eot NAME chooses another: </s>, <unk>" \
+        -i "$tmp/x.txt" -t "$tmp/named" --eot '</S>'
+    refused "the vocabulary of bytes: has no token </s>" -i "$tmp/x.txt" --eot '</s>'
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '</s>' -d line -o "$tmp/eot/x" 2>/dev/null
+    want ids "$(ids "$tmp/eot/x_train_000000.bin")" "260 256 260 257"
+    # it is remembered beside the shards
+    tokenize -i "$tmp/x.txt" -t "$tmp/eot" -o "$tmp/again/x" 2>/dev/null
+    want "ids without --eot" "$(ids "$tmp/again/x_train_000000.bin")" "260 256 198 257 198"
+    cmp "$tmp/eot/tokenizer_config.json" "$tmp/again/tokenizer_config.json"
+    # --eot goes before what the vocabulary names
+    tokenize -i "$tmp/x.txt" -t "$tmp/eot" --eot '<unk>' -o "$tmp/unk/x" 2>/dev/null
+    want "ids of <unk>" "$(ids "$tmp/unk/x_train_000000.bin")" "261 256 198 257 198"
+    # the shards of one directory have one end-of-text
+    cp -r "$tmp/eot" "$tmp/before"
+    for args in "-t $tmp/eot --eot <unk> -o $tmp/eot/x" "-t $tmp/named --eot </s> -o $tmp/named/x"; do
+        # shellcheck disable=SC2086
+        tokenize -i "$tmp/x.txt" $args 2>"$tmp/err" && fail "two kinds of end-of-text in one directory"
+        contains "another end-of-text" "$tmp/err"
+    done
+    diff -r "$tmp/before" "$tmp/eot"
+    want "files of the vocabulary" "$(cd "$tmp/named" && echo *)" "merges.txt vocab.json"
+    # a tokenizer_config.json that was there before is not replaced
+    mkdir "$tmp/config"
+    printf '{"eos_token": "<unk>", "model_max_length": 8}' >"$tmp/config/tokenizer_config.json"
+    cp -r "$tmp/config" "$tmp/before.config"
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '</s>' -o "$tmp/config/x" 2>"$tmp/err" && fail "it names <unk>"
+    contains "another end-of-text than </s>; choose another --out" "$tmp/err"
+    diff -r "$tmp/before.config" "$tmp/config"
+    tokenize -i "$tmp/x.txt" -t "$tmp/named" --eot '<unk>' -o "$tmp/config/x" 2>/dev/null
+    cmp "$tmp/before.config/tokenizer_config.json" "$tmp/config/tokenizer_config.json"
+}
+
 test_signal() {
     local round pid feeder rc
     mkdir -p "$tmp/sig"
@@ -251,6 +302,6 @@ test_tinyshakespeare() {
     want whole "$(header "$tmp/ts/whole_train_000000.bin")" "20240520 1 338026"
 }
 
-tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors usage vocabulary_limits signal error_while_waiting full_disk
+tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors usage vocabulary_limits eot signal error_while_waiting full_disk
     tinyshakespeare)
 run_tests "$@"

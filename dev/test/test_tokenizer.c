@@ -768,6 +768,54 @@ static void test_other_ids(void) {
     if (ok) { tokenizer_free(&t); }
 }
 
+// Loads the directory "eot", whose tokenizer_config.json is replaced by text, and returns eot_id; -2 if it is refused.
+static int eot_with_config(const char* text, Error* err) {
+    Tokenizer t;
+    write_file("eot/tokenizer_config.json", text, strlen(text));
+    if (!tokenizer_load(&t, temp_path("eot"), err)) { return -2; }
+    int eot = t.eot_id;
+    tokenizer_free(&t);
+    return eot;
+}
+
+static void test_eot(void) {
+    Tokenizer t = small_tokenizer();
+    char list[64], config[256];
+    struct stat st;
+    Error err;
+    check(tokenizer_find(&t, "abc", 3) == 257 && tokenizer_find(&t, "abcd", 4) == -1);
+    check(make_directories(temp_path("eot"), &err) && tokenizer_save(&t, temp_path("eot"), &err));
+    snprintf(config, sizeof(config), "%s", temp_path("eot/tokenizer_config.json"));
+    check(!file_exists(config)); // <|endoftext|> needs no file
+    t.eot_id = 258;
+    check(tokenizer_save(&t, temp_path("eot"), &err));
+    check_loads_same(&t, temp_path("eot"));
+    check_loads_same(&t, temp_path("eot/vocab.json"));
+    check_loads_same(&t, temp_path("eot/merges.txt"));
+    Tokenizer plain = t;
+    plain.eot_id = 261;
+    check_loads_same(&t, write_tokenizer_json(&plain, true, "eot/tokenizer.json"));
+    // as others write it; a file that says nothing about this vocabulary leaves <|endoftext|>
+    check(eot_with_config("{\"model_max_length\": 8, \"eos_token\": {\"content\": \"abc\", \"lstrip\": false}}",
+                          &err) == 257);
+    check(eot_with_config("{\"eos_token\": \"</s>\"}", &err) == 261);
+    check(eot_with_config("{\"eos_token\": null}", &err) == 261);
+    check(eot_with_config("{\"model_max_length\": 8}", &err) == 261);
+    check(eot_with_config("[1]", &err) == 261);
+    check(eot_with_config("{\"eos_token\": ", &err) == -2 && strstr(err.text, "tokenizer_config.json") != NULL);
+    // saving replaces a file that names another token, and only such a file
+    check(eot_with_config("{\"eos_token\": \"bc\", \"x\": 1}", &err) == 258);
+    check(tokenizer_save(&t, temp_path("eot"), &err) && stat(config, &st) == 0 && st.st_size == 27);
+    t.eot_id = 261;
+    check(tokenizer_save(&t, temp_path("eot"), &err));
+    check_loads_same(&t, temp_path("eot"));
+    tokenizer_list_special(&t, list, sizeof(list));
+    check_str(list, "<|endoftext|>");
+    tokenizer_list_special(&t, list, 5); // a name that does not fit is left out
+    check_str(list, "");
+    tokenizer_free(&t);
+}
+
 static void test_bad_merges(void) {
     static const struct {
         const char *text, *want;
@@ -1022,6 +1070,7 @@ static const Test tests[] = {
     {"hostile", "1 MiB of what hurts, byte-level", test_hostile},
     {"forms", "all files of one vocabulary read the same", test_forms},
     {"other_ids", "vocabularies numbered in another way, added tokens", test_other_ids},
+    {"eot", "end-of-text of another name, and the file that remembers it", test_eot},
     {"bin", "llm.c's tokenizer.bin and its faults", test_bin},
     {"bad_merges", "every rule of merges.txt", test_bad_merges},
     {"bad_vocab", "every rule of vocab.json", test_bad_vocab},
