@@ -776,7 +776,12 @@ static inline void training_allocate_copy(Training* t, const GPT2Config* config,
     bool ok = 3.0 * (double)bytes <= have;
     for (int i = 0; i < 3 && ok; i++) {
         ok = (t->saver.copy[i] = (float*)malloc(bytes)) != NULL;
-        if (ok) { advise_huge(t->saver.copy[i], bytes); }
+        if (!ok) { break; }
+        advise_huge(t->saver.copy[i], bytes);
+#pragma omp parallel for
+        for (long j = 0; j < (long)bytes; j += 1 << 20) { // so that the first copy does not wait for the system's pages
+            memset((char*)t->saver.copy[i] + j, 0, bytes - (size_t)j < 1 << 20 ? bytes - (size_t)j : 1 << 20);
+        }
     }
     if (ok) { return; }
     printf("note: no memory for a copy of the weights: the run waits while a checkpoint is written\n");
