@@ -65,8 +65,12 @@ static inline void run_on_signal(int signal_number) {
     errno = saved_errno;
 }
 
+// Lets SIGINT end the program until the handlers are installed, even if the shell ignored it when it started the program in
+// the background: otherwise one that comes too early would be lost.
+static inline void run_heed_interrupt(void) { require(signal(SIGINT, SIG_DFL) != SIG_ERR); }
+
 // Installs the handler for the signals that end a run:
-//     SIGINT, SIGTERM   even if the shell ignored SIGINT when it started the program in the background
+//     SIGINT, SIGTERM
 //     SIGHUP            the terminal was closed; unless it is ignored, as under nohup
 //     SIGUSR1           sent by Slurm and other schedulers before the time is up
 //     SIGPIPE           nobody reads stdout any more

@@ -62,6 +62,17 @@ wait_for() {
     fail "a minute without $1"
 }
 
+# ended WHAT: waits until the program has ended because of WHAT, for at most a minute, and returns its exit code
+ended() {
+    local i
+    for ((i = 0; i < 6000; i++)); do
+        alive || { wait "$pid" && return 0 || return $?; }
+        sleep 0.01
+    done
+    kill -KILL "$pid"
+    fail "does not end after $1: $(tail -n 1 "$output")"
+}
+
 kill_now() {
     kill -KILL "$pid" 2>/dev/null || true
     wait "$pid" 2>/dev/null || true
@@ -317,7 +328,7 @@ test_random_ends() {
         sleep "$(printf '%d.%03d' $((moment / 1000)) $((moment % 1000)))"
         kill -$signal "$pid" 2>/dev/null || true
         code=0
-        wait "$pid" || code=$?
+        ended "SIG$signal ($i)" || code=$?
         ! grep -q "passed over\|^error" "$output" || fail "end $i (SIG$signal): $(grep -m 1 'passed over\|^error' "$output")"
         seen=$(sed -nE 's/^resumed at step ([0-9]+).*/\1/p' "$output")
         [ "${seen:-$last}" -eq "$last" ] || fail "start $i: resumed at step $seen, step $last was the newest"
