@@ -801,6 +801,26 @@ test_resume_says_what_changed() {
     true
 }
 
+# the run goes on with its own model, whatever -e says, and the program says so
+test_resume_another_model() {
+    setup
+    cp -r "$world/run" "$world/other_model"
+    good -e nosuchmodel "${batch[@]}" -i "$data" -o other_model -y 1 -x 4
+    contains "-e nosuchmodel is not used: the run resumes from other_model/step_00000003" "$tmp/out"
+}
+# the message names what helps: neither -b nor -t does when the weights alone are too large
+test_out_of_memory() {
+    setup
+    refused 1 '[0-9.]+ GB .*: take a smaller model' -- \
+        -e d6 --channels 65536 --heads 4096 -i "$data"
+    case $train in *cu) skip "the GPU program needs the address space" ;; esac
+    [[ $BIN_DIR != *sanitize* ]] || skip "the sanitizer needs the address space"
+    local code=0
+    (cd "$world" && ulimit -v 200000 && "$train" -e d12 --prompt '') >"$tmp/out" 2>"$tmp/err" || code=$?
+    want status $code 1
+    grep -qE '^error: out of memory: cannot allocate 0.[0-9]+ GB$' "$tmp/err" || fail "$(cat "$tmp/err")"
+}
+
 # weights that contain a NaN: no update, and the run ends with an error
 test_nonfinite() {
     setup
@@ -932,7 +952,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_from_a_file several_texts special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval hellaswag bench export keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
-    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed nonfinite interrupt_without_output end_of_text_of_another_name
+    newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded
     terminal_is_not_commanded_in_utf8)
 run_tests "$@"

@@ -302,6 +302,24 @@ test_tinyshakespeare() {
     want whole "$(header "$tmp/ts/whole_train_000000.bin")" "20240520 1 338026"
 }
 
+# a limit on the size of files is an error like a full disk, and nothing is left of the shard
+test_file_size_limit() {
+    local rc=0
+    head -c 60000 /dev/zero | tr '\0' 'a' >"$tmp/large.txt"
+    (ulimit -f 20 && tokenize -i "$tmp/large.txt" -o "$tmp/limit/x") >"$tmp/out" 2>"$tmp/err" || rc=$?
+    want status $rc 1
+    contains "File too large" "$tmp/err"
+    want files "$(ls -A "$tmp/limit" 2>/dev/null | grep -v '^vocab.json$\|^merges.txt$')" ""
+}
+
+# with stderr closed, no shard gets its descriptor and with it the progress
+test_closed_stderr() {
+    printf 'ab c' >"$tmp/t.txt"
+    tokenize -i "$tmp/t.txt" -o "$tmp/open/x" 2>/dev/null
+    (sleep 0.1 && cat "$tmp/t.txt") | tokenize -i - -o "$tmp/closed/x" 2>&-
+    cmp "$tmp/open/x_train_000000.bin" "$tmp/closed/x_train_000000.bin"
+}
+
 tests=(bytes vocabulary documents inputs chunks_and_threads jsonl_threads shards errors usage vocabulary_limits eot signal error_while_waiting full_disk
-    tinyshakespeare)
+    file_size_limit closed_stderr tinyshakespeare)
 run_tests "$@"
