@@ -597,24 +597,32 @@ test_owner() {
     wait_for "a checkpoint" grep -q "^saved" "$out.txt"
     kill -TERM "$pid"
     wait "$pid" || fail "exit code $?"
+    # two runs that start within 50 ms, each a new one or one to resume, in an empty directory or one with checkpoints
+    local resuming=("" "-y 1")
     for ((i = 0; i < owner_runs; i++)); do
         rm -rf "$tmp/race"
-        if [ $((i % 2)) -eq 1 ]; then # one to resume, not a new one
+        if [ $((i % 8)) -ge 4 ]; then
             cp -r "$tmp/reference" "$tmp/race"
             rm -r "$tmp"/race/step_0000000[5-8]
         fi
         codes=()
-        for each in 1 2; do
-            run "$tmp/race" 8 -y 1 >"$tmp/race$each.txt" 2>"$tmp/race$each.err" &
+        for each in 0 1; do
+            # shellcheck disable=SC2086
+            run "$tmp/race" 8 ${resuming[$((i >> each & 1))]} >"$tmp/race$each.txt" 2>"$tmp/race$each.err" &
             codes+=($!)
             sleep "0.0$((RANDOM % 5))"
         done
         good=0
         for each in 0 1; do ! wait "${codes[$each]}" || good=$((good + 1)); done
         case $good in
-        1) grep -q "is in use by\|started at the same time" "$tmp"/race?.err || fail "$(cat "$tmp"/race?.err)" ;;
+        0) # two new runs where there are checkpoints: both are refused, nothing is touched
+            want "combination without a run" $((i % 8)) 4
+            want "refusals" "$(cat "$tmp"/race?.err | grep -c "holds checkpoints of an earlier run\|is in use by")" 2
+            want "newest checkpoint" "$(newest "$tmp/race")" 4
+            continue
+            ;;
+        1) grep -q "is in use by\|started at the same time\|holds checkpoints of an earlier run" "$tmp"/race?.err || fail "$(cat "$tmp"/race?.err)" ;;
         2) grep -q "resumed at step 8 " "$tmp"/race?.txt || fail "two runs in one directory" ;; # one after the other
-        *) fail "no run: $(cat "$tmp"/race?.err)" ;;
         esac
         same_all "$tmp/race"
     done
