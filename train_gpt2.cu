@@ -1154,7 +1154,7 @@ static void allocate_tensors(Trainer* t) {
         t->tensors[i] = (float*)malloc_check(bytes);
         advise_huge(t->tensors[i], bytes);
         if (cudaHostRegister(t->tensors[i], bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
-        if (args->save_every && args->async_save) { t->job.saver.copy[i] = t->tensors[i]; }
+        if (training_saves_asynchronously()) { t->job.saver.copy[i] = t->tensors[i]; }
     }
 }
 
@@ -1374,7 +1374,7 @@ static void trainer_open(Trainer* t) {
     training_open_data(&t->job, &source.config);
     open_questions(&t->hellaswag, batch.B, batch.T, source.config.vocab_size);
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, batch.B, batch.T); }
-    if (args->output && args->save_every) { allocate_tensors(t); } // now, because pinning takes longer than a copy
+    if (training_saves_asynchronously()) { allocate_tensors(t); } // now, because pinning takes longer than a copy
     for (int i = 0; i < 2; i++) {
         cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)batch.B * batch.T * sizeof(int)));
         cudaCheck(cudaMallocHost(&t->steps[i].state, sizeof(StepState)));

@@ -184,8 +184,8 @@ static const Option options[] = {
     {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOB",
      "print the loss and perplexity on these token shards or text files, and exit", 0, 0},
     {OPT_STR, 0, NULL, "hellaswag", &settings.hellaswag, "FILE",
-     "accuracy on this multiple-choice file, made by dev/data/hellaswag: with each validation, or without -i now", 0,
-     0},
+     "accuracy on this multiple-choice file, made by dev/data/hellaswag: with each validation, or, without -i, at once",
+     0, 0},
     {OPT_BOOL, 0, NULL, "bench", &settings.bench, NULL,
      "time the prompt and the generation of --num-tokens tokens for --num-samples texts, and exit", 0, 0},
     {OPT_INT, 0, NULL, "bench-prompt", &settings.bench_prompt, "tokens", "length of the prompt of --bench", 1, 1 << 20},
@@ -519,6 +519,9 @@ static inline void training_find_checkpoint(Training* t) {
         drawn_seed = (int64_t)saved.seed;
     }
     if (args->seed < 0) { printf("seed %lld\n", (long long)run_seed()); }
+    if (args->keep_best && (!args->output || !args->val_data || !args->val_every)) {
+        die("--keep-best needs an output directory (-o) and a validation loss (-j, -v)");
+    }
     if (args->resume && !args->output) { die("-y 1 resumes the run in the -o directory, but -o is not given"); }
     if (args->resume && !has_checkpoints) {
         print_line(stdout, "%s holds no checkpoint yet: starting a new run", args->output);
@@ -769,11 +772,16 @@ static inline void training_save_anyway(Training* t) {
         reason.text);
 }
 
+// True if checkpoints are written while the run goes on.
+static inline bool training_saves_asynchronously(void) {
+    return args->output && args->async_save && (args->save_every || args->keep_best);
+}
+
 // Allocates memory for a copy of the tensors, so that the run can go on while a checkpoint is written. Without it,
 // training_save() writes the tensors themselves while the run waits. have: bytes of memory that are left.
 static inline void training_allocate_copy(Training* t, const GPT2Config* config, double have) {
     size_t bytes = num_parameters(config) * sizeof(float);
-    if (!args->output || !args->save_every || !args->async_save) { return; }
+    if (!training_saves_asynchronously()) { return; }
     bool ok = 3.0 * (double)bytes <= have;
     for (int i = 0; i < 3 && ok; i++) {
         ok = (t->saver.copy[i] = (float*)malloc(bytes)) != NULL;

@@ -333,6 +333,10 @@ test_unquoted_pattern() {
     setup
     usage "stray argument 'data/a_train_000001.bin': put patterns such as 'data/" '--help' -- -i data/a_train_000000.bin data/a_train_000001.bin
 }
+test_keep_best_of_nothing() {
+    failure '--keep-best needs an output directory .-o. and a validation loss' -- --keep-best
+    refused 1 '--keep-best needs' -- "${small[@]}" "${batch[@]}" -i "$data" -j 'data/a_val_*.bin' --keep-best
+}
 test_no_task() {
     refused 1 'no training data: give shards with -i' 'a --prompt to continue' -- -e run
 }
@@ -944,7 +948,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     seq_len_past_positions total_batch_no_multiple heads_do_not_divide unknown_descriptor
     missing_model shape_of_a_loaded_model vocabulary_larger_than_the_model missing_tokenizer damaged_config truncated_model no_whole_checkpoint
     damaged_step another_vocabulary infinite_weights fifo output_holds_a_model output_holds_logs closed_streams
-    step_of_more_than_the_data short_last_shard short_validation_data file_named_like_a_pattern unquoted_pattern no_task
+    step_of_more_than_the_data short_last_shard short_validation_data file_named_like_a_pattern unquoted_pattern keep_best_of_nothing no_task
     demo_of_another_directory
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
