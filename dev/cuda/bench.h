@@ -30,6 +30,9 @@ buffer. Two more checks for the promoted kernel: a second launch gives the same 
 cost to the profiler (struct Op) as b.cost() declares. The bytes around a buffer are NaN in every floating-point type,
 so a kernel that reads past the end fails too.
 
+The timed launches are compared, too: with the outputs set to NaN before the first of them, the last one's results are
+checked when all are done.
+
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
 restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and block size. The speed
 of a copy on the device and the matrix rate of the vendor's library are measured first, without a rest.
@@ -140,7 +143,8 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
         for (size_t i = p * piece; i < std::min(n, (p + 1) * piece); i++) {
             double got = (double)(float)out[i], want = (double)ref[i], err = fabs(got - want);
             double allowed = factor * ((double)tolerance.atol + (double)tolerance.rtol * fabs(want));
-            bool right = got == want || err <= allowed; // == accepts equal infinities, whose err is NaN
+            // an infinite result must be that infinity: its err is NaN, and any other value would be within `allowed`
+            bool right = got == want || (std::isfinite(want) && err <= allowed);
             double ratio = got == want ? 0 : err / allowed;
             if (!right && !(ratio > 1)) { ratio = INFINITY; }
             f.bad += !right;
@@ -597,8 +601,8 @@ inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(B
     }
 }
 
-// Launches after setting all buffers that the kernel may write: in-place ones to their start, all others to NaN.
-inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_size) {
+// Sets all buffers that a kernel may write: in-place ones to their start, all others to NaN.
+inline void bench_reset(BenchState& s) {
     for (BenchBuffer& x : s.buffers) {
         if (x.kind == BenchKind::inout) {
             cudaCheck(cudaMemcpy(x.dev, x.start, x.bytes, cudaMemcpyDeviceToDevice));
@@ -606,6 +610,11 @@ inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_si
             cudaCheck(cudaMemset(x.dev, 0xFF, x.bytes)); // NaN in every floating-point type
         }
     }
+}
+
+// Launches after setting all buffers that the kernel may write.
+inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_size) {
+    bench_reset(s);
     k.launch(block_size);
 }
 
@@ -787,7 +796,19 @@ inline void bench_flush_l2(BenchDevice& d) {
     }
 }
 
-// Times `repeats` launches. If these would take longer than limit_ms, it times fewer, but at least 3.
+// Compares what the timed launches have written, without another launch. Returns the errors, or "".
+inline std::string bench_check_timed(const BenchDevice& d, BenchState& s, const BenchKernel& k) {
+    std::string wrong;
+    for (BenchBuffer& x : s.buffers) {
+        if (x.compare) { x.compare(k.tolerance, &wrong); }
+        if (x.kind != BenchKind::input || bench_checksum(d, x) == x.checksum) { continue; }
+        wrong += (wrong.empty() ? "" : "; ") + std::string(x.name) + ": an input, changed";
+        x.upload(); // restore it for the kernels after this one
+    }
+    return wrong;
+}
+
+// Times `repeats` launches. Before them all outputs are set to NaN, so that bench_check_timed() sees what they wrote. If these would take longer than limit_ms, it times fewer, but at least 3.
 inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, int repeats,
                             double limit_ms) {
     auto before = [&] {
@@ -803,6 +824,7 @@ inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k,
     // Tensor cores draw more power than a card can sustain, so its clocks fall. After a rest all kernels start with the
     // same clocks, in whatever order they are timed.
     if (s.flops > 0) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+    bench_reset(s);
     return bench_time_launches(d, repeats, before, launch);
 }
 
@@ -1051,6 +1073,12 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
             if (wanted) {
                 shown.push_back(results.back());
                 bench_print_line(d, s, results, results.back());
+                std::string wrong = f.verify ? bench_check_timed(d, s, k) : "";
+                if (!wrong.empty()) {
+                    printf("FAIL kernel %d block_size %4d: after the timed launches: %s\n", k.number, block_size,
+                           wrong.c_str());
+                    counts.failed++;
+                }
             }
         }
         if (is_base) {

@@ -1,15 +1,15 @@
-/* planted_bugs: out = 2 * inp, one correct kernel and five with a planted bug, which dev/cuda/bench.h must find
+/* planted_bugs: out = 2 * inp, one correct kernel and seven with a planted bug, which dev/cuda/bench.h must find
 
    out (n) floatX out | inp (n) floatX in; n = B*T*C
    Bound: memory, 2*n*sizeof(floatX) bytes. Error: none, doubling is exact.
 
    nvcc -O3 --use_fast_math planted_bugs.cu -o planted_bugs      (dev/test/test_dev_cuda.sh builds and runs it)
-   ./planted_bugs --check      ok for kernel 1, FAIL for kernels 2 to 6                      */
+   ./planted_bugs --check      ok for kernel 1, FAIL for kernels 2 to 7; the bug of 8 shows only after many launches  */
 #include "../cuda/bench.h"
 
-enum Bug { NO_BUG, ONE_OFF, ONE_NAN, ONE_UNWRITTEN, PAST_THE_END, CHANGES_INPUT };
+enum Bug { NO_BUG, ONE_OFF, ONE_NAN, ONE_UNWRITTEN, PAST_THE_END, CHANGES_INPUT, NOT_INFINITE, IDLE_LATER };
 
-// ---- kernels 1 to 6: one thread per element, the bug is a parameter ---------------------------
+// ---- kernels 1 to 8: one thread per element, the bug is a parameter ---------------------------
 
 __global__ void planted_bugs_kernel(floatX* out, floatX* inp, size_t n, Bug bug) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, victim = n / 2;
@@ -18,11 +18,14 @@ __global__ void planted_bugs_kernel(floatX* out, floatX* inp, size_t n, Bug bug)
     float x = 2.0f * (float)inp[i];
     if (i == victim && bug == ONE_OFF) { x += 1.0f; }
     if (i == victim && bug == ONE_NAN) { x = nanf(""); }
+    if (isinf((float)(floatX)x) && bug == NOT_INFINITE) { x = 5.0f; }
     out[i] = (floatX)x;
     if (i == victim && bug == CHANGES_INPUT) { inp[i] = (floatX)(1.0f + x); }
 }
 
 void planted_bugs(floatX* out, floatX* inp, size_t n, Bug bug, cudaStream_t stream, int block_size) {
+    static int num_calls = 0;
+    if (bug == IDLE_LATER && num_calls++ >= 5) { return; }
     planted_bugs_kernel<<<ceil_div(n + 1, (size_t)block_size), block_size, 0, stream>>>(out, inp, n, bug);
     cudaCheck(cudaGetLastError());
 }
@@ -30,14 +33,22 @@ void planted_bugs(floatX* out, floatX* inp, size_t n, Bug bug, cudaStream_t stre
 static void declare(Bench& b) {
     size_t n = (size_t)b.B * b.T * b.C;
     cudaStream_t stream = b.stream;
-    Buffer<floatX> inp = b.input<floatX>("inp", n);
+    // twice the first ones is infinite
+    Buffer<floatX> inp = b.input_from<floatX>("inp", n, [=](float* host) { bench_fill_extremes(host, n, 1); });
     Buffer<floatX> out = b.output<floatX>("out", n, {0, 0});
     b.reference([=] {
         for (size_t i = 0; i < n; i++) { out.host[i] = (float)(floatX)(2 * inp.host[i]); }
     });
     b.cost(2.0 * n * sizeof(floatX), 0);
-    const char* what[] = {"right", "one element off", "one NaN", "one unwritten", "one past the end", "input changed"};
-    for (int bug = NO_BUG; bug <= CHANGES_INPUT; bug++) {
+    const char* what[] = {"right",
+                          "one element off",
+                          "one NaN",
+                          "one unwritten",
+                          "one past the end",
+                          "input changed",
+                          "finite instead of infinite",
+                          "nothing from the sixth call on"};
+    for (int bug = NO_BUG; bug <= IDLE_LATER; bug++) {
         b.kernel(bug + 1, what[bug], [=](int bs) { planted_bugs(out, inp, n, (Bug)bug, stream, bs); }, {64, 1024});
     }
     b.promoted(1);

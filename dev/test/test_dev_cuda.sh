@@ -111,25 +111,51 @@ test_typed_nvcc_lines() {
     done <<<"${lines[0]}"
 }
 
+# the nvcc line at the top of each op: all of them in `make test-full`, otherwise two, which change from day to day
+test_typed_nvcc_lines_of_the_ops() {
+    command -v nvcc >/dev/null || skip "needs nvcc"
+    local op line at=0 ops=(dev/cuda/*.cu) day
+    day=$(($(date +%s) / 86400))
+    rm -rf "$tmp/tree"
+    mkdir -p "$tmp/tree/dev/cuda"
+    cp -r llmc "$tmp/tree"
+    cp dev/cuda/*.* "$tmp/tree/dev/cuda"
+    cd "$tmp/tree/dev/cuda"
+    for op in *.cu; do
+        line=$(grep -m 1 '^   nvcc ' "$op" | sed 's/ *(or: .*//; s/ *\*\/.*//; s/^ *//; s/ *$//')
+        [[ $line == "nvcc -O3 --use_fast_math $op"* ]] || fail "$op has no nvcc line: '$line'"
+        [ -n "${LLMC_TEST_FULL-}" ] || [ $(((at + day) % (${#ops[@]} / 2))) -eq 0 ] || { at=$((at + 1)) && continue; }
+        at=$((at + 1))
+        [[ $line != *-lnccl* ]] || [ -e /usr/include/nccl.h ] || continue
+        eval "$line" >"$tmp/log" 2>&1 || { cat "$tmp/log" && fail "does not compile and link: $line"; }
+        CUDA_VISIBLE_DEVICES='' run 0 "./$(sed -nE 's/.* -o ([^ ]*).*/\1/p' <<<"$line")" --list
+        rm "./$(sed -nE 's/.* -o ([^ ]*).*/\1/p' <<<"$line")"
+    done
+}
+
 test_planted_bugs() {
     has_gpu || skip "needs a GPU"
     build planted_bugs
     run 1 "$tmp/planted_bugs" --check
     want "kernel 1" "$(grep -c '^ok kernel 1 ' "$tmp/out")" 4 # two shapes, two block sizes
     local kernel
-    for kernel in 2 3 4 5 6; do
+    for kernel in 2 3 4 5 6 7; do
         grep -q "^ok kernel $kernel " "$tmp/out" && fail "kernel $kernel passes"
         want "kernel $kernel" "$(grep -c "^FAIL kernel $kernel " "$tmp/out")" 4
     done
     grep -q '^FAIL kernel 5 .*: out: written past its end$' "$tmp/out" || fail "kernel 5's buffer is not named"
     grep -q '^FAIL kernel 6 .*: inp: an input, changed$' "$tmp/out" || fail "kernel 6's input is not named"
-    want "the last line" "$(tail -n 1 "$tmp/out")" "4 passed, 20 failed, 0 skipped"
+    want "the last line" "$(tail -n 1 "$tmp/out")" "8 passed, 24 failed, 0 skipped" # kernel 8 is idle only later
     run 0 "$tmp/planted_bugs" 1 --check
-    for kernel in 2 3 4 5 6; do
+    for kernel in 2 3 4 5 6 7; do
         run 1 "$tmp/planted_bugs" $kernel --check
         run 1 "$tmp/planted_bugs" $kernel --repeats 3
         grep -q 'All results match' "$tmp/out" && fail "kernel $kernel matches"
     done
+    # a launcher that does nothing while it is timed
+    run 0 "$tmp/planted_bugs" 8 --check
+    run 1 "$tmp/planted_bugs" 8 --repeats 10
+    grep -qE '^FAIL kernel 8 block_size +64: after the timed launches: out: [0-9]+ of [0-9]+ wrong' "$tmp/out" || fail "an idle launcher is timed"
     return 0
 }
 
@@ -172,6 +198,6 @@ CSV
     contains "make bench writes them" "$tmp/err"
 }
 
-tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines planted_bugs timing
-    update_results)
+tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines
+    typed_nvcc_lines_of_the_ops planted_bugs timing update_results)
 run_tests_once "$@"
