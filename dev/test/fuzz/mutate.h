@@ -397,12 +397,17 @@ static inline void span_remove(Bytes* b, const JsonSpan* span) {
     bytes_splice(b, begin, end - begin, NULL, 0);
 }
 
-// Copies the value `span` with its name behind itself, with a comma. If it is a member, one in two copies gets a new name.
+// Copies the value `span` with its name behind itself, with a comma. If it is a member, one in two copies gets a new name; an
+// element of a list may become several hundred, more than a list of fixed size has room for.
 static inline void span_duplicate(Mutator* m, Bytes* b, const JsonSpan* span) {
     Bytes copy = {0};
-    bytes_text(&copy, ",");
-    bytes_add(&copy, b->data + span->key, span->end - span->key);
-    if (span->key < span->begin && chance(m, 50)) { bytes_splice(&copy, 2, 0, "x", 1); }
+    bool member = span->key < span->begin;
+    size_t length = span->end - span->key, times = !member && chance(m, 40) ? 1 + below(m, 400) : 1;
+    for (size_t i = 0; i < times && copy.size < MUTATE_MAX_BYTES / 4; i++) {
+        bytes_text(&copy, ",");
+        bytes_add(&copy, b->data + span->key, length);
+    }
+    if (member && chance(m, 50)) { bytes_splice(&copy, 2, 0, "x", 1); }
     bytes_splice(b, span->end, 0, copy.data, copy.size);
     bytes_free(&copy);
 }

@@ -412,8 +412,10 @@ static bool check_messages(const Child* child, const char* argv0, char* why) {
 
 // Judges the end of a child process. why: (1024), the reason of a finding.
 static Outcome judge(const Child* child, const char* argv0, char* why) {
-    static const char* const reports[] = {"ERROR: AddressSanitizer",    "ERROR: LeakSanitizer", "runtime error: ",
-                                          "UndefinedBehaviorSanitizer", "AddressSanitizer:",    "hard rss limit"};
+    // the summary names the place, but a report may have none
+    static const char* const reports[] = {"SUMMARY: ",       "ERROR: AddressSanitizer",    "ERROR: LeakSanitizer",
+                                          "runtime error: ", "UndefinedBehaviorSanitizer", "AddressSanitizer:",
+                                          "hard rss limit"};
     char text[64];
     for (size_t i = 0; i < sizeof(reports) / sizeof(reports[0]); i++) {
         const char* line = line_with((const char*)child->err.data, reports[i]);
