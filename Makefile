@@ -47,10 +47,12 @@ BUILD := $(if $(P),$(P).build,build)
 PROGRAMS := $(patsubst %.c,$(P)%,$(wildcard train_gpt2.c dev/data/*.c))
 TESTS := $(patsubst %.c,$(P)%,$(wildcard dev/test/test_*.c))
 BENCHES := $(patsubst %.c,$(P)%,$(wildcard dev/test/bench_*.c))
-BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES)
+FUZZERS := $(patsubst %.c,$(P)%,$(wildcard dev/test/fuzz/whole_program.c))
+BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES) $(FUZZERS)
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
-.PHONY: help all programs tests demo test test-full check promote sanitize sanitize-gpu valgrind fuzz bench check-style clean FORCE
+.PHONY: help all programs tests demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
+        fuzz-program bench check-style clean FORCE
 
 help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
@@ -64,6 +66,7 @@ help:
 	@echo 'make sanitize-gpu    compute-sanitizer on train_gpt2cu and every op (needs a GPU): SANITIZE_GPU="train gelu_forward" picks'
 	@echo 'make valgrind    the test programs under valgrind: VALGRIND_TESTS="test_a test_b" picks some'
 	@echo 'make fuzz        libFuzzer on every reader: FUZZ_SECONDS=60 or FUZZ_RUNS=1000000 for each (needs clang)'
+	@echo 'make fuzz-program    the programs on changed files, with both sanitizers: FUZZ_RUNS=2000 and FUZZ_SEED=1 set number and choice'
 	@echo 'make bench       speed: prints figures, checks nothing'
 	@echo 'make check-style clang-format on every source, changes nothing'
 	@echo 'make clean       removes what make built'
@@ -75,7 +78,7 @@ help:
 
 all: programs $(if $(shell command -v $(firstword $(NVCC))),$(filter %train_gpt2cu,$(CU_BINARIES)))
 programs: $(PROGRAMS)
-tests: $(TESTS)
+tests: $(TESTS) $(FUZZERS)
 
 # this file changes only when the compiler or its flags change, and then everything is rebuilt
 FLAGS_LINE = $(CC) $(ALL_CFLAGS) $(LDLIBS) $(COMPILER)
@@ -125,14 +128,17 @@ test-full: export LLMC_TEST_FULL = 1
 test-full: test
 
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# -Wno-maybe-uninitialized: gcc reports false positives in the code that the sanitizers insert
+SANITIZE_BUILD := BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-uninitialized'
 # passive: idle threads do not spin while another thread runs slow instrumented code
 sanitize: export OMP_WAIT_POLICY := passive
 sanitize: export ASAN_OPTIONS := allocator_may_return_null=1:detect_stack_use_after_return=1:$(ASAN_OPTIONS)
 sanitize: export LLMC_KILLS := 50
 sanitize: export UBSAN_OPTIONS := print_stacktrace=1:$(UBSAN_OPTIONS)
-# -Wno-maybe-uninitialized: gcc reports false positives in the code that the sanitizers insert
 sanitize:
-	@$(MAKE) --no-print-directory BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-uninitialized' test
+	@$(MAKE) --no-print-directory $(SANITIZE_BUILD) test
+sanitize-programs:
+	@$(MAKE) --no-print-directory $(SANITIZE_BUILD) programs $(addprefix build/sanitize/,$(FUZZERS))
 
 sanitize-gpu:
 	@PRECISION='$(PRECISION)' dev/test/sanitize_gpu.sh $(SANITIZE_GPU)
@@ -146,6 +152,9 @@ valgrind:
 
 fuzz:
 	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' dev/test/fuzz.sh $(FUZZ_TARGETS)
+
+fuzz-program:
+	@FUZZ_RUNS='$(FUZZ_RUNS)' FUZZ_SEED='$(FUZZ_SEED)' CC='$(CC)' dev/test/fuzz_program.sh
 
 bench: programs $(BENCHES)
 	@$(if $(BENCHES),set -e; $(foreach b,$(BENCHES),$(if $(P),,./)$(b);),echo 'error: no dev/test/bench_*.c here' >&2; exit 1)

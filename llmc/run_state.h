@@ -344,6 +344,8 @@ static inline bool run_check_file(const char* dir, const SavedFile* file, Error*
 // ---- state.json ----------------------------------------------------------------------
 
 enum { RUN_VERSION = 1, RUN_MAX_FILES = 32, RUN_TEXT = 16, RUN_MAX_STATE_BYTES = 1 << 20 };
+// The largest step, number of tokens or epoch in state.json: a run can count on from it without an overflow.
+static const int64_t run_max_count = (int64_t)1 << 60;
 
 // The state of a run, except params, m and v. Plain data; zero a RunState before filling it, so that memcmp can compare
 // two of them.
@@ -507,7 +509,7 @@ static inline bool run_read_field(RunState* state, const RunField* f, const Json
         *(int32_t*)p = (int32_t)n;
         return true;
     case RUN_INT64:
-        return json_int(root, f->key, 0, INT64_MAX, (int64_t*)p, where, err);
+        return json_int(root, f->key, 0, run_max_count, (int64_t*)p, where, err);
     case RUN_UINT64:
         return run_read_uint64((uint64_t*)p, v, 10, 20) ||
                error_set(err, "%s: \"%s\" is missing or not a number in quotes", where, f->key);
@@ -630,6 +632,11 @@ static inline bool run_parse_state(const JsonValue* root, RunState* state, Saved
     }
     for (int i = 0; i < RUN_NUM_FIELDS; i++) {
         if (!run_read_field(state, &run_fields[i], root, where, err)) { return false; }
+    }
+    // AdamW's bias correction takes the number of updates, step - skipped_steps
+    if (state->skipped_steps > state->step) {
+        return error_set(err, "%s: \"skipped_steps\" is %lld, more than all %lld steps", where,
+                         (long long)state->skipped_steps, (long long)state->step);
     }
     return config_check(&state->config, where, err) &&
            run_read_outliers(&state->loss_outliers, root, "loss_outliers", where, err) &&

@@ -35,7 +35,7 @@ test_program() {
 test_help() {
     new_tree
     make >"$tmp/out" 2>&1
-    for target in train_gpt2cu all demo test test-full check sanitize valgrind fuzz bench check-style clean; do
+    for target in train_gpt2cu all demo test test-full check sanitize valgrind fuzz fuzz-program bench check-style clean; do
         grep -q "^make $target " "$tmp/out" || fail "make does not explain $target"
     done
     [ ! -e build ] && [ ! -e train_gpt2 ] || fail "make alone builds something"

@@ -68,11 +68,12 @@ static void run_make(Run* run, int64_t step, uint64_t seed) {
         for (size_t c = 0; c < sizeof(GPT2Config); c += sizeof(int)) { known |= run_fields[i].offset == c; }
         if (known) { continue; }
         if (run_fields[i].kind == RUN_INT32) { *(int32_t*)p = (int32_t)(r & INT32_MAX); }
-        if (run_fields[i].kind == RUN_INT64) { *(int64_t*)p = (int64_t)(r & INT64_MAX); } // may exceed 2^53
+        if (run_fields[i].kind == RUN_INT64) { *(int64_t*)p = (int64_t)(r % run_max_count); } // may exceed 2^53
         if (run_fields[i].kind == RUN_UINT64) { *(uint64_t*)p = r | (uint64_t)1 << 63; }
         if (run_fields[i].kind == RUN_DOUBLE) { *(double*)p = (double)r / 3.0; }
         if (run_fields[i].kind == RUN_STRING) { snprintf(p, RUN_TEXT, "%llu", (unsigned long long)(r % 100000000)); }
     }
+    s->skipped_steps %= step + 1;
     for (int i = 0; i < 300; i++) { outlier_update(&s->loss_outliers, (double)next_random(&seed) / 7e18); }
     for (int i = 0; i < 50; i++) { outlier_update(&s->norm_outliers, (double)next_random(&seed) / 7e18); }
 }
@@ -311,7 +312,7 @@ static void test_extreme_numbers(void) {
         run_make(&run, 1, 5);
         run.state.learning_rate = values[i];
         run.state.seed = run.state.sampler_rng = UINT64_MAX - i;
-        run.state.num_tokens_seen = INT64_MAX - (int64_t)i;
+        run.state.num_tokens_seen = run_max_count - (int64_t)i;
         if (fabs(values[i]) <= OUTLIER_VALUE_MAX) { run.state.norm_outliers.window[3] = values[i]; }
         check(save(dir, &run, &err));
         check(run_load_state(in(dir, "step_00000001"), &got, &err));
@@ -440,6 +441,10 @@ static void test_state_refused_by_name(void) {
         {"\"num_layers\": 2", "\"num_layers\": -2", "layers"},
         {"\"num_layers\": 2", "\"num_layers\": 2.5", "num_layers"},
         {"\"step\": 4", "\"step\": -4", "\"step\""},
+        {"\"skipped_steps\": ", "\"skipped_steps\": 5, \"x\": ", "\"skipped_steps\" is 5, more than all 4"},
+        // such counts would overflow in the first step or the next epoch
+        {"\"num_tokens_seen\": ", "\"num_tokens_seen\": 9223372036854775807, \"x\": ", "\"num_tokens_seen\""},
+        {"\"loader_epoch\": ", "\"loader_epoch\": 1152921504606846977, \"x\": ", "\"loader_epoch\""},
         {"\"schedule\": \"", "\"schedule\": \"0123456789abcdef", "too long"},
         {"\"name\": \"config.json\"", "\"name\": \"../config.json\"", "no checkpoint file has"},
         {"\"name\": \"config.json\"", "\"name\": \"x/config.json\"", "no checkpoint file has"},
