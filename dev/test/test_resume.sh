@@ -192,7 +192,7 @@ test_broken_pipe() {
     reference
     local out=$tmp/pipe codes
     set_flags "$out" 1000000 -n 0
-    { "$train" "${flags[@]}" 2>"$out.err" || echo $? >"$out.code"; } | head -n 30 >"$out.txt"
+    { "$train" "${flags[@]}" 2>"$out.err" || echo $? >"$out.code"; } | head -n 60 >"$out.txt"
     for ((i = 0; i < 500; i++)); do [ -n "$(newest "$out")" ] && break || sleep 0.02; done
     [ -n "$(newest "$out")" ] || fail "no checkpoint: $(ls "$out")"
     same_as_straight "$out"
