@@ -1455,7 +1455,7 @@ static int profile_run() {
     finish_report(t);
     profile().listing = profile().timing = false;
     profile_print(bandwidth, rate, PRECISION_NAME);
-    return EXIT_SUCCESS;
+    return trainer_close(t);
 }
 
 // ---- sample ---------------------------------------------------------------------------------------

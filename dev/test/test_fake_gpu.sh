@@ -100,6 +100,42 @@ resume() {
 
 # ---- correct runs -----------------------------------------------------------------------
 
+# Every task runs, and frees what it has allocated.
+ok() { # WHAT FLAGS: the program succeeds
+    FAKE_CUDA_COUNT=$tmp/count program "$tmp/$1" "${@:2}"
+    good "$1" "$tmp/$1"
+    nothing_left "$1"
+}
+test_tasks() {
+    reference
+    local model=$tmp/reference/step_00000008 each
+    ok prompt -e "$model" --prompt 'int ' --num-tokens 9
+    want "the prompt's echo" "$(head -c 4 "$tmp/prompt.out")" 'int '
+    printf 'int\nfloat a\nchar\n' >"$tmp/lines"
+    ok prompts -e "$model" --prompts "$tmp/lines" --num-tokens 8
+    ok samples -e "$model" --prompt 'int ' --num-samples 20 --num-tokens 8 --temperature 0.5 # 20: another path than up to 8
+    ok one_token -e "$model" --prompt 'int ' --num-tokens 1
+    ok last_position -e "$model" --prompt '0123456789abcdef' --num-tokens 9
+    ok eval_shards -e "$model" --eval "$tmp/data/*.bin" -b 2
+    grep -qE '^all: 9[0-9]* tokens, loss [0-9.]+ ' "$tmp/eval_shards.out" || fail "$(cat "$tmp/eval_shards.out")"
+    ok eval_text -e "$model" --eval "$tmp/text" -b 1
+    for each in 0 1 2 3; do
+        printf '{"ind":%d,"activity_label":"a","ctx":"%d b","label":%d,"endings":["c","de","f","gh"]}\n' $each $each $each
+    done >"$tmp/questions.jsonl"
+    "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions.jsonl" -t "$model" -o "$tmp/questions.bin" >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
+    ok hellaswag -e "$model" --hellaswag "$tmp/questions.bin"
+    contains "of 4 correct" "$tmp/hellaswag.out"
+    ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
+    ok export -e "$model" --export "$tmp/exported.safetensors"
+    cmp "$tmp/exported.safetensors" "$model/model.safetensors"
+    set_flags "$tmp/trained" 4 -b 4 --hellaswag "$tmp/questions.bin" -r 2 --no-graph -sl 5 -sg 5 -lg 1 --stochastic-rounding --keep-best
+    ok train "${flags[@]}"
+    want "HellaSwag in training" "$(grep -c '^HellaSwag: ' "$tmp/train.out")" 3
+    set_flags "$tmp/profiled" 4
+    ok profile "${flags[@]}" --profile
+    contains "fused_classifier" "$tmp/profile.out"
+}
+
 # graphs, several micro-batches and recomputation change no bit of what a graph of micro-batches gives
 test_graph() {
     reference
@@ -265,7 +301,7 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(graph waiting matmul_choices stochastic_rounding fp16 failing_matmul no_device ends program resume)
+tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     start_shared program &
