@@ -1602,11 +1602,12 @@ static void open_device() {
     cudaFuncAttributes attributes;
     e = cudaFuncGetAttributes(&attributes,
                               (const void*)ptx_sm90a_kernel<0>); // any kernel serves to see whether code loads
-    if (e != cudaSuccess) {
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
         die("this program was not built for this GPU (compute capability %d.%d): make clean, then make train_gpt2cu "
             "GPU_COMPUTE_CAPABILITY=%d%d",
             major, minor, major, minor);
     }
+    cudaCheck(e);
 #if defined(ENABLE_BF16)
     if (major < 8) { die("this GPU has no bf16: make train_gpt2cu PRECISION=FP16"); }
 #endif

@@ -235,6 +235,18 @@ no_memory=cudaErrorMemoryAllocation
 
 # ---- a card that fails ------------------------------------------------------------------
 
+# The message names what the card says, also where something else is more common.
+test_error_at_the_start() {
+    setup
+    local error
+    for error in cudaErrorECCUncorrectable cudaErrorMemoryAllocation cudaErrorDevicesUnavailable; do
+        FAKE_CUDA_FAIL=cudaFuncGetAttributes:1:$error program "$tmp/start" -e d6 --prompt x
+        refused $error "$tmp/start" $error
+    done
+    FAKE_CUDA_FAIL=cudaFuncGetAttributes:1:cudaErrorNoKernelImageForDevice program "$tmp/start" -e d6 --prompt x
+    refused "another card" "$tmp/start" 'not built for this GPU \(compute capability 8.0\)' 'GPU_COMPUTE_CAPABILITY=80'
+}
+
 # A matmul that fails while it is timed is passed over; one that fails in a step ends the run.
 test_failing_matmul() {
     reference
@@ -301,7 +313,8 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 failing_matmul no_device ends program resume)
+tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 error_at_the_start failing_matmul no_device ends program
+    resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     start_shared program &
