@@ -42,7 +42,9 @@ inline void cublas_check(cublasStatus_t status, const char* expr, const char* fi
     for (const auto& known : names) {
         if (known.status == status) { name = known.name; }
     }
-    die("%s:%d: %s: %s (%d)", file, line, expr, name, (int)status);
+    cudaError_t e = cudaGetLastError(); // the reason, if an earlier operation has broken the context
+    die("%s:%d: %s: %s (%d)%s%s", file, line, expr, name, (int)status, e == cudaSuccess ? "" : ": ",
+        e == cudaSuccess ? "" : cudaGetErrorString(e));
 }
 
 // The library's name for floatX.

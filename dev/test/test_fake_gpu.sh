@@ -235,6 +235,38 @@ no_memory=cudaErrorMemoryAllocation
 
 # ---- a card that fails ------------------------------------------------------------------
 
+# From the N-th call on, the card is lost. The program must end with one line of error, and not hang; the checkpoints that it
+# has written must be whole. A new start goes on bit for bit.
+lost_at() { # N ERROR MESSAGE
+    local out=$tmp/lost_$1_$2
+    FAKE_CUDA_FAIL=any:$1:$2 train "$out" 4 --no-tune
+    refused "call $1" "$out" "$3"
+    [ ! -e "$out" ] || [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "call $1 leaves hidden directories: $(ls -A "$out")"
+    train "$out" 4 -y 1 --no-tune
+    good "resuming after call $1" "$out"
+    ! grep 'passed over' "$out.out" || fail "call $1: a checkpoint is damaged"
+    same "$out" 4 "$tmp/untuned"
+    want "call $1: the log without times" "$(losses "$out")" "$(losses "$tmp/untuned")"
+    rm -r "$out" "$out.out" "$out.err"
+}
+test_lost_card() {
+    reference
+    local total at stride step=0 jobs=0 error
+    FAKE_CUDA_COUNT=$tmp/count train "$tmp/untuned" 4 --no-tune
+    good "the run" "$tmp/untuned"
+    total=$(calls any)
+    [ "$total" -gt 1000 ] || fail "only $total calls"
+    stride=$((full ? 1 : total / 50))
+    for ((at = 1; at <= total; at += stride)); do
+        error=(cudaErrorECCUncorrectable "uncorrectable ECC error")
+        [ $((step++ % 2)) -eq 0 ] || error=(cudaErrorLaunchFailure "unspecified launch failure")
+        (lost_at $at "${error[@]}") >"$tmp/lost_$at.log" 2>&1 && rm "$tmp/lost_$at.log" &
+        [ $((++jobs)) -lt 2 ] || { wait -n || break; jobs=1; }
+    done
+    wait
+    ! cat "$tmp"/lost_*.log 2>/dev/null || fail "see above"
+}
+
 # The message names what the card says, also where something else is more common.
 test_error_at_the_start() {
     setup
@@ -313,8 +345,8 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 error_at_the_start failing_matmul no_device ends program
-    resume)
+tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 lost_card error_at_the_start failing_matmul no_device ends
+    program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     start_shared program &
