@@ -1281,23 +1281,25 @@ __attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, co
                                                     const Batch* batch, const char* device, size_t have) {
     char advice[512] = "";
     size_t need = training_bytes(config, batch->B, batch->T, options), n = 0;
+    GPT2Options other = *options;
     for (int r = options->recompute + 1; r <= 2 && n == 0; r++) {
-        GPT2Options other = *options;
         other.recompute = r;
         size_t bytes = training_bytes(config, batch->B, batch->T, &other);
-        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.1f", r, (double)bytes * 1e-9); }
+        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.2f", r, (double)bytes * 1e-9); }
     }
-    for (int b = batch->B / 2; b >= 1; b /= 2) {
-        size_t bytes = training_bytes(config, b, batch->T, options);
-        bool divides = batch->total % ((int64_t)b * batch->T) == 0;
-        if (bytes <= have && divides) {
-            n += snprintf(advice + n, sizeof(advice) - n, "; -b %d -d %lld needs %.1f for the same result", b,
-                          (long long)batch->total, (double)bytes * 1e-9);
+    for (int both = 0; both < 2 && (!both || n == 0); both++) { // a smaller -b; then -r 2 as well
+        other.recompute = both ? 2 : options->recompute;
+        for (int b = batch->B / 2; b >= 1; b /= 2) {
+            size_t bytes = training_bytes(config, b, batch->T, &other);
+            bool divides = batch->total % ((int64_t)b * batch->T) == 0;
+            if (bytes > have || !divides) { continue; }
+            n += snprintf(advice + n, sizeof(advice) - n, "; %s-b %d -d %lld needs %.2f for the same result",
+                          both ? "-r 2 " : "", b, (long long)batch->total, (double)bytes * 1e-9);
             break;
         }
     }
-    if (n == 0) { snprintf(advice, sizeof(advice), "; neither -r 2 nor a smaller -b is enough: take a smaller model"); }
-    die("the run needs %.1f GB and %s has %.1f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
+    if (n == 0) { snprintf(advice, sizeof(advice), "; -r 2 and a smaller -b are not enough: take a smaller model"); }
+    die("the run needs %.2f GB and %s has %.2f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
 }
 
 // Plans a training run's memory, prints how much it needs, and allocates it.

@@ -233,6 +233,37 @@ test_resume() { shared_test resume "${quick[@]}"; }
 
 no_memory=cudaErrorMemoryAllocation
 
+# A card whose memory is mostly taken: the message names flags, which do fit. The more is free, the less has to be given up.
+test_little_memory() {
+    setup
+    local mb advice words fitted=0 hopeless=0 kept=0
+    for ((mb = 620; mb <= 840; mb += 10)); do
+        set_flags "$tmp/little" 1 --layers 4 --channels 192 --positions 2048 -b 2 -t 2048 -d 4096 -j "$tmp/data/*_train_*.bin" -v 0 -s 0 -n 0
+        rm -rf "$tmp/little"
+        export FAKE_CUDA_MEMORY=${mb}000000
+        program "$tmp/little" "${flags[@]}"
+        if [ $status -eq 0 ]; then
+            kept=$((kept + 1))
+            continue
+        fi
+        refused "$mb MB" "$tmp/little" 'the run needs [0-9.]+ GB and Fake GPU has [0-9.]+ free; '
+        [ ! -e "$tmp/little" ] || fail "$mb MB: has written to -o"
+        if grep -q 'take a smaller model' "$tmp/little.err"; then
+            [ $fitted -eq 0 ] || fail "$mb MB: less was enough before"
+            hopeless=$((hopeless + 1))
+            continue
+        fi
+        for advice in $(grep -oE -- '; (-[rbd] [0-9]+ )+' "$tmp/little.err" | tr ' ' _); do
+            read -r -a words <<<"$(tr _ ' ' <<<"${advice#;}")"
+            rm -rf "$tmp/little"
+            program "$tmp/little" "${flags[@]}" "${words[@]}"
+            [ $status -eq 0 ] || fail "$mb MB with ${words[*]}: $(tail -n 1 "$tmp/little.err")"
+            fitted=$((fitted + 1))
+        done
+    done
+    [ $hopeless -gt 0 ] && [ $fitted -gt 3 ] && [ $kept -gt 0 ] || fail "hopeless $hopeless, fitted $fitted, kept $kept"
+}
+
 # ---- a card that fails ------------------------------------------------------------------
 
 # From the N-th call on, the card is lost. The program must end with one line of error, and not hang; the checkpoints that it
@@ -345,8 +376,8 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 lost_card error_at_the_start failing_matmul no_device ends
-    program resume)
+tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 little_memory lost_card error_at_the_start failing_matmul
+    no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     start_shared program &
