@@ -233,6 +233,47 @@ test_resume() { shared_test resume "${quick[@]}"; }
 
 no_memory=cudaErrorMemoryAllocation
 
+# Each allocation of GPU memory fails once. Either the run does without it, or one line says what is missing and what to do.
+test_out_of_memory() {
+    reference
+    local at model=$tmp/reference/step_00000008 task out=$tmp/oom ended
+    local prompt=(-e "$model" --prompt 'int ' --num-samples 9 --num-tokens 9) eval=(-e "$model" --eval "$tmp/text" -b 1)
+    for task in train prompt eval; do
+        ended=0
+        for ((at = 1; ; at++)); do
+            rm -rf "$out"
+            set_flags "$out" 3
+            [ $task = train ] || { local -n other=$task && flags=("${other[@]}"); }
+            FAKE_CUDA_FAIL=cudaMalloc:$at:$no_memory FAKE_CUDA_COUNT=$tmp/count program "$out" "${flags[@]}"
+            [ "$(calls cudaMalloc)" -ge $at ] || break # there is no such call
+            case $status in
+            0) nothing_left "allocation $at" ;;
+            *)
+                refused "$task, allocation $at" "$out" 'no GPU memory for ' '[0-9.]+ [GM]B' '; .*(smaller|fewer|other programs)'
+                ended=$((ended + 1))
+                [ ! -e "$out/log.jsonl" ] || fail "allocation $at: has begun to write to -o"
+                ;;
+            esac
+            [ $task != train ] || [ $status -ne 0 ] || want "allocation $at: the last step" "$(newest "$out")" 3
+        done
+        [ $at -gt 2 ] && [ $ended -ge 2 ] || fail "$task: only $ended of $at allocations end it"
+    done
+}
+
+# a sample in the training is left out if there is no memory for it, and the run goes on
+test_no_memory_for_a_sample() {
+    reference
+    local at
+    FAKE_CUDA_COUNT=$tmp/count train "$tmp/unsampled" 8 -s 0
+    at=$(($(calls cudaMalloc) + 1)) # nothing but samples allocates more
+    rm -r "$tmp/unsampled"
+    FAKE_CUDA_FAIL=cudaMalloc:$at+:$no_memory FAKE_CUDA_COUNT=$tmp/count train "$tmp/unsampled" 8
+    good "the run" "$tmp/unsampled"
+    nothing_left "the run"
+    contains "no sample: no GPU memory" "$tmp/unsampled.out"
+    same "$tmp/unsampled" 8
+}
+
 # A card whose memory is mostly taken: the message names flags, which do fit. The more is free, the less has to be given up.
 test_little_memory() {
     setup
@@ -376,8 +417,8 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 little_memory lost_card error_at_the_start failing_matmul
-    no_device ends program resume)
+tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 out_of_memory no_memory_for_a_sample little_memory
+    lost_card error_at_the_start failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     start_shared program &
