@@ -830,7 +830,7 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, in
     snprintf(what, sizeof(what), "%d %s of up to %d tokens", B, B == 1 ? "text" : "texts", capacity);
     g->arena = plan_allocate(&plan, what, err);
     if (!g->arena) { return false; }
-    cudaCheck(cudaMallocHost(&g->host_tokens, 2 * B * sizeof(int)));
+    g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
     for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
     return true;
 }
@@ -838,7 +838,7 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, in
 static void generator_free(Generator* g) {
     if (g->graph) { cudaCheck(cudaGraphExecDestroy(g->graph)); }
     for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
-    cudaCheck(cudaFreeHost(g->host_tokens));
+    pinned_free(g->host_tokens);
     cudaCheck(cudaFree(g->arena));
     memset(g, 0, sizeof(*g));
 }
@@ -1387,8 +1387,8 @@ static void trainer_open(Trainer* t) {
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, batch.B, batch.T); }
     if (args->output && args->save_every) { allocate_tensors(t); } // now, because pinning takes longer than a copy
     for (int i = 0; i < 2; i++) {
-        cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)batch.B * batch.T * sizeof(int)));
-        cudaCheck(cudaMallocHost(&t->steps[i].state, sizeof(StepState)));
+        t->batches[i] = (int*)pinned_malloc(2 * (size_t)batch.B * batch.T * sizeof(int));
+        t->steps[i].state = (StepState*)pinned_malloc(sizeof(StepState));
         cudaCheck(cudaEventCreateWithFlags(&t->copied[i], cudaEventDisableTiming));
         cudaCheck(cudaEventCreate(&t->steps[i].begin));
         cudaCheck(cudaEventCreate(&t->steps[i].end));
@@ -1410,8 +1410,8 @@ static int trainer_close(Trainer* t) {
     }
     for (int i = 0; i < 2; i++) {
         if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
-        cudaCheck(cudaFreeHost(t->batches[i]));
-        cudaCheck(cudaFreeHost(t->steps[i].state));
+        pinned_free(t->batches[i]);
+        pinned_free(t->steps[i].state);
         cudaCheck(cudaEventDestroy(t->copied[i]));
         cudaCheck(cudaEventDestroy(t->steps[i].begin));
         cudaCheck(cudaEventDestroy(t->steps[i].end));

@@ -68,6 +68,24 @@ inline void* device_malloc_check(size_t bytes, const char* what) {
     return memory;
 }
 
+// Allocates pinned memory on the host, for asynchronous copies. If none can be had, the memory is ordinary, and its copies
+// are slower. Free it with pinned_free().
+inline void* pinned_malloc(size_t bytes) {
+    void* memory;
+    if (cudaMallocHost(&memory, bytes) == cudaSuccess) { return memory; }
+    cudaGetLastError(); // clears the error
+    return malloc_check(bytes);
+}
+inline void pinned_free(void* memory) {
+    cudaError_t e = cudaFreeHost(memory);
+    if (e != cudaErrorInvalidValue) {
+        cuda_check(e, "cudaFreeHost(memory)", __FILE__, __LINE__);
+        return;
+    }
+    cudaGetLastError(); // clears the error: it was ordinary memory
+    free(memory);
+}
+
 // ---- the device -----------------------------------------------------------------
 
 // An attribute of the current device. The query does not synchronise.

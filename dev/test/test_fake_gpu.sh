@@ -260,6 +260,23 @@ test_out_of_memory() {
     done
 }
 
+# Without pinned memory, copies are slower, and that is all.
+test_no_pinned_memory() {
+    reference
+    local name each
+    for name in cudaHostAlloc cudaHostRegister; do
+        for each in "1+" 1 2 3; do
+            rm -rf "$tmp/unpinned"
+            FAKE_CUDA_FAIL=$name:$each:$no_memory FAKE_CUDA_COUNT=$tmp/count train "$tmp/unpinned" 8
+            good "a run without $name" "$tmp/unpinned"
+            nothing_left "a run without $name"
+            same "$tmp/unpinned" 8
+        done
+    done
+    FAKE_CUDA_FAIL=cudaHostAlloc:1+:$no_memory program "$tmp/unpinned" -e "$tmp/reference" --prompt 'int ' --num-tokens 5
+    want "exit code of sampling without pinned memory" $status 0
+}
+
 # a sample in the training is left out if there is no memory for it, and the run goes on
 test_no_memory_for_a_sample() {
     reference
@@ -417,7 +434,7 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 out_of_memory no_memory_for_a_sample little_memory
+tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 out_of_memory no_pinned_memory no_memory_for_a_sample little_memory
     lost_card error_at_the_start failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
