@@ -149,10 +149,12 @@ test_graph() {
 # possible.
 test_waiting() {
     reference
-    FAKE_CUDA_EAGER=1 train "$tmp/eager" 8
+    local several=(-d 96 -n 4) # several steps without a pause, of an odd number of micro-batches
+    train "$tmp/lazy" 8 "${several[@]}"
+    FAKE_CUDA_EAGER=1 train "$tmp/eager" 8 "${several[@]}"
     good "a card that is fast" "$tmp/eager"
-    same "$tmp/eager" 8
-    want "the log without times" "$(losses "$tmp/eager")" "$(losses "$tmp/reference")"
+    same "$tmp/eager" 8 "$tmp/lazy"
+    want "the log without times" "$(losses "$tmp/eager")" "$(losses "$tmp/lazy")"
     FAKE_CUDA_EAGER=1 program "$tmp/sampled_eagerly" -e "$tmp/reference" --prompt 'int ' --num-samples 3 --num-tokens 12
     program "$tmp/sampled" -e "$tmp/reference" --prompt 'int ' --num-samples 3 --num-tokens 12
     cmp "$tmp/sampled_eagerly.out" "$tmp/sampled.out"
@@ -200,7 +202,7 @@ test_fp16() {
     contains "2 steps were skipped" "$half/whole.out"
     for each in 1 2 5; do
         cp -r "$half/whole" "$half/part"
-        rm -r $(ls -d "$half"/part/step_* | tail -n +$((each + 1)))
+        ls -d "$half"/part/step_* | tail -n +$((each + 1)) | xargs rm -r
         train "$half/part" 8 "${small[@]}" -y 1
         good "resuming at step $each" "$half/part"
         same "$half/part" 8 "$half/whole"
@@ -309,6 +311,8 @@ test_little_memory() {
         if grep -q 'take a smaller model' "$tmp/little.err"; then
             [ $fitted -eq 0 ] || fail "$mb MB: less was enough before"
             hopeless=$((hopeless + 1))
+            program "$tmp/little" "${flags[@]}" -r 2 -b 1
+            [ $status -ne 0 ] || fail "$mb MB: -r 2 -b 1 would be enough"
             continue
         fi
         for advice in $(grep -oE -- '; (-[rbd] [0-9]+ )+' "$tmp/little.err" | tr ' ' _); do
@@ -326,10 +330,10 @@ test_little_memory() {
 
 # From the N-th call on, the card is lost. The program must end with one line of error, and not hang; the checkpoints that it
 # has written must be whole. A new start goes on bit for bit.
-lost_at() { # N ERROR MESSAGE
-    local out=$tmp/lost_$1_$2
-    FAKE_CUDA_FAIL=any:$1:$2 train "$out" 4 --no-tune
-    refused "call $1" "$out" "$3"
+lost_at() { # N SAVE_EVERY ERROR MESSAGE
+    local out=$tmp/lost_$1
+    FAKE_CUDA_FAIL=any:$1:$3 train "$out" 4 --no-tune -n "$2"
+    refused "call $1" "$out" "$4"
     [ ! -e "$out" ] || [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "call $1 leaves hidden directories: $(ls -A "$out")"
     train "$out" 4 -y 1 --no-tune
     good "resuming after call $1" "$out"
@@ -340,7 +344,9 @@ lost_at() { # N ERROR MESSAGE
 }
 test_lost_card() {
     reference
-    local total at stride step=0 jobs=0 error
+    local total of_every_second at stride step=0 jobs=0 error every
+    FAKE_CUDA_COUNT=$tmp/count train "$tmp/untuned_2" 4 --no-tune -n 2
+    of_every_second=$(calls any)
     FAKE_CUDA_COUNT=$tmp/count train "$tmp/untuned" 4 --no-tune
     good "the run" "$tmp/untuned"
     total=$(calls any)
@@ -349,7 +355,9 @@ test_lost_card() {
     for ((at = 1; at <= total; at += stride)); do
         error=(cudaErrorECCUncorrectable "uncorrectable ECC error")
         [ $((step++ % 2)) -eq 0 ] || error=(cudaErrorLaunchFailure "unspecified launch failure")
-        (lost_at $at "${error[@]}") >"$tmp/lost_$at.log" 2>&1 && rm "$tmp/lost_$at.log" &
+        every=1
+        [ $at -gt "$of_every_second" ] || every=$((step / 2 % 2 + 1))
+        (lost_at $at $every "${error[@]}") >"$tmp/lost_$at.log" 2>&1 && rm "$tmp/lost_$at.log" &
         [ $((++jobs)) -lt 2 ] || { wait -n || break; jobs=1; }
     done
     wait
@@ -397,8 +405,9 @@ test_no_device() {
 # complete step is saved (after SIGKILL: a step before it), and the run goes on bit for bit.
 end_at_random() { # NUMBER
     local signals=(INT TERM HUP USR1 PIPE KILL) signal out=$tmp/end_$1 pid code=0 steps saved
-    signal=${signals[$1 % 6]}
-    set_flags "$out" 8
+    signal=${signals[$1 / 3 % 6]}
+    local every=$(($1 % 3 + 1))
+    set_flags "$out" 8 -n $every
     FAKE_CUDA_SLOW_MS=15 "$train" "${flags[@]}" >"$out.out" 2>"$out.err" </dev/null &
     pid=$!
     sleep "0.$(printf '%03d' $((RANDOM % 900)))"
@@ -409,7 +418,7 @@ end_at_random() { # NUMBER
     saved=$(newest "$out")
     case $signal:$code in
     *:0) [ "${steps:-0}" -eq 0 ] || [ "${saved:-0}" -eq "$steps" ] || fail "step $steps is not saved, step ${saved:-0} is" ;;
-    KILL:137) [ "${saved:-0}" -ge $((${steps:-0} - 2)) ] || fail "step $steps, and only step ${saved:-0} is saved" ;;
+    KILL:137) [ "${saved:-0}" -ge $((${steps:-0} - 2 * every)) ] || fail "step $steps, and only step ${saved:-0} is saved" ;;
     *:1[2-4]?) [ -z "$saved" ] && [ "${steps:-0}" -eq 0 ] || fail "ends by the signal after step $steps" ;; # before the run began
     *) fail "exit code $code" ;;
     esac
