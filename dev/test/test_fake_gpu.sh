@@ -297,7 +297,7 @@ test_no_memory_for_a_sample() {
 test_little_memory() {
     setup
     local mb advice words fitted=0 hopeless=0 kept=0
-    for ((mb = 620; mb <= 840; mb += 10)); do
+    for ((mb = 720; mb <= 840; mb += 10)); do
         set_flags "$tmp/little" 1 --layers 4 --channels 192 --positions 2048 -b 2 -t 2048 -d 4096 -j "$tmp/data/*_train_*.bin" -v 0 -s 0 -n 0
         rm -rf "$tmp/little"
         export FAKE_CUDA_MEMORY=${mb}000000
