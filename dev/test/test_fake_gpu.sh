@@ -211,9 +211,10 @@ test_fp16() {
     done
 }
 
-# The tests of test_program.sh and test_resume.sh with this program: all of the first; of the second those that are quick, and
-# all in `make test-full`. second_signal skips itself.
-# They run beside the others, because they mostly wait.
+# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text;
+# of the second those that are quick, and all in `make test-full`. They run beside the others, because they mostly wait.
+learn=(hellaswag end_of_text_of_another_name)
+learns_nothing() { dev/test/test_program.sh --list | grep -vxF "$(printf '%s\n' "${learn[@]}")"; }
 quick=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped asynchronous data_goes
     owner damaged_checkpoint keep no_resume_no_overwrite)
 [ -z "$full" ] || quick=()
@@ -228,7 +229,8 @@ shared_test() { # NAME [TEST...]: waits for it, or runs it
     until [ -e "$tmp/$1.code" ]; do sleep 0.1; done
     [ "$(cat "$tmp/$1.code")" = 0 ] || { cat "$tmp/$1.log" && fail "$1 fails"; }
 }
-test_program() { shared_test program; }
+# shellcheck disable=SC2046
+test_program() { shared_test program $(learns_nothing); }
 test_resume() { shared_test resume "${quick[@]}"; }
 
 # ---- no memory --------------------------------------------------------------------------
@@ -447,7 +449,8 @@ tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 out_of_memory
     lost_card error_at_the_start failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
-    start_shared program &
+    # shellcheck disable=SC2046
+    start_shared program $(learns_nothing) &
     start_shared resume "${quick[@]}" &
 fi
 run_tests_once "$@"
