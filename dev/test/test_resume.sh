@@ -408,6 +408,7 @@ start_slow() { # OUT STEPS [FLAGS]: like start, on a slow disk
 # a file system that is really full
 test_full_disk() {
     reference
+    rm -rf "$TMPDIR"/train_gpt2_rescue_* # of an earlier test
     unshare -rm sh -c 'mount -t tmpfs none /mnt' 2>/dev/null || skip "may not mount a tmpfs here"
     # space for the log and two checkpoints, but not for eight
     local bytes
