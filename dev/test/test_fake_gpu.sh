@@ -8,7 +8,7 @@ unset "${!FAKE_CUDA_@}" CUDA_VISIBLE_DEVICES
 mkdir "$tmp/bin" "$tmp/rescue"
 train=$tmp/bin/train_gpt2cu
 full=${LLMC_TEST_FULL-}
-ends=${LLMC_ENDS:-$((full ? 40 : 15))}
+ends=${LLMC_ENDS:-$((full ? 40 : 18))} # 18: each of six signals with each of three intervals between checkpoints
 
 # Builds the program and what it takes for CUDA in DIR. PTX only, and without optimization: no kernel is ever run.
 build() { # DIR [FLAGS]
