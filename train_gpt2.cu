@@ -570,13 +570,12 @@ template <class T> static void plan_add(Plan* plan, PlanGroup group, T** pointer
     plan->total += bytes;
 }
 
-// Makes one zeroed allocation for all entries and sets their pointers. Returns the allocation, for cudaFree.
-static void* plan_allocate(const Plan* plan) {
-    char* arena = nullptr;
-    if (plan->total > 0) {
-        cudaCheck(cudaMalloc(&arena, plan->total));
-        cudaCheck(cudaMemset(arena, 0, plan->total));
-    }
+// Makes one zeroed allocation for all entries, for `what`, and sets their pointers. Returns the allocation, for cudaFree; NULL
+// if there is no memory: the reason is then in err.
+static void* plan_allocate(const Plan* plan, const char* what, Error* err) {
+    char* arena = (char*)device_malloc(plan->total, what, err);
+    if (!arena) { return NULL; }
+    cudaCheck(cudaMemset(arena, 0, plan->total));
     for (int i = 0; i < plan->num_entries; i++) { *plan->entries[i].pointer = arena + plan->entries[i].offset; }
     return arena;
 }
@@ -655,8 +654,10 @@ static void plan_training(Plan* parameters, Plan* activations, GPT2* model, cons
 static void allocate_training(GPT2* model, const Plan* parameters, const Plan* activations) {
     const GPT2Config* config = &model->config;
     Activations* a = &model->acts;
-    model->arenas[0] = plan_allocate(parameters);
-    model->arenas[1] = plan_allocate(activations);
+    Error err;
+    model->arenas[0] = plan_allocate(parameters, "the weights and the optimizer's state", &err);
+    if (model->arenas[0]) { model->arenas[1] = plan_allocate(activations, "the activations", &err); }
+    if (!model->arenas[1]) { die("%s; %s, or take -r 2 or a smaller -b", err.text, OTHER_PROGRAMS); }
     model->num_bytes = parameters->total + activations->total;
     point_parameters(&model->params, model->params_memory, config);
     point_parameters(&model->grads, model->grads_memory, config);
@@ -742,8 +743,7 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
     } else {
         size_t largest = 0;
         for_each_tensor(config, [&](size_t, size_t, size_t n) { largest = std::max(largest, n); });
-        float* staging;
-        cudaCheck(cudaMalloc(&staging, largest * sizeof(float)));
+        float* staging = (float*)device_malloc_check(largest * sizeof(float), "loading the weights");
         for_each_tensor(config, [&](size_t place, size_t offset, size_t n) {
             cudaCheck(cudaMemcpy(staging, weights + offset, n * sizeof(float), cudaMemcpyHostToDevice));
             adamw_round_weights(model->params_memory + place, staging, n, 0, 0, model->stream);
@@ -801,7 +801,8 @@ struct Generator {
     cudaGraphExec_t graph;
 };
 
-static void generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity) {
+// If there is no memory, returns false with the reason in err.
+static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, int capacity, Error* err = NULL) {
     const GPT2Config* config = &model->config;
     size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
     PlanGroup group = PLAN_ACTIVATIONS;
@@ -825,21 +826,19 @@ static void generator_allocate(Generator* g, const GPT2* model, int B, int T, in
     plan_add(&plan, group, &g->tokens, B);
     plan_add(&plan, group, &g->positions, B);
     plan_add(&plan, group, &g->rng, B);
-    size_t free_bytes, all_bytes;
-    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    if (plan.total > free_bytes) {
-        die("%d texts of up to %d tokens need %.1f GB and the GPU has %.1f free: take fewer, or a smaller --num-tokens",
-            B, capacity, (double)plan.total * 1e-9, (double)free_bytes * 1e-9);
-    }
-    g->arena = plan_allocate(&plan);
-    cudaCheck(cudaMallocHost(&g->host_tokens, 2 * B * sizeof(int)));
+    char what[64];
+    snprintf(what, sizeof(what), "%d %s of up to %d tokens", B, B == 1 ? "text" : "texts", capacity);
+    g->arena = plan_allocate(&plan, what, err);
+    if (!g->arena) { return false; }
+    g->host_tokens = (int*)pinned_malloc(2 * B * sizeof(int));
     for (cudaEvent_t& event : g->read) { cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+    return true;
 }
 
 static void generator_free(Generator* g) {
     if (g->graph) { cudaCheck(cudaGraphExecDestroy(g->graph)); }
     for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
-    cudaCheck(cudaFreeHost(g->host_tokens));
+    pinned_free(g->host_tokens);
     cudaCheck(cudaFree(g->arena));
     memset(g, 0, sizeof(*g));
 }
@@ -948,19 +947,24 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
 // Continues prompts (B,T) of lengths (B). A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
 // none), or at the model's last position. New tokens go to new_tokens (B, num_tokens), their counts to counts (B). If `out`
 // is not NULL, the first text is printed to it while it is generated. The sampler's random state advances. Adds to *times,
-// unless it is NULL. Returns false if the logits are not numbers.
+// unless it is NULL. Returns false if the logits are not numbers. If there is no GPU memory, ends the program, or, if no_memory
+// is not NULL, generates nothing and writes the reason there.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
-                     GenerationTimes* times = NULL) {
+                     GenerationTimes* times = NULL, Error* no_memory = NULL) {
     int maxT = model->config.max_seq_len, active = B;
     int capacity = num_tokens < maxT - T ? T + num_tokens : maxT;
     bool good = true;
     std::vector<char> done(B, 0);
     Generator g;
-    generator_allocate(&g, model, B, T, capacity);
+    Error err;
+    memset(counts, 0, B * sizeof(int));
+    if (!generator_allocate(&g, model, B, T, capacity, no_memory ? no_memory : &err)) {
+        if (!no_memory) { die("%s; %s, or take fewer texts or a smaller --num-tokens", err.text, OTHER_PROGRAMS); }
+        return true;
+    }
     double start = time_ms(), middle = start;
     generator_prefill(&g, model, sampler, prompts, lengths, T);
-    memset(counts, 0, B * sizeof(int));
     for (int step = 0; step < num_tokens && active > 0; step++) {
         int* tokens = generator_read(&g, model, step % 2);
         bool more = step + 1 < num_tokens && g.length < g.capacity;
@@ -1257,9 +1261,11 @@ static void sample_in_training(Trainer* t) {
     int length = 1, count;
     std::vector<int> tokens(args->sample_tokens);
     TrainingSample s;
+    Error no_memory = {""};
     training_sample_begin(&t->job, &s);
     bool good = generate(&t->model, &s.sampler, &s.prompt, &length, 1, 1, args->sample_tokens, -1, tokens.data(),
-                         &count, &s.out);
+                         &count, &s.out, NULL, &no_memory);
+    if (no_memory.text[0]) { printf("no sample: %s\n", no_memory.text); }
     training_sample_end(&t->job, &s, good);
 }
 
@@ -1282,23 +1288,25 @@ __attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, co
                                                     const Batch* batch, const char* device, size_t have) {
     char advice[512] = "";
     size_t need = training_bytes(config, batch->B, batch->T, options), n = 0;
+    GPT2Options other = *options;
     for (int r = options->recompute + 1; r <= 2 && n == 0; r++) {
-        GPT2Options other = *options;
         other.recompute = r;
         size_t bytes = training_bytes(config, batch->B, batch->T, &other);
-        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.1f", r, (double)bytes * 1e-9); }
+        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.2f", r, (double)bytes * 1e-9); }
     }
-    for (int b = batch->B / 2; b >= 1; b /= 2) {
-        size_t bytes = training_bytes(config, b, batch->T, options);
-        bool divides = batch->total % ((int64_t)b * batch->T) == 0;
-        if (bytes <= have && divides) {
-            n += snprintf(advice + n, sizeof(advice) - n, "; -b %d -d %lld needs %.1f for the same result", b,
-                          (long long)batch->total, (double)bytes * 1e-9);
+    for (int both = 0; both < 2 && (!both || n == 0); both++) { // a smaller -b; then -r 2 as well
+        other.recompute = both ? 2 : options->recompute;
+        for (int b = batch->B / 2; b >= 1; b /= 2) {
+            size_t bytes = training_bytes(config, b, batch->T, &other);
+            bool divides = batch->total % ((int64_t)b * batch->T) == 0;
+            if (bytes > have || !divides) { continue; }
+            n += snprintf(advice + n, sizeof(advice) - n, "; %s-b %d -d %lld needs %.2f for the same result",
+                          both ? "-r 2 " : "", b, (long long)batch->total, (double)bytes * 1e-9);
             break;
         }
     }
-    if (n == 0) { snprintf(advice, sizeof(advice), "; neither -r 2 nor a smaller -b is enough: take a smaller model"); }
-    die("the run needs %.1f GB and %s has %.1f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
+    if (n == 0) { snprintf(advice, sizeof(advice), "; -r 2 and a smaller -b are not enough: take a smaller model"); }
+    die("the run needs %.2f GB and %s has %.2f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
 }
 
 // Plans a training run's memory, prints how much it needs, and allocates it.
@@ -1330,8 +1338,12 @@ static void find_machine_flops(Trainer* t) {
     t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args->tf32);
     if (t->machine_flops > 0) { return; }
     t->machine_flops = 1e12 * cublaslt_matrix_rate();
-    printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
-           t->machine_flops * 1e-12);
+    if (t->machine_flops == INFINITY) {
+        printf("%s is not in the table of peak rates, and no memory is left to measure one: MFU is 0\n", name);
+    } else {
+        printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
+               t->machine_flops * 1e-12);
+    }
 }
 
 // Copies weights and moments to the GPU, from the checkpoint or new ones. training_begin is the first to write to -o.
@@ -1376,8 +1388,8 @@ static void trainer_open(Trainer* t) {
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, batch.B, batch.T); }
     if (training_saves_asynchronously()) { allocate_tensors(t); } // now, because pinning takes longer than a copy
     for (int i = 0; i < 2; i++) {
-        cudaCheck(cudaMallocHost(&t->batches[i], 2 * (size_t)batch.B * batch.T * sizeof(int)));
-        cudaCheck(cudaMallocHost(&t->steps[i].state, sizeof(StepState)));
+        t->batches[i] = (int*)pinned_malloc(2 * (size_t)batch.B * batch.T * sizeof(int));
+        t->steps[i].state = (StepState*)pinned_malloc(sizeof(StepState));
         cudaCheck(cudaEventCreateWithFlags(&t->copied[i], cudaEventDisableTiming));
         cudaCheck(cudaEventCreate(&t->steps[i].begin));
         cudaCheck(cudaEventCreate(&t->steps[i].end));
@@ -1399,8 +1411,8 @@ static int trainer_close(Trainer* t) {
     }
     for (int i = 0; i < 2; i++) {
         if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
-        cudaCheck(cudaFreeHost(t->batches[i]));
-        cudaCheck(cudaFreeHost(t->steps[i].state));
+        pinned_free(t->batches[i]);
+        pinned_free(t->steps[i].state);
         cudaCheck(cudaEventDestroy(t->copied[i]));
         cudaCheck(cudaEventDestroy(t->steps[i].begin));
         cudaCheck(cudaEventDestroy(t->steps[i].end));
@@ -1456,7 +1468,7 @@ static int profile_run() {
     finish_report(t);
     profile().listing = profile().timing = false;
     profile_print(bandwidth, rate, PRECISION_NAME);
-    return EXIT_SUCCESS;
+    return trainer_close(t);
 }
 
 // ---- sample ---------------------------------------------------------------------------------------
@@ -1476,6 +1488,7 @@ static void loaded_model_open(LoadedModel* m, int B) {
     double start = time_ms();
     bool has_tokenizer;
     char device[256];
+    Error err;
     Plan plan = {};
     GPT2Options options = {};
     GPT2* model = &m->model;
@@ -1494,7 +1507,8 @@ static void loaded_model_open(LoadedModel* m, int B) {
         die("the model needs %.1f GB and %s has %.1f free%s", (double)(plan.total + memory_beside()) * 1e-9, device,
             (double)have * 1e-9, B > 0 ? "; a smaller -b or -t needs less" : "");
     }
-    model->arenas[0] = plan_allocate(&plan);
+    model->arenas[0] = plan_allocate(&plan, "the model", &err);
+    if (!model->arenas[0]) { die("%s; %s%s", err.text, OTHER_PROGRAMS, B > 0 ? ", or take a smaller -b or -t" : ""); }
     point_parameters(&model->params, model->params_memory, config);
     float* weights = (float*)malloc_check(num_parameters(config) * sizeof(float));
     model_source_read(&m->source, weights);
@@ -1603,11 +1617,12 @@ static void open_device() {
     cudaFuncAttributes attributes;
     e = cudaFuncGetAttributes(&attributes,
                               (const void*)ptx_sm90a_kernel<0>); // any kernel serves to see whether code loads
-    if (e != cudaSuccess) {
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
         die("this program was not built for this GPU (compute capability %d.%d): make clean, then make train_gpt2cu "
             "GPU_COMPUTE_CAPABILITY=%d%d",
             major, minor, major, minor);
     }
+    cudaCheck(e);
 #if defined(ENABLE_BF16)
     if (major < 8) { die("this GPU has no bf16: make train_gpt2cu PRECISION=FP16"); }
 #endif

@@ -42,7 +42,9 @@ inline void cublas_check(cublasStatus_t status, const char* expr, const char* fi
     for (const auto& known : names) {
         if (known.status == status) { name = known.name; }
     }
-    die("%s:%d: %s: %s (%d)", file, line, expr, name, (int)status);
+    cudaError_t e = cudaGetLastError(); // the reason, if an earlier operation has broken the context
+    die("%s:%d: %s: %s (%d)%s%s", file, line, expr, name, (int)status, e == cudaSuccess ? "" : ": ",
+        e == cudaSuccess ? "" : cudaGetErrorString(e));
 }
 
 // The library's name for floatX.
@@ -123,7 +125,7 @@ inline void cublaslt_open(size_t workspace_bytes = (size_t)64 << 20) {
     if (lt.handle) { return; }
     cublasCheck(cublasLtCreate(&lt.handle));
     lt.workspace_bytes = workspace_bytes;
-    if (workspace_bytes) { cudaCheck(cudaMalloc(&lt.workspace, workspace_bytes)); }
+    if (workspace_bytes) { lt.workspace = device_malloc_check(workspace_bytes, "cuBLASLt's workspace"); }
 }
 inline void cublaslt_close() {
     CublasLt& lt = cublaslt();
@@ -444,7 +446,7 @@ inline bool cublaslt_load(const char* path, Error* err) {
 }
 
 // Measures the rate of matrix products on this GPU in TFLOP/s: 8192^3 with random numbers, or 4096^3 on a small GPU.
-// Zeros would be faster, because they cost less power.
+// Zeros would be faster, because they cost less power. Returns INFINITY if there is no memory for the matrices.
 inline double cublaslt_matrix_rate() {
     const int n = device_attribute(cudaDevAttrMultiProcessorCount) >= 64 ? 8192 : 4096, num_products = 10;
     const size_t period = 1 << 20; // the random numbers repeat after this many
@@ -452,9 +454,11 @@ inline double cublaslt_matrix_rate() {
     for (size_t i = 0; i < period; i++) {
         values[i] = (floatX)((float)hash_bits((uint32_t)i, 1) * (2.0f / 4294967296.0f) - 1.0f);
     }
-    floatX *inp, *out;
-    cudaCheck(cudaMalloc(&inp, (size_t)n * n * sizeof(floatX)));
-    cudaCheck(cudaMalloc(&out, (size_t)n * n * sizeof(floatX)));
+    Error err;
+    size_t bytes = (size_t)n * n * sizeof(floatX);
+    floatX* inp = (floatX*)device_malloc(2 * bytes, "measuring the rate of matmuls", &err);
+    if (!inp) { return INFINITY; }
+    floatX* out = inp + (size_t)n * n;
     for (size_t i = 0; i < (size_t)n * n; i += period) {
         cudaCheck(cudaMemcpy(inp + i, values.data(), period * sizeof(floatX), cudaMemcpyHostToDevice));
     }
@@ -476,6 +480,5 @@ inline double cublaslt_matrix_rate() {
     cudaCheck(cudaEventDestroy(start));
     cudaCheck(cudaEventDestroy(end));
     cudaCheck(cudaFree(inp));
-    cudaCheck(cudaFree(out));
     return 2.0 * n * n * (double)n * num_products / ms * 1e-9;
 }

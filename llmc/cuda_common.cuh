@@ -41,6 +41,51 @@ inline void cuda_check(cudaError_t e, const char* expr, const char* file, int li
     die("%s:%d: %s: %s (%s)", file, line, expr, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
+// ---- memory ---------------------------------------------------------------------
+
+#define OTHER_PROGRAMS "end other programs on this GPU (nvidia-smi lists them)" // what to do if its memory is full
+
+// Allocates device memory for `what`. If there is not enough, returns NULL with the reason in err.
+inline void* device_malloc(size_t bytes, const char* what, Error* err) {
+    void* memory = NULL;
+    size_t free_bytes = 0, all_bytes = 0;
+    cudaError_t e = cudaMalloc(&memory, bytes);
+    if (e != cudaErrorMemoryAllocation) {
+        cuda_check(e, "cudaMalloc(&memory, bytes)", __FILE__, __LINE__);
+        return memory;
+    }
+    cudaGetLastError(); // clears the error
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    error_set(err, "no GPU memory for %s: %.3f GB wanted, %.3f of %.1f free", what, (double)bytes * 1e-9,
+              (double)free_bytes * 1e-9, (double)all_bytes * 1e-9);
+    return NULL;
+}
+// The same, but ends the program with the reason.
+inline void* device_malloc_check(size_t bytes, const char* what) {
+    Error err;
+    void* memory = device_malloc(bytes, what, &err);
+    if (!memory) { die("%s; %s", err.text, OTHER_PROGRAMS); }
+    return memory;
+}
+
+// Allocates pinned memory on the host, for asynchronous copies. If none can be had, the memory is ordinary, and its copies
+// are slower. Free it with pinned_free().
+inline void* pinned_malloc(size_t bytes) {
+    void* memory;
+    if (cudaMallocHost(&memory, bytes) == cudaSuccess) { return memory; }
+    cudaGetLastError(); // clears the error
+    return malloc_check(bytes);
+}
+inline void pinned_free(void* memory) {
+    cudaError_t e = cudaFreeHost(memory);
+    if (e != cudaErrorInvalidValue) {
+        cuda_check(e, "cudaFreeHost(memory)", __FILE__, __LINE__);
+        return;
+    }
+    cudaGetLastError(); // clears the error: it was ordinary memory
+    free(memory);
+}
+
 // ---- the device -----------------------------------------------------------------
 
 // An attribute of the current device. The query does not synchronise.

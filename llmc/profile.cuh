@@ -100,8 +100,7 @@ struct Op : Range {
 // because the result serves as a roofline.
 inline double measure_copy_bandwidth(cudaStream_t stream) {
     const size_t bytes = (size_t)1 << 30;
-    char* memory;
-    cudaCheck(cudaMalloc(&memory, 2 * bytes));
+    char* memory = (char*)device_malloc_check(2 * bytes, "measuring the bandwidth");
     cudaCheck(cudaMemset(memory, 1, 2 * bytes));
     float least = INFINITY, ms;
     cudaEvent_t begin, end;

@@ -1,0 +1,456 @@
+#!/usr/bin/env bash
+# The host code of train_gpt2cu without a GPU: fake_cuda.c stands in for the CUDA runtime and cuBLASLt. It can also fail at
+# any call, which no real card does on demand. Needs nvcc. Whether kernels are right, and real timing, is not tested here.
+. "$(dirname "$0")/test.sh"
+export PATH=$PATH:/usr/local/cuda/bin
+export OMP_NUM_THREADS=1 # the models are tiny
+unset "${!FAKE_CUDA_@}" CUDA_VISIBLE_DEVICES
+mkdir "$tmp/bin" "$tmp/rescue"
+train=$tmp/bin/train_gpt2cu
+full=${LLMC_TEST_FULL-}
+ends=${LLMC_ENDS:-$((full ? 40 : 18))} # 18: each of six signals with each of three intervals between checkpoints
+
+# Builds the program and what it takes for CUDA in DIR. PTX only, and without optimization: no kernel is ever run.
+build() { # DIR [FLAGS]
+    nvcc -O1 -Xcompiler -Wall,-Wextra,-Werror,-fPIC -shared -cudart none "${@:2}" dev/test/fake_cuda.c -o "$1/fake_cuda.so" \
+        >"$tmp/log" 2>&1 || { cat "$tmp/log" && fail "dev/test/fake_cuda.c does not compile"; }
+    nvcc -O1 -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -Xcompiler -fopenmp -cudart none "${@:2}" \
+        train_gpt2.cu -o "$1/train_gpt2cu" "$1/fake_cuda.so" -ldl >"$tmp/log" 2>&1 ||
+        { cat "$tmp/log" && fail "train_gpt2.cu does not compile"; }
+}
+
+# Builds the program and makes shards, once.
+setup() {
+    [ -e "$tmp/data" ] && return
+    command -v nvcc >/dev/null || skip "needs nvcc"
+    [ -x "$BIN_DIR/dev/data/tokenize" ] && [ -x "$BIN_DIR/dev/data/hellaswag" ] || fail "dev/data/tokenize is not there: make all"
+    build "$tmp/bin"
+    mkdir "$tmp/data.new"
+    head -c 10000 llmc/gpt2.h >"$tmp/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/data.new/a" -v 1000 -s 5000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
+    mv "$tmp/data.new" "$tmp/data"
+}
+
+# Sets the flags of a run into OUT: two layers of 32 channels, 2 x 2 micro-batches of 16 tokens, a checkpoint after each
+# step, all of them kept; validation and samples.
+set_flags() { # OUT STEPS [FLAGS]
+    flags=(-e d6 --layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16 -d 64 -i "$tmp/data/*_train_*.bin"
+        -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2" -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 2 -g 8 -n 1 -nk 0 "${@:3}")
+}
+
+# Runs the program and sets `status`; its output goes to LOG.out and LOG.err. An assignment before it reaches the program.
+program() { # LOG FLAGS
+    status=0
+    TMPDIR=$tmp/rescue LLMC_SAVE_SECONDS=0 timeout 60 "$train" "${@:2}" >"$1.out" 2>"$1.err" </dev/null || status=$?
+}
+train() { # OUT STEPS [FLAGS]
+    set_flags "$@"
+    program "$1" "${flags[@]}"
+}
+
+# good WHAT LOG: the program has succeeded, without an error or a warning
+good() { want "the exit code of $1" "$status: $(grep -aE 'error|warning|fake_cuda' "$2.err")" "0: "; }
+
+# refused WHAT LOG PATTERN...: the program has ended with one line of error that matches the patterns
+refused() {
+    local pattern
+    [ "$status" -eq 1 ] || fail "$1: exit code $status, want 1: $(cat "$2.err")"
+    want "$1: lines of error" "$(wc -l <"$2.err"): $(cat "$2.err")" "1: $(grep '^error: ' "$2.err")"
+    for pattern in "${@:3}"; do grep -qE -- "$pattern" "$2.err" || fail "$1: no '$pattern' in: $(cat "$2.err")"; done
+}
+
+# nothing_left WHAT: the counts in $tmp/count tell that everything was freed
+nothing_left() { ! grep -E '^left .* [1-9][0-9]*$' "$tmp/count" || fail "$1: this was not freed"; }
+calls() { sed -n "s/^calls $1 //p" "$tmp/count"; } # NAME: the number of calls in $tmp/count
+
+# Prints what no interruption may change: every loss, norm, learning rate and sample as logged, without the times.
+losses() { sed -E 's/"(time_ms|tokens_per_second)":[^,}]*//g' "$1/log.jsonl"; }
+newest() { ls "$1" 2>/dev/null | grep '^step_' | tail -n 1 | sed 's/step_0*//'; } # "" if there is no checkpoint
+
+# Makes the uninterrupted run of 8 steps.
+reference() {
+    setup
+    [ -e "$tmp/reference" ] && return
+    FAKE_CUDA_COUNT=$tmp/count train "$tmp/reference.new" 8
+    good "the run" "$tmp/reference.new"
+    nothing_left "the run"
+    mv "$tmp/reference.new" "$tmp/reference"
+}
+
+# same OUT STEP [REFERENCE]: its weights and moments are those of the reference
+same() {
+    local file name
+    name=$(printf 'step_%08d' "$2")
+    for file in model.safetensors optimizer.safetensors; do
+        cmp "$1/$name/$file" "${3:-$tmp/reference}/$name/$file" || fail "$name/$file differs from the uninterrupted run"
+    done
+}
+# resume OUT: resumes and trains to step 8; the result and all losses are those of the reference
+resume() {
+    local last
+    last=$(newest "$1")
+    train "$1" 8 -y 1
+    good "resuming" "$1"
+    ! grep 'passed over' "$1.out" || fail "a checkpoint is damaged"
+    [ -z "$last" ] || contains "resumed at step $last " "$1.out"
+    [ -z "$(ls -A "$1" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$1")"
+    same "$1" 8
+    want "the log without times" "$(losses "$1")" "$(losses "$tmp/reference")"
+}
+
+# ---- correct runs -----------------------------------------------------------------------
+
+# Every task runs, and frees what it has allocated.
+ok() { # WHAT FLAGS: the program succeeds
+    FAKE_CUDA_COUNT=$tmp/count program "$tmp/$1" "${@:2}"
+    good "$1" "$tmp/$1"
+    nothing_left "$1"
+}
+test_tasks() {
+    reference
+    local model=$tmp/reference/step_00000008 each
+    ok prompt -e "$model" --prompt 'int ' --num-tokens 9
+    want "the prompt's echo" "$(head -c 4 "$tmp/prompt.out")" 'int '
+    printf 'int\nfloat a\nchar\n' >"$tmp/lines"
+    ok prompts -e "$model" --prompts "$tmp/lines" --num-tokens 8
+    ok samples -e "$model" --prompt 'int ' --num-samples 20 --num-tokens 8 --temperature 0.5 # 20: another path than up to 8
+    ok one_token -e "$model" --prompt 'int ' --num-tokens 1
+    ok last_position -e "$model" --prompt '0123456789abcdef' --num-tokens 9
+    ok eval_shards -e "$model" --eval "$tmp/data/*.bin" -b 2
+    grep -qE '^all: 9[0-9]* tokens, loss [0-9.]+ ' "$tmp/eval_shards.out" || fail "$(cat "$tmp/eval_shards.out")"
+    ok eval_text -e "$model" --eval "$tmp/text" -b 1
+    for each in 0 1 2 3; do
+        printf '{"ind":%d,"activity_label":"a","ctx":"%d b","label":%d,"endings":["c","de","f","gh"]}\n' $each $each $each
+    done >"$tmp/questions.jsonl"
+    "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions.jsonl" -t "$model" -o "$tmp/questions.bin" >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
+    ok hellaswag -e "$model" --hellaswag "$tmp/questions.bin"
+    contains "of 4 correct" "$tmp/hellaswag.out"
+    ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
+    ok export -e "$model" --export "$tmp/exported.safetensors"
+    cmp "$tmp/exported.safetensors" "$model/model.safetensors"
+    set_flags "$tmp/trained" 4 -b 4 --hellaswag "$tmp/questions.bin" -r 2 --no-graph -sl 5 -sg 5 -lg 1 --stochastic-rounding --keep-best
+    ok train "${flags[@]}"
+    want "HellaSwag in training" "$(grep -c '^HellaSwag: ' "$tmp/train.out")" 3
+    set_flags "$tmp/profiled" 4
+    ok profile "${flags[@]}" --profile
+    contains "fused_classifier" "$tmp/profile.out"
+}
+
+# graphs, several micro-batches and recomputation change no bit of what a graph of micro-batches gives
+test_graph() {
+    reference
+    train "$tmp/no_graph" 8 --no-graph
+    good "without graphs" "$tmp/no_graph"
+    same "$tmp/no_graph" 8
+    want "the log without times" "$(losses "$tmp/no_graph")" "$(losses "$tmp/reference")"
+}
+
+# The host waits for the card where it must: the results are the same whether the card does everything at once or as late as
+# possible.
+test_waiting() {
+    reference
+    local several=(-d 96 -n 4) # several steps without a pause, of an odd number of micro-batches
+    train "$tmp/lazy" 8 "${several[@]}"
+    FAKE_CUDA_EAGER=1 train "$tmp/eager" 8 "${several[@]}"
+    good "a card that is fast" "$tmp/eager"
+    same "$tmp/eager" 8 "$tmp/lazy"
+    want "the log without times" "$(losses "$tmp/eager")" "$(losses "$tmp/lazy")"
+    FAKE_CUDA_EAGER=1 program "$tmp/sampled_eagerly" -e "$tmp/reference" --prompt 'int ' --num-samples 3 --num-tokens 12
+    program "$tmp/sampled" -e "$tmp/reference" --prompt 'int ' --num-samples 3 --num-tokens 12
+    cmp "$tmp/sampled_eagerly.out" "$tmp/sampled.out"
+}
+
+# A resumed run takes the matmul algorithms that the run before it had chosen, though others are faster now.
+test_matmul_choices() {
+    reference
+    local out=$tmp/choices
+    cp -r "$tmp/reference" "$out"
+    rm -r "$out"/step_0000000[5-8]
+    cp -r "$out" "$out.lost"
+    FAKE_CUDA_FASTEST=2 resume "$out"
+    rm "$out.lost/matmul_choices.txt" # without them, the last bits differ: the comparison can fail
+    FAKE_CUDA_FASTEST=2 train "$out.lost" 8 -y 1
+    good "resuming" "$out.lost"
+    ! (same "$out.lost" 8) >/dev/null || fail "the choices make no difference"
+}
+
+# stochastic rounding goes on with the same random numbers
+test_stochastic_rounding() {
+    reference
+    local out=$tmp/rounded
+    train "$out.whole" 8 --stochastic-rounding
+    train "$out" 4 -x 8 -n 4 --stochastic-rounding
+    rm -r "$out/step_00000008"
+    train "$out" 8 -y 1 --stochastic-rounding
+    good "resuming" "$out"
+    same "$out" 8 "$out.whole"
+    want "the log without times" "$(losses "$out")" "$(losses "$out.whole")"
+    ! cmp -s "$out/step_00000008/model.safetensors" "$tmp/reference/step_00000008/model.safetensors" || fail "rounding has no effect"
+}
+
+# In fp16 the first gradients overflow, until the loss scale is low enough; it is a part of the state.
+test_fp16() {
+    [ -n "$full" ] || skip "make test-full builds it"
+    setup
+    local half=$tmp/half each
+    mkdir -p "$half"
+    build "$half" -DENABLE_FP16
+    local train=$half/train_gpt2cu small=(-b 1 -t 4 -d 4)
+    train "$half/whole" 8 "${small[@]}"
+    good "the run" "$half/whole"
+    want "overflows" "$(grep -c 'loss scale lowered' "$half/whole.out")" 2
+    contains "2 steps were skipped" "$half/whole.out"
+    for each in 1 2 5; do
+        cp -r "$half/whole" "$half/part"
+        ls -d "$half"/part/step_* | tail -n +$((each + 1)) | xargs rm -r
+        train "$half/part" 8 "${small[@]}" -y 1
+        good "resuming at step $each" "$half/part"
+        same "$half/part" 8 "$half/whole"
+        want "the log without times" "$(losses "$half/part")" "$(losses "$half/whole")"
+        rm -r "$half/part"
+    done
+}
+
+# The tests of test_program.sh and test_resume.sh with this program: of the first all but those whose model must learn a text;
+# of the second those that are quick, and all in `make test-full`. They run beside the others, because they mostly wait.
+learn=(hellaswag end_of_text_of_another_name)
+learns_nothing() { dev/test/test_program.sh --list | grep -vxF "$(printf '%s\n' "${learn[@]}")"; }
+quick=(another_run_differs killed_after_each_step signals nohup broken_pipe file_size_limit step_is_dropped asynchronous data_goes
+    owner damaged_checkpoint keep no_resume_no_overwrite)
+[ -z "$full" ] || quick=()
+start_shared() { # NAME [TEST...]
+    local code=0
+    LLMC_KILLS=${LLMC_KILLS:-$((full ? 100 : 20))} LLMC_OWNER_RUNS=4 TRAIN=$train "dev/test/test_$1.sh" "${@:2}" >"$tmp/$1.log" 2>&1 || code=$?
+    echo $code >"$tmp/$1.code"
+}
+shared_test() { # NAME [TEST...]: waits for it, or runs it
+    setup
+    [ -e "$tmp/beside" ] || start_shared "$@"
+    until [ -e "$tmp/$1.code" ]; do sleep 0.1; done
+    [ "$(cat "$tmp/$1.code")" = 0 ] || { cat "$tmp/$1.log" && fail "$1 fails"; }
+}
+# shellcheck disable=SC2046
+test_program() { shared_test program $(learns_nothing); }
+test_resume() { shared_test resume "${quick[@]}"; }
+
+# ---- no memory --------------------------------------------------------------------------
+
+no_memory=cudaErrorMemoryAllocation
+
+# Each allocation of GPU memory fails once. Either the run does without it, or one line says what is missing and what to do.
+test_out_of_memory() {
+    reference
+    local at model=$tmp/reference/step_00000008 task out=$tmp/oom ended
+    local prompt=(-e "$model" --prompt 'int ' --num-samples 9 --num-tokens 9) eval=(-e "$model" --eval "$tmp/text" -b 1)
+    for task in train prompt eval; do
+        ended=0
+        for ((at = 1; ; at++)); do
+            rm -rf "$out"
+            set_flags "$out" 3
+            [ $task = train ] || { local -n other=$task && flags=("${other[@]}"); }
+            FAKE_CUDA_FAIL=cudaMalloc:$at:$no_memory FAKE_CUDA_COUNT=$tmp/count program "$out" "${flags[@]}"
+            [ "$(calls cudaMalloc)" -ge $at ] || break # there is no such call
+            case $status in
+            0) nothing_left "allocation $at" ;;
+            *)
+                refused "$task, allocation $at" "$out" 'no GPU memory for ' '[0-9.]+ [GM]B' '; .*(smaller|fewer|other programs)'
+                ended=$((ended + 1))
+                [ ! -e "$out/log.jsonl" ] || fail "allocation $at: has begun to write to -o"
+                ;;
+            esac
+            [ $task != train ] || [ $status -ne 0 ] || want "allocation $at: the last step" "$(newest "$out")" 3
+        done
+        [ $at -gt 2 ] && [ $ended -ge 2 ] || fail "$task: only $ended of $at allocations end it"
+    done
+}
+
+# Without pinned memory, copies are slower, and that is all.
+test_no_pinned_memory() {
+    reference
+    local name each
+    for name in cudaHostAlloc cudaHostRegister; do
+        for each in "1+" 1 2 3; do
+            rm -rf "$tmp/unpinned"
+            FAKE_CUDA_FAIL=$name:$each:$no_memory FAKE_CUDA_COUNT=$tmp/count train "$tmp/unpinned" 8
+            good "a run without $name" "$tmp/unpinned"
+            nothing_left "a run without $name"
+            same "$tmp/unpinned" 8
+        done
+    done
+    FAKE_CUDA_FAIL=cudaHostAlloc:1+:$no_memory program "$tmp/unpinned" -e "$tmp/reference" --prompt 'int ' --num-tokens 5
+    want "exit code of sampling without pinned memory" $status 0
+}
+
+# a sample in the training is left out if there is no memory for it, and the run goes on
+test_no_memory_for_a_sample() {
+    reference
+    local at
+    FAKE_CUDA_COUNT=$tmp/count train "$tmp/unsampled" 8 -s 0
+    at=$(($(calls cudaMalloc) + 1)) # nothing but samples allocates more
+    rm -r "$tmp/unsampled"
+    FAKE_CUDA_FAIL=cudaMalloc:$at+:$no_memory FAKE_CUDA_COUNT=$tmp/count train "$tmp/unsampled" 8
+    good "the run" "$tmp/unsampled"
+    nothing_left "the run"
+    contains "no sample: no GPU memory" "$tmp/unsampled.out"
+    same "$tmp/unsampled" 8
+}
+
+# A card whose memory is mostly taken: the message names flags, which do fit. The more is free, the less has to be given up.
+test_little_memory() {
+    setup
+    local mb advice words fitted=0 hopeless=0 kept=0
+    for ((mb = 720; mb <= 840; mb += 10)); do
+        set_flags "$tmp/little" 1 --layers 4 --channels 192 --positions 2048 -b 2 -t 2048 -d 4096 -j "$tmp/data/*_train_*.bin" -v 0 -s 0 -n 0
+        rm -rf "$tmp/little"
+        export FAKE_CUDA_MEMORY=${mb}000000
+        program "$tmp/little" "${flags[@]}"
+        if [ $status -eq 0 ]; then
+            kept=$((kept + 1))
+            continue
+        fi
+        refused "$mb MB" "$tmp/little" 'the run needs [0-9.]+ GB and Fake GPU has [0-9.]+ free; '
+        [ ! -e "$tmp/little" ] || fail "$mb MB: has written to -o"
+        if grep -q 'take a smaller model' "$tmp/little.err"; then
+            [ $fitted -eq 0 ] || fail "$mb MB: less was enough before"
+            hopeless=$((hopeless + 1))
+            program "$tmp/little" "${flags[@]}" -r 2 -b 1
+            [ $status -ne 0 ] || fail "$mb MB: -r 2 -b 1 would be enough"
+            continue
+        fi
+        for advice in $(grep -oE -- '; (-[rbd] [0-9]+ )+' "$tmp/little.err" | tr ' ' _); do
+            read -r -a words <<<"$(tr _ ' ' <<<"${advice#;}")"
+            rm -rf "$tmp/little"
+            program "$tmp/little" "${flags[@]}" "${words[@]}"
+            [ $status -eq 0 ] || fail "$mb MB with ${words[*]}: $(tail -n 1 "$tmp/little.err")"
+            fitted=$((fitted + 1))
+        done
+    done
+    [ $hopeless -gt 0 ] && [ $fitted -gt 3 ] && [ $kept -gt 0 ] || fail "hopeless $hopeless, fitted $fitted, kept $kept"
+}
+
+# ---- a card that fails ------------------------------------------------------------------
+
+# From the N-th call on, the card is lost. The program must end with one line of error, and not hang; the checkpoints that it
+# has written must be whole. A new start goes on bit for bit.
+lost_at() { # N SAVE_EVERY ERROR MESSAGE
+    local out=$tmp/lost_$1
+    FAKE_CUDA_FAIL=any:$1:$3 train "$out" 4 --no-tune -n "$2"
+    refused "call $1" "$out" "$4"
+    [ ! -e "$out" ] || [ -z "$(ls -A "$out" | grep '^\.')" ] || fail "call $1 leaves hidden directories: $(ls -A "$out")"
+    train "$out" 4 -y 1 --no-tune
+    good "resuming after call $1" "$out"
+    ! grep 'passed over' "$out.out" || fail "call $1: a checkpoint is damaged"
+    same "$out" 4 "$tmp/untuned"
+    want "call $1: the log without times" "$(losses "$out")" "$(losses "$tmp/untuned")"
+    rm -r "$out" "$out.out" "$out.err"
+}
+test_lost_card() {
+    reference
+    local total of_every_second at stride step=0 jobs=0 error every
+    FAKE_CUDA_COUNT=$tmp/count train "$tmp/untuned_2" 4 --no-tune -n 2
+    of_every_second=$(calls any)
+    FAKE_CUDA_COUNT=$tmp/count train "$tmp/untuned" 4 --no-tune
+    good "the run" "$tmp/untuned"
+    total=$(calls any)
+    [ "$total" -gt 1000 ] || fail "only $total calls"
+    stride=$((full ? 1 : total / 50))
+    for ((at = 1; at <= total; at += stride)); do
+        error=(cudaErrorECCUncorrectable "uncorrectable ECC error")
+        [ $((step++ % 2)) -eq 0 ] || error=(cudaErrorLaunchFailure "unspecified launch failure")
+        every=1
+        [ $at -gt "$of_every_second" ] || every=$((step / 2 % 2 + 1))
+        (lost_at $at $every "${error[@]}") >"$tmp/lost_$at.log" 2>&1 && rm "$tmp/lost_$at.log" &
+        [ $((++jobs)) -lt 2 ] || { wait -n || break; jobs=1; }
+    done
+    wait
+    ! cat "$tmp"/lost_*.log 2>/dev/null || fail "see above"
+}
+
+# The message names what the card says, also where something else is more common.
+test_error_at_the_start() {
+    setup
+    local error
+    for error in cudaErrorECCUncorrectable cudaErrorMemoryAllocation cudaErrorDevicesUnavailable; do
+        FAKE_CUDA_FAIL=cudaFuncGetAttributes:1:$error program "$tmp/start" -e d6 --prompt x
+        refused $error "$tmp/start" $error
+    done
+    FAKE_CUDA_FAIL=cudaFuncGetAttributes:1:cudaErrorNoKernelImageForDevice program "$tmp/start" -e d6 --prompt x
+    refused "another card" "$tmp/start" 'not built for this GPU \(compute capability 8.0\)' 'GPU_COMPUTE_CAPABILITY=80'
+}
+
+# A matmul that fails while it is timed is passed over; one that fails in a step ends the run.
+test_failing_matmul() {
+    reference
+    FAKE_CUDA_FAIL=cublasLtMatmul:60:14 train "$tmp/matmul" 8 # an algorithm that does not run here
+    good "the run" "$tmp/matmul"
+    FAKE_CUDA_FAIL=cublasLtMatmul:20+:13 train "$tmp/matmul2" 8 --no-tune
+    refused "a failing matmul" "$tmp/matmul2" 'CUBLAS_STATUS_EXECUTION_FAILED'
+}
+
+test_no_device() {
+    setup
+    local task
+    for task in "-e d6 --prompt x" "-i none.bin -o $tmp/none" "-e d6 --eval x" "-e d6 --bench"; do
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES='' program "$tmp/nodevice" $task
+        refused "$task" "$tmp/nodevice" 'no usable GPU: no CUDA-capable device is detected; ./train_gpt2 is the same program'
+        # shellcheck disable=SC2086
+        FAKE_CUDA_FAIL=cudaGetDeviceCount:1+:cudaErrorInsufficientDriver program "$tmp/nodevice" $task
+        refused "$task" "$tmp/nodevice" 'no usable GPU: no NVIDIA driver, or one older than this program.s CUDA' 'train_gpt2'
+    done
+    [ ! -e "$tmp/none" ] || fail "has written to -o"
+}
+
+# ---- ends -------------------------------------------------------------------------------
+
+# Signals at random moments of a run with slow steps: in a step, in the capture of a graph, in validation, in a save. The last
+# complete step is saved (after SIGKILL: a step before it), and the run goes on bit for bit.
+end_at_random() { # NUMBER
+    local signals=(INT TERM HUP USR1 PIPE KILL) signal out=$tmp/end_$1 pid code=0 steps saved
+    signal=${signals[$1 / 3 % 6]}
+    local every=$(($1 % 3 + 1))
+    set_flags "$out" 8 -n $every
+    FAKE_CUDA_SLOW_MS=15 "$train" "${flags[@]}" >"$out.out" 2>"$out.err" </dev/null &
+    pid=$!
+    sleep "0.$(printf '%03d' $((RANDOM % 900)))"
+    kill -$signal $pid 2>/dev/null || true
+    wait $pid || code=$?
+    echo "SIG$signal: exit code $code; $(tail -n 1 "$out.out"); $(cat "$out.err")"
+    steps=$(grep -c '"type":"train"' "$out/log.jsonl" 2>/dev/null || true)
+    saved=$(newest "$out")
+    case $signal:$code in
+    *:0) [ "${steps:-0}" -eq 0 ] || [ "${saved:-0}" -eq "$steps" ] || fail "step $steps is not saved, step ${saved:-0} is" ;;
+    KILL:137) [ "${saved:-0}" -ge $((${steps:-0} - 2 * every)) ] || fail "step $steps, and only step ${saved:-0} is saved" ;;
+    *:1[2-4]?) [ -z "$saved" ] && [ "${steps:-0}" -eq 0 ] || fail "ends by the signal after step $steps" ;; # before the run began
+    *) fail "exit code $code" ;;
+    esac
+    [ $code -ne 0 ] || [ ! -s "$out.err" ] || contains "stopping after this micro-batch" "$out.err"
+    resume "$out"
+    echo "${saved:-0}" >"$tmp/end_$1.step"
+    rm -r "$out"
+}
+test_ends() {
+    reference
+    local i running=0
+    RANDOM=$((full ? RANDOM : 7))
+    for ((i = 0; i < ends; i++)); do
+        (end_at_random $i) >"$tmp/end_$i.log" 2>&1 &
+        [ $((++running)) -lt 3 ] || { wait -n || break; running=2; }
+        : $RANDOM
+    done
+    wait
+    for ((i = 0; i < ends; i++)); do
+        [ -e "$tmp/end_$i.step" ] || { cat "$tmp/end_$i.log" && fail "end $i"; }
+    done
+    [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
+}
+
+tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 out_of_memory no_pinned_memory no_memory_for_a_sample little_memory
+    lost_card error_at_the_start failing_matmul no_device ends program resume)
+if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
+    : >"$tmp/beside"
+    # shellcheck disable=SC2046
+    start_shared program $(learns_nothing) &
+    start_shared resume "${quick[@]}" &
+fi
+run_tests_once "$@"
