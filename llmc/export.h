@@ -37,6 +37,11 @@ static inline int export_model(void) {
     snprintf(temp, sizeof(temp), "%s.tmp-%ld", path, (long)getpid());
     model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
     GPT2Config config = source.config;
+    if (has_suffix(path, ".safetensors") && config.channels != 64 * config.num_heads) {
+        die("--export %s: a reader of this file alone would take heads of 64 channels, but the model has %d: give the "
+            "name of a directory, which gets a config.json",
+            path, config.channels / config.num_heads);
+    }
     int eot = model_eot(&source, has_tokenizer ? &tokenizer : NULL);
     float* params = (float*)malloc_check(num_parameters(&config) * sizeof(float));
     const float* const arrays[1] = {params};

@@ -547,7 +547,11 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
     Error err;
     Tokenizer other;
     char dir[4096];
-    if (!t->has_tokenizer || !pattern || !find_tokenizer(&other, directory_of(pattern, dir), &err)) { return -1; }
+    if (!t->has_tokenizer || !pattern) { return -1; }
+    if (!find_tokenizer(&other, directory_of(pattern, dir), &err)) {
+        if (err.text[0]) { die("%s %s: the vocabulary beside these shards: %s", flag, pattern, err.text); }
+        return -1;
+    }
     bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
     int size = other.vocab_size, eot = other.eot_id;
     tokenizer_free(&other);

@@ -42,8 +42,6 @@ typedef struct {
     char used[MAX_USED][64]; // paths; the files at or below them are changed
     int num_used;
     const char* output; // what the commands may write to; "" if nothing
-    bool read_eval;     // no command: read eval/h.bin as the GPU program does
-    int vocab_size;     // for read_eval
 } Plan;
 
 // Appends arguments, which are separated by spaces.
@@ -236,12 +234,28 @@ static void plan_hellaswag(Mutator* m, Plan* p) {
     p->output = "out";
 }
 
-static void plan_read_eval(Mutator* m, Plan* p) {
-    static const int sizes[] = {272, 272, 272, 257, 50257, 65535};
-    p->read_eval = true;
-    p->num_steps = 1;
-    p->vocab_size = PICK(m, sizes);
-    use(p, "eval/h.bin");
+static void plan_evaluate(Mutator* m, Plan* p) {
+    static const char* const inputs[] = {"data/x_val_*.bin", "data/x_train_*.bin", "text/a.txt"};
+    add_step(p, "train_gpt2");
+    add_model(m, p);
+    add(p, "-b %d -t %d", 1 + (int)below(m, 5), (int)below(m, 3) * 16);
+    if (chance(m, 50)) {
+        add(p, "--hellaswag eval/h.bin");
+        use(p, "eval/h.bin");
+    } else {
+        const char* input = PICK(m, inputs);
+        add(p, "--eval %s", input);
+        use(p, input[0] == 'd' ? "data" : input);
+    }
+}
+
+static void plan_export(Mutator* m, Plan* p) {
+    static const char* const outputs[] = {"out", "out.bin", "out.safetensors"};
+    const char* output = PICK(m, outputs);
+    add_step(p, "train_gpt2");
+    add_model(m, p);
+    add(p, "--export %s --export-type %s", output, chance(m, 50) ? "fp32" : "bf16");
+    p->output = output;
 }
 
 static const struct {
@@ -256,8 +270,8 @@ static const struct {
     {"sample", plan_sample, 24, "train_gpt2 -e MODEL --prompt TEXT"},
     {"tokenize", plan_tokenize, 16, "dev/data/tokenize -i TEXT -t VOCABULARY"},
     {"hellaswag", plan_hellaswag, 6, "dev/data/hellaswag -i QUESTIONS -t VOCABULARY"},
-    {"read eval", plan_read_eval, 6,
-     "the reader of HellaSwag files, which is only in the GPU program: llmc/eval_loader.h"},
+    {"evaluate", plan_evaluate, 10, "train_gpt2 -e MODEL --eval FILES or --hellaswag QUESTIONS"},
+    {"export", plan_export, 6, "train_gpt2 -e MODEL --export PATH"},
 };
 enum { NUM_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
@@ -482,12 +496,14 @@ static void reread(void* data) {
     const Plan* p = (const Plan*)data;
     char path[RUN_PATH];
     Error err;
-    if (p->read_eval) {
-        read_eval("eval/h.bin", 64, p->vocab_size);
-    } else if (strcmp(p->argv[0][0], "dev/data/tokenize") == 0) {
+    ModelFile model;
+    if (strcmp(p->argv[0][0], "dev/data/tokenize") == 0) {
         reread_shards();
     } else if (strcmp(p->argv[0][0], "dev/data/hellaswag") == 0) {
-        read_eval("out/h.bin", 32768, 65535); // no example is longer
+        read_eval("out/h.bin", 32768, 65535);                                          // no example is longer
+    } else if (strncmp(p->output, "out", 3) == 0 && !run_has_checkpoints(p->output)) { // --export
+        if (!model_open(&model, p->output, &err)) { die("%s", err.text); }
+        model_close(&model);
     } else if (!run_find_newest(p->output, path, sizeof(path), false, &err)) {
         die("%s", err.text);
     }
@@ -600,7 +616,7 @@ static void run_prepare(Run* r, const char* tree) {
 static Outcome run_step(Run* r, int step) {
     char out[TREE_PATH], err[TREE_PATH];
     char *argv[MAX_ARGS + 1] = {r->program}, name[] = "whole_program";
-    bool own = step < 0 || r->plan.read_eval;
+    bool own = step < 0;
     join_path(out, "%s/out", r->top);
     join_path(err, "%s/err", r->top);
     TreeList before = tree_list(r->tree, true);
@@ -673,7 +689,7 @@ static void keep_finding(Run* r) {
     fprintf(f, "seed %lld, run %lld: %s\n%s\n\nchanges:\n%s\ncommands, in tree/:\n", (long long)flags.seed,
             (long long)r->number, commands[r->command].name, r->why, r->notes);
     for (int step = 0; step < r->plan.num_steps; step++) {
-        if (!r->plan.read_eval) { fprintf(f, " %s/%s", programs_top, r->plan.argv[step][0]); }
+        fprintf(f, " %s/%s", programs_top, r->plan.argv[step][0]);
         for (int i = 1; i < r->plan.num_args[step]; i++) { print_quoted(f, r->plan.argv[step][i]); }
         fputc('\n', f);
     }
