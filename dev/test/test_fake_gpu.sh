@@ -126,8 +126,8 @@ test_tasks() {
     ok hellaswag -e "$model" --hellaswag "$tmp/questions.bin"
     contains "of 4 correct" "$tmp/hellaswag.out"
     ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
-    ok export -e "$model" --export "$tmp/exported.safetensors"
-    cmp "$tmp/exported.safetensors" "$model/model.safetensors"
+    ok export -e "$model" --export "$tmp/exported"
+    cmp "$tmp/exported" "$model/model.safetensors"
     set_flags "$tmp/trained" 4 -b 4 --hellaswag "$tmp/questions.bin" -r 2 --no-graph -sl 5 -sg 5 -lg 1 --stochastic-rounding --keep-best
     ok train "${flags[@]}"
     want "HellaSwag in training" "$(grep -c '^HellaSwag: ' "$tmp/train.out")" 3
