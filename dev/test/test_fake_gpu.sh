@@ -127,7 +127,7 @@ test_tasks() {
     contains "of 4 correct" "$tmp/hellaswag.out"
     ok bench -e "$model" --bench --bench-prompt 8 --num-tokens 4 --num-samples 3
     ok export -e "$model" --export "$tmp/exported"
-    cmp "$tmp/exported" "$model/model.safetensors"
+    cmp "$tmp/exported/model.safetensors" "$model/model.safetensors"
     set_flags "$tmp/trained" 4 -b 4 --hellaswag "$tmp/questions.bin" -r 2 --no-graph -sl 5 -sg 5 -lg 1 --stochastic-rounding --keep-best
     ok train "${flags[@]}"
     want "HellaSwag in training" "$(grep -c '^HellaSwag: ' "$tmp/train.out")" 3
