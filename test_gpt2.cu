@@ -1003,7 +1003,8 @@ static const Test tests[] = {
 };
 
 int main(int argc, char** argv) {
-    (void)train, (void)sample, (void)evaluate, (void)bench, (void)profile_run; // not called here: the tests run the program itself
+    (void)train, (void)sample, (void)evaluate, (void)bench,
+        (void)profile_run; // not called here: the tests run the program itself
     find_program(argv[0]);
     settings.tune = 0; // no autotuning, so that every test uses the same algorithms
     int n = 0;
