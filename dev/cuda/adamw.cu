@@ -273,12 +273,18 @@ static void declare(Bench& b) {
     start.loss = 3.0f, start.scaled_norm = 2048.0f, start.loss_scale = 1024.0f, start.dloss = 8.0f;
     start.num_updates = updates_before;
 
+    // without gradients and moments an update divides 0 by eps
+    bool zero = b.cases({"normal", "no moments, every second gradient 0"}) == 1;
     Buffer<floatX> params0 = b.input<floatX>("params0", n);
     Buffer<float> master0 = {}, master = {};
-    Buffer<float> m0 = b.input<float>("m0", n, 0.1f), v0 = b.input_from<float>("v0", n, [=](float*x) {
-        for (size_t i = 0; i < n; i++) { x[i] = 0.01f + hash_bits((uint32_t)i, 7) / 4294967296.0f; }
+    Buffer<float> m0 = b.input<float>("m0", n, zero ? 0.0f : 0.1f), v0 = b.input_from<float>("v0", n, [=](float*x) {
+        for (size_t i = 0; i < n; i++) { x[i] = zero ? 0.0f : 0.01f + hash_bits((uint32_t)i, 7) / 4294967296.0f; }
     });
-    Buffer<float> grads = b.input<float>("grads", n, 1024.0f);
+    uint32_t grads_seed = hash_bits(b.state.num_inputs, b.state.seed);
+    Buffer<float> grads = b.input_from<float>("grads", n, [=](float* x) {
+        bench_fill_normal(x, n, grads_seed, 1024.0f, 0.0f);
+        for (size_t i = 0; zero && i < n; i += 2) { x[i] = 0.0f; }
+    });
 
     float params_ulps = sizeof(floatX) == 4 ? 4.0f : 1.0f;
     Buffer<floatX> params =

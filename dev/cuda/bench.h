@@ -21,6 +21,11 @@ right outputs, and the kernels. The file's main is one call of bench_main:
         return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257}, {{1, 1, 8}, {3, 17, 776}});
     }
 
+An op whose arithmetic has weak points names further kinds of input, which --check tries at its small shapes, too:
+
+        int which = b.cases({"normal", "large mean"});
+        Buffer<floatX> inp = b.input<floatX>("inp", n, 1.0f, which == 1 ? 30.0f : 0.0f);
+
 Buffer<T> converts to T*. Its `host` member holds floats: for an input the values that were uploaded, for an output the
 right values. Every run first calls declare without a GPU, to learn the numbers of the kernels: then b.dry is true,
 buffers are NULL, and declare must not use the device.
@@ -181,6 +186,14 @@ inline void bench_fill_normal(float* host, size_t n, uint32_t seed, float scale,
     });
 }
 
+// Rows (C) of equal values, multiples of 1/8 between -4 and 4: their sums are exact in float up to C = 2^18.
+inline void bench_fill_rows(float* host, size_t num_rows, size_t C, uint32_t seed) {
+    for (size_t row = 0; row < num_rows; row++) {
+        float value = (float)((int)(bench_random(row, seed) % 65) - 32) / 8;
+        for (size_t c = 0; c < C; c++) { host[row * C + c] = value; }
+    }
+}
+
 // Token ids distributed as in text: the probability of id i is proportional to 1 / (i + 1).
 inline void bench_fill_ids(float* ids, size_t n, int V, std::mt19937& rng) {
     for (size_t i = 0; i < n; i++) {
@@ -220,6 +233,8 @@ struct BenchState {
     int promoted = -1;                           // number of the promoted kernel; -1: none
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
+    std::vector<const char*> cases; // names of the kinds of input; empty: there is one kind
+    int which = 0;                  // the kind that declare() was called for
     std::mt19937 rng;
     std::vector<BenchBuffer> buffers;
     std::vector<BenchKernel> kernels;
@@ -276,6 +291,13 @@ struct Bench {
     // Device memory for the kernels' own use, filled with NaN before every launch.
     template <class T> Buffer<T> scratch(const char* name, size_t n) {
         return make<T>(BenchKind::scratch, name, n, false);
+    }
+    // Names the kinds of input that the op is checked with; number 0 is the one that is timed. Returns the number of the kind
+    // to declare.
+    int cases(std::vector<const char*> names) {
+        state.cases = names;
+        require(state.which < (int)names.size());
+        return state.which;
     }
     // fn reads the .host of the inputs and writes the right values to the .host of the outputs. It runs once per shape,
     // but not if dry.
@@ -336,7 +358,7 @@ struct Bench {
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
     int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
-    int block_size = 0, seed = 1337, repeats = 100;
+    int block_size = 0, input_case = -1, seed = 1337, repeats = 100;
     const char *flush = "read", *csv = NULL, *json = NULL;
     bool shape_given = false;
 };
@@ -357,6 +379,8 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
         {OPT_INT, 0, NULL, "block-size", &f.block_size, NULL,
          "use only this block size; 0: sweep each kernel's own list", 0, 1024},
+        {OPT_INT, 0, NULL, "case", &f.input_case, NULL,
+         "kind of input, by its number in --list; -1: --check tries all of them, timing takes 0", -1, INT_MAX},
         {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
         {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
         {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
@@ -585,8 +609,9 @@ inline Bench bench_view(BenchState& s, const Shape& shape, cudaStream_t stream, 
     return {shape.B, shape.T, shape.C, shape.NH, shape.V, stream, dry, s, s.rng};
 }
 
-// Runs declare() for a shape, sets guards, takes the inputs' checksums and computes the references.
-inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape) {
+// Runs declare() for a shape and a kind of input, sets guards, takes the inputs' checksums and computes the references.
+inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape, int which) {
+    s.which = which;
     s.seed = (uint32_t)bench_flags().seed;
     s.rng.seed(s.seed);
     s.guards = bench_flags().guards;
@@ -713,8 +738,9 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             (wrong.empty() ? counts->passed : counts->failed)++;
             if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
             if (wrong.empty() && quiet) { continue; }
-            printf("%s kernel %d block_size %4d, B %d T %d C %d NH %d V %d: ", wrong.empty() ? "ok" : "FAIL", k.number,
-                   block_size, shape.B, shape.T, shape.C, shape.NH, shape.V);
+            printf("%s kernel %d block_size %4d, B %d T %d C %d NH %d V %d%s%s: ", wrong.empty() ? "ok" : "FAIL",
+                   k.number, block_size, shape.B, shape.T, shape.C, shape.NH, shape.V, s.which ? ", " : "",
+                   s.which ? s.cases[s.which] : "");
             if (wrong.empty()) {
                 printf("error %.2f of ", worst);
                 if (k.tolerance != 1) { printf("%g times the ", k.tolerance); }
@@ -728,18 +754,21 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
 }
 
 inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
-                           const std::vector<Shape>& check_shapes) {
+                           const std::vector<Shape>& check_shapes, int num_cases) {
     std::vector<Shape> shapes = check_shapes;
     if (bench_flags().shape_given || bench_flags().full || shapes.empty()) { shapes = {shape}; }
     BenchCounts counts = {0, 0, 0};
     for (Shape s : shapes) {
         s = {s.B ? s.B : shape.B, s.T ? s.T : shape.T, s.C ? s.C : shape.C, s.NH ? s.NH : shape.NH,
              s.V ? s.V : shape.V};
-        BenchState state;
-        state.op = op;
-        bench_declare(state, d, declare, s);
-        bench_check_shape(d, state, s, false, &counts, NULL);
-        bench_free(state);
+        for (int which = 0; which < num_cases; which++) {
+            if (bench_flags().input_case >= 0 && which != bench_flags().input_case) { continue; }
+            BenchState state;
+            state.op = op;
+            bench_declare(state, d, declare, s, which);
+            bench_check_shape(d, state, s, false, &counts, NULL);
+            bench_free(state);
+        }
     }
     printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -1038,7 +1067,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     BenchState s;
     s.op = op;
     bench_print_header(d, op, shape);
-    bench_declare(s, d, declare, shape);
+    bench_declare(s, d, declare, shape, std::max(0, f.input_case));
     std::stable_sort(s.kernels.begin(), s.kernels.end(),
                      [](const BenchKernel& a, const BenchKernel& b) { return a.number < b.number; });
     if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
@@ -1114,16 +1143,19 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         found |= k.number == f.kernel;
     }
     if (!found) { cli_fail("no kernel %d, there are %s", f.kernel, known.c_str()); }
+    int num_cases = std::max(1, (int)names.cases.size());
+    if (f.input_case >= num_cases) { cli_fail("no case %d, there are 0 to %d", f.input_case, num_cases - 1); }
     if (f.list) {
         for (const BenchKernel& k : names.kernels) {
             if (!bench_wanted(k)) { continue; }
             printf("%d  %s%s\n", k.number, k.what, k.number == names.promoted ? " (promoted)" : "");
         }
+        for (int i = 0; i < num_cases && num_cases > 1; i++) { printf("case %d  %s\n", i, names.cases[i]); }
         return EXIT_SUCCESS;
     }
     if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
-    return f.check ? bench_run_check(device, name, declare, shape, check_shapes)
+    return f.check ? bench_run_check(device, name, declare, shape, check_shapes, num_cases)
                    : bench_run(device, name, declare, shape);
 }
