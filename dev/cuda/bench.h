@@ -746,11 +746,21 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
     std::vector<Shape> shapes = check_shapes;
     if (bench_flags().shape_given || bench_flags().full || shapes.empty()) { shapes = {shape}; }
     BenchCounts counts = {0, 0, 0};
-    for (Shape s : shapes) {
+    for (size_t i = 0; i < shapes.size(); i++) {
+        Shape s = shapes[i];
         s = {s.B ? s.B : shape.B, s.T ? s.T : shape.T, s.C ? s.C : shape.C, s.NH ? s.NH : shape.NH,
              s.V ? s.V : shape.V};
         BenchState state;
         state.op = op;
+#ifdef CUDA_EMULATION
+        BenchState cost;
+        Bench dry = bench_view(cost, s, 0, true);
+        declare(dry);
+        if (i > 0 && !emulation_affords(cost.bytes, cost.flops)) {
+            printf("skip shape B %d T %d C %d NH %d V %d: too large for the emulation\n", s.B, s.T, s.C, s.NH, s.V);
+            continue;
+        }
+#endif
         bench_declare(state, d, declare, s);
         bench_check_shape(d, state, s, false, &counts, NULL);
         bench_free(state);

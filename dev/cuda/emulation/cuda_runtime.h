@@ -424,3 +424,5 @@ void emulation_schedule(int number);
 // What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
 // A text for the user, "" if nothing. *count: how many of them.
 const char* emulation_findings(int* count);
+// False if a check of an op with this cost takes too long here. EMULATION_LIMIT=10 allows ten times the default.
+bool emulation_affords(double bytes, double flops);

@@ -119,6 +119,7 @@ static void switch_lane(bool to_other_warp) {
 
 static void wake(Block* b, Warp* w, unsigned lanes) {
     w->ready |= lanes;
+    if (!b->launch->schedule) { w->turn = 0; }
     b->ready_warps |= 1u << (w - b->warps);
 }
 
@@ -310,7 +311,7 @@ static void arrive(int id, int threads, bool wait, void* pc) {
         f->pc = pc, f->barrier = id;
     }
     if (barrier->arrived == (id == 0 ? b->num_alive : threads)) { release_barrier(b, id); }
-    if (wait) { switch_lane(false); }
+    if (wait) { switch_lane(true); } // after a barrier any warp may be the first
     f->barrier = -1;
 }
 void __syncthreads() { arrive(0, 0, true, __builtin_return_address(0)); }
@@ -535,6 +536,12 @@ static void run_blocks(Launch* launch) {
 
 static int schedule_number = -1;
 void emulation_schedule(int number) { schedule_number = number; }
+
+bool emulation_affords(double bytes, double flops) {
+    const char* text = getenv("EMULATION_LIMIT");
+    double limit = text ? atof(text) : 1;
+    return bytes <= limit * 1e7 && flops <= limit * 1e8;
+}
 
 static int num_workers() {
     static int workers = 0;
