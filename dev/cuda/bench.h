@@ -712,17 +712,16 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
         }
         for (int block_size : bench_block_sizes(k)) {
             double worst;
-#ifdef CUDA_EMULATION
             std::string wrong;
-            try {
-                wrong = bench_check(d, s, k, block_size, &worst);
-            } catch (const EmulationUnsupported& e) {
-                printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, e.what);
+#ifdef CUDA_EMULATION
+            const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, block_size, &worst); });
+            if (missing) {
+                printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
                 counts->skipped++;
                 break;
             }
 #else
-            std::string wrong = bench_check(d, s, k, block_size, &worst);
+            wrong = bench_check(d, s, k, block_size, &worst);
 #endif
             (wrong.empty() ? counts->passed : counts->failed)++;
             if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
@@ -756,12 +755,18 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
         BenchState cost;
         Bench dry = bench_view(cost, s, 0, true);
         declare(dry);
-        if (i > 0 && !emulation_affords(cost.bytes, cost.flops)) {
-            printf("skip shape B %d T %d C %d NH %d V %d: too large for the emulation\n", s.B, s.T, s.C, s.NH, s.V);
+        const char* missing = i > 0 && !emulation_affords(cost.bytes, cost.flops) ? "less time" : NULL;
+        if (!missing) {
+            missing = emulation_try([&] { bench_declare(state, d, declare, s); });
+        }
+        if (missing) {
+            printf("skip B %d T %d C %d NH %d V %d: needs %s, in the emulation\n", s.B, s.T, s.C, s.NH, s.V, missing);
+            bench_free(state);
             continue;
         }
-#endif
+#else
         bench_declare(state, d, declare, s);
+#endif
         bench_check_shape(d, state, s, false, &counts, NULL);
         bench_free(state);
     }

@@ -86,7 +86,7 @@ test_kernels() {
 }
 precisions_now=("$precision")
 
-# try_mutant LINE: fails unless --check of the mutant ends as the table says
+# try_mutant LINE: prints what --check of the mutant found; false unless it ends as the table says
 try_mutant() {
     local file op kernel when edit what
     read -r file op kernel when edit <<<"$1"
@@ -105,8 +105,8 @@ try_mutant() {
     elif [ $rc -eq 0 ] && [ "$when" = later ]; then
         echo "survives, as expected: $op $kernel, $what"
     else
-        tail -n 3 "$tmp/out"
-        fail "$op $kernel, $what: survives (status $rc)"
+        echo "SURVIVES: $op $kernel, $what (status $rc): $(tail -n 1 "$tmp/out")"
+        return 1
     fi
 }
 
@@ -114,13 +114,17 @@ test_mutants() {
     needs_compiler
     copy_tree
     grep -v '^#' "$mutants" >"$tmp/mutants"
-    local n first i=0 line
+    local n first i=0 line survivors=0
     n=$(wc -l <"$tmp/mutants")
     first=$((day * mutants_in_ci % n))
     while IFS= read -r line; do
-        if [ -n "$full" ] || [ $(((i - first + n) % n)) -lt $mutants_in_ci ]; then try_mutant "$line"; fi
+        if [ -n "$full" ] || [ $(((i - first + n) % n)) -lt $mutants_in_ci ]; then
+            try_mutant "$line" >"$tmp/verdict" || survivors=$((survivors + 1))
+            tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" <"$tmp/verdict" # a file to which the verdicts are added
+        fi
         i=$((i + 1))
     done <"$tmp/mutants"
+    [ $survivors -eq 0 ] || fail "$survivors mutants survive"
 }
 
 [ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"

@@ -40,12 +40,13 @@ for binary in "$@"; do
             why = $0; sub(/.*\): /, "", why); sub(/, device.*/, "", why); sub(/, which is not emulated/, "", why)
             skip[$3] = why
         }
+        /^skip B .*needs cu/ { why = $0; sub(/.*: /, "", why); sub(/, in the emulation/, "", why); shape = why }
         END {
             for (i = 1; i <= n; i++) {
                 k = listed[i]
                 if (ran[k]) { emulated++; continue }
                 skipped++
-                why = skip[k] == "" ? "not declared for this device" : skip[k]
+                why = skip[k] != "" ? skip[k] : shape != "" ? shape " to declare it" : "not declared for this device"
                 if (!(why in names)) { order[++m] = why }
                 names[why] = names[why] (names[why] == "" ? "" : " ") k
             }

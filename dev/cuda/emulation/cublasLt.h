@@ -1,6 +1,6 @@
 /*
-cuBLASLt's names, so that programs which use it compile. A product throws EmulationUnsupported, and the harness skips
-the kernel by name: the vendor's library is not emulated.
+cuBLASLt's names, so that programs which use it compile. The vendor's library is not emulated: the harness skips the
+kernels that call it by name.
 */
 #pragma once
 

@@ -226,6 +226,13 @@ struct EmulationUnsupported {
 };
 // Ends the launch if a thread of a kernel calls it; throws EmulationUnsupported on the host in either case.
 [[noreturn]] void emulation_unsupported(const char* what);
+// Calls f() and returns NULL, or what it needs that is not emulated.
+template <class F> inline const char* emulation_try(F f) {
+    try {
+        f();
+    } catch (const EmulationUnsupported& e) { return e.what; }
+    return NULL;
+}
 // filter.cpp turns asm statements with instructions into this.
 #define emulation_asm(...) emulation_unsupported("inline PTX: " #__VA_ARGS__)
 [[noreturn]] void __trap();
