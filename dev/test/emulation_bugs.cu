@@ -56,7 +56,7 @@ static void declare(Bench& b) {
     kernel(5, "a write out of bounds of device memory, byte 256 of an allocation of 256", bug_kernel5, 1);
     kernel(6, "a deadlock: the threads wait for others that do not come", bug_kernel6, 1);
     kernel(7, "a shuffle reads from a lane that does not take part", bug_kernel7, 1);
-    kernel(8, "race: a read of what another thread writes of device memory", bug_kernel8, 2);
+    kernel(8, "what another thread writes of device memory", bug_kernel8, 2);
 }
 
 int main(int argc, char** argv) {
