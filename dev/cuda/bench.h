@@ -38,6 +38,9 @@ so a kernel that reads past the end fails too.
 The timed launches are compared, too: with the outputs set to NaN before the first of them, the last one's results are
 checked when all are done.
 
+Built by `make cpu`, the programs run on a CPU (dev/cuda/emulation, CUDA_EMULATION is defined): then they only check,
+and what the emulation finds wrong in a kernel fails its check.
+
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
 restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and block size. The speed
 of a copy on the device and the matrix rate of the vendor's library are measured first, without a rest.
@@ -358,7 +361,7 @@ struct Bench {
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
     int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
-    int block_size = 0, input_case = -1, seed = 1337, repeats = 100;
+    int block_size = 0, input_case = -1, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL;
     bool shape_given = false;
 };
@@ -401,6 +404,10 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_BOOL, 0, NULL, "verify", &f.verify, NULL,
          "compare with the CPU before timing; turn it off, with a kernel's number, if the reference takes minutes", 0,
          0},
+#ifdef CUDA_EMULATION
+        {OPT_INT, 0, NULL, "schedule", &f.schedule, NULL,
+         "order of warps and lanes: 0 by their numbers, others drawn; -1: another one for each launch", -1, INT_MAX},
+#endif
         {OPT_SECTION, 0, NULL, "Results", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "write one row per kernel and block size", 0, 0},
         {OPT_STR, 0, NULL, "json", &f.json, "FILE", "write the same in Google Benchmark's layout", 0, 0},
@@ -599,7 +606,8 @@ inline const char* bench_broken_guard(const BenchBuffer& x) {
 inline uint64_t bench_checksum(const BenchDevice& d, const BenchBuffer& x) {
     unsigned long long sum;
     cudaCheck(cudaMemset(d.checksum, 0, sizeof(sum)));
-    bench_checksum_kernel<<<1024, 256>>>(d.checksum, x.dev, x.bytes);
+    size_t num_blocks = std::min<size_t>(1024, ceil_div(x.bytes / 4 + 1, (size_t)256));
+    bench_checksum_kernel<<<(unsigned)num_blocks, 256>>>(d.checksum, x.dev, x.bytes);
     cudaCheck(cudaGetLastError());
     cudaCheck(cudaMemcpy(&sum, d.checksum, sizeof(sum), cudaMemcpyDeviceToHost));
     return sum;
@@ -683,6 +691,10 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
         printf("FAIL kernel %d block_size %4d: %s\n", k.number, block_size, cudaGetErrorString(e));
         die("kernel %d, block_size %d: %s", k.number, block_size, cudaGetErrorString(e));
     }
+#ifdef CUDA_EMULATION
+    int num_findings; // races, deadlocks, accesses out of bounds
+    wrong = emulation_findings(&num_findings);
+#endif
     for (BenchBuffer& x : s.buffers) {
         const char* broken = bench_broken_guard(x);
         if (broken) {
@@ -734,7 +746,17 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
         }
         for (int block_size : bench_block_sizes(k)) {
             double worst;
-            std::string wrong = bench_check(d, s, k, block_size, &worst);
+            std::string wrong;
+#ifdef CUDA_EMULATION
+            const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, block_size, &worst); });
+            if (missing) {
+                printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+                counts->skipped++;
+                break;
+            }
+#else
+            wrong = bench_check(d, s, k, block_size, &worst);
+#endif
             (wrong.empty() ? counts->passed : counts->failed)++;
             if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
             if (wrong.empty() && quiet) { continue; }
@@ -753,21 +775,45 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
     }
 }
 
+// Checks all kernels with one shape and one kind of input. may_skip: the emulation may leave it out if it takes too long.
+inline void bench_check_case(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& s, int which,
+                             bool may_skip, BenchCounts* counts) {
+    BenchState state;
+    state.op = op;
+#ifdef CUDA_EMULATION
+    BenchState cost;
+    cost.which = which;
+    Bench dry = bench_view(cost, s, 0, true);
+    declare(dry);
+    const char* missing = may_skip && !emulation_affords(cost.bytes, cost.flops) ? "less time" : NULL;
+    if (!missing) {
+        missing = emulation_try([&] { bench_declare(state, d, declare, s, which); });
+    }
+    if (missing) {
+        printf("skip B %d T %d C %d NH %d V %d: needs %s, in the emulation\n", s.B, s.T, s.C, s.NH, s.V, missing);
+        bench_free(state);
+        return;
+    }
+#else
+    (void)may_skip;
+    bench_declare(state, d, declare, s, which);
+#endif
+    bench_check_shape(d, state, s, false, counts, NULL);
+    bench_free(state);
+}
+
 inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
                            const std::vector<Shape>& check_shapes, int num_cases) {
     std::vector<Shape> shapes = check_shapes;
     if (bench_flags().shape_given || bench_flags().full || shapes.empty()) { shapes = {shape}; }
     BenchCounts counts = {0, 0, 0};
-    for (Shape s : shapes) {
+    for (size_t i = 0; i < shapes.size(); i++) {
+        Shape s = shapes[i];
         s = {s.B ? s.B : shape.B, s.T ? s.T : shape.T, s.C ? s.C : shape.C, s.NH ? s.NH : shape.NH,
              s.V ? s.V : shape.V};
         for (int which = 0; which < num_cases; which++) {
             if (bench_flags().input_case >= 0 && which != bench_flags().input_case) { continue; }
-            BenchState state;
-            state.op = op;
-            bench_declare(state, d, declare, s, which);
-            bench_check_shape(d, state, s, false, &counts, NULL);
-            bench_free(state);
+            bench_check_case(d, op, declare, s, which, i > 0, &counts);
         }
     }
     printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
@@ -1154,6 +1200,11 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         return EXIT_SUCCESS;
     }
     if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
+#ifdef CUDA_EMULATION
+    if (!f.check) { printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n"); }
+    f.check = 1;
+    emulation_schedule(f.schedule);
+#endif
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
     return f.check ? bench_run_check(device, name, declare, shape, check_shapes, num_cases)

@@ -1,0 +1,437 @@
+/*
+CUDA C++ and the CUDA runtime for a CPU: what a kernel and its launcher see when `make cpu` compiles them with g++ or
+clang++. This file declares the language (threadIdx, __syncthreads, shuffles, atomics, launches) and the runtime
+(cudaMalloc, events, attributes); engine.cpp, memory.cpp and runtime.cpp define them. Names and semantics are those of
+the CUDA C++ Programming Guide and the CUDA Runtime API; what is not there is not used by this project.
+
+The functions are not inline, because the code that includes this file is compiled with -fsanitize=thread: each of its
+loads and stores calls a function of memory.cpp. The emulation's own code must not do that.
+*/
+#pragma once
+
+#define CUDA_EMULATION 1  // for the hooks in bench.h
+#define __CUDA_ARCH__ 800 // cp.async, ldmatrix and mma.sync; no clusters, TMA, wgmma
+#define CUDART_VERSION 12000
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+// ---- vectors --------------------------------------------------------------------------------
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(8) int2 {
+    int x, y;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) double2 {
+    double x, y;
+};
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline double2 make_double2(double x, double y) { return {x, y}; }
+
+// ---- where a thread is ------------------------------------------------------------------------
+// filter.cpp turns threadIdx, blockIdx, blockDim and gridDim into calls of these functions. A thread's place never
+// changes, so the compiler may call them once per function.
+
+uint3 emulation_thread_index() __attribute__((const));
+uint3 emulation_block_index() __attribute__((const));
+dim3 emulation_block_size() __attribute__((const));
+dim3 emulation_grid_size() __attribute__((const));
+const int warpSize = 32;
+
+// ---- shared memory ----------------------------------------------------------------------------
+// filter.cpp turns __shared__ variables into references to what these functions return. `key` is an address that is
+// unique to the variable; all threads of a block get the same memory.
+
+void* emulation_shared(const void* key, size_t bytes, size_t alignment, const char* name);
+void* emulation_dynamic_shared(size_t alignment);
+
+// ---- barriers, warps --------------------------------------------------------------------------
+
+void __syncthreads();
+int __syncthreads_or(int predicate);
+int __syncthreads_and(int predicate);
+int __syncthreads_count(int predicate);
+void __syncwarp(unsigned mask = 0xFFFFFFFFu);
+void emulation_named_barrier(int id, int threads, bool wait);
+void __threadfence();
+void __threadfence_block();
+
+unsigned __ballot_sync(unsigned mask, int predicate);
+int __any_sync(unsigned mask, int predicate);
+int __all_sync(unsigned mask, int predicate);
+unsigned emulation_match_any(unsigned mask, uint64_t bits);
+template <class T> inline unsigned __match_any_sync(unsigned mask, T value) {
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(value));
+    return emulation_match_any(mask, bits);
+}
+int __reduce_add_sync(unsigned mask, int value);
+int __reduce_min_sync(unsigned mask, int value);
+int __reduce_max_sync(unsigned mask, int value);
+unsigned __reduce_add_sync(unsigned mask, unsigned value);
+unsigned __reduce_min_sync(unsigned mask, unsigned value);
+unsigned __reduce_max_sync(unsigned mask, unsigned value);
+unsigned __reduce_and_sync(unsigned mask, unsigned value);
+unsigned __reduce_or_sync(unsigned mask, unsigned value);
+unsigned __reduce_xor_sync(unsigned mask, unsigned value);
+
+// kind: 'i' from lane `operand`, 'x' from lane ^ operand, 'u' from lane - operand, 'd' from lane + operand
+uint64_t emulation_shuffle(char kind, unsigned mask, uint64_t bits, int operand, int width);
+template <class T> inline T emulation_shuffle_as(char kind, unsigned mask, T value, int operand, int width) {
+    static_assert(sizeof(T) <= 8, "a shuffle moves up to 8 bytes");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(value));
+    bits = emulation_shuffle(kind, mask, bits, operand, width);
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+template <class T> inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+    return emulation_shuffle_as('i', mask, value, lane, width);
+}
+template <class T> inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+    return emulation_shuffle_as('x', mask, value, lanes, width);
+}
+template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
+    return emulation_shuffle_as('u', mask, value, (int)lanes, width);
+}
+template <class T> inline T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
+    return emulation_shuffle_as('d', mask, value, (int)lanes, width);
+}
+
+// ---- atomics ------------------------------------------------------------------------------------
+
+int atomicAdd(int* p, int x);
+unsigned atomicAdd(unsigned* p, unsigned x);
+unsigned long long atomicAdd(unsigned long long* p, unsigned long long x);
+float atomicAdd(float* p, float x);
+double atomicAdd(double* p, double x);
+int atomicMax(int* p, int x);
+unsigned atomicMax(unsigned* p, unsigned x);
+unsigned long long atomicMax(unsigned long long* p, unsigned long long x);
+int atomicMin(int* p, int x);
+unsigned atomicMin(unsigned* p, unsigned x);
+int atomicExch(int* p, int x);
+unsigned atomicExch(unsigned* p, unsigned x);
+float atomicExch(float* p, float x);
+unsigned long long atomicExch(unsigned long long* p, unsigned long long x);
+int atomicCAS(int* p, int compare, int x);
+unsigned atomicCAS(unsigned* p, unsigned compare, unsigned x);
+unsigned long long atomicCAS(unsigned long long* p, unsigned long long compare, unsigned long long x);
+unsigned atomicInc(unsigned* p, unsigned limit);
+unsigned atomicOr(unsigned* p, unsigned x);
+unsigned atomicAnd(unsigned* p, unsigned x);
+
+// ---- loads, stores, bits, arithmetic ----------------------------------------------------------------
+
+template <class T> inline T __ldg(const T* p) { return *p; }
+template <class T> inline T __ldcs(const T* p) { return *p; }
+template <class T> inline T __ldcg(const T* p) { return *p; }
+template <class T> inline T __ldca(const T* p) { return *p; }
+template <class T> inline T __ldcv(const T* p) { return *p; }
+template <class T> inline void __stcs(T* p, T x) { *p = x; }
+template <class T> inline void __stcg(T* p, T x) { *p = x; }
+template <class T> inline void __stwb(T* p, T x) { *p = x; }
+template <class T> inline void __stwt(T* p, T x) { *p = x; }
+
+inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
+inline float __int_as_float(int bits) { return __uint_as_float((unsigned)bits); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+
+// The fast functions are exact here, so a check can pass that a GPU's approximation would fail, by some ulps.
+inline float __expf(float x) { return expf(x); }
+inline float __exp10f(float x) { return powf(10.0f, x); }
+inline float __logf(float x) { return logf(x); }
+inline float __log2f(float x) { return log2f(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __saturatef(float x) { return x > 1.0f ? 1.0f : x > 0.0f ? x : 0.0f; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+template <class A, class B> inline typename std::common_type<A, B>::type min(A a, B b) {
+    typedef typename std::common_type<A, B>::type T;
+    return (T)b < (T)a ? (T)b : (T)a;
+}
+template <class A, class B> inline typename std::common_type<A, B>::type max(A a, B b) {
+    typedef typename std::common_type<A, B>::type T;
+    return (T)a < (T)b ? (T)b : (T)a;
+}
+
+// ---- what the emulation cannot do ----------------------------------------------------------------------
+
+// Thrown on the host when a kernel or its launcher needs something that is not emulated; the harness then skips the
+// kernel by name.
+struct EmulationUnsupported {
+    const char* what; // "wgmma"
+};
+// Ends the launch if a thread of a kernel calls it; throws EmulationUnsupported on the host in either case.
+[[noreturn]] void emulation_unsupported(const char* what);
+// Calls f() and returns NULL, or what it needs that is not emulated.
+template <class F> inline const char* emulation_try(F f) {
+    try {
+        f();
+    } catch (const EmulationUnsupported& e) { return e.what; }
+    return NULL;
+}
+// filter.cpp turns asm statements with instructions into this.
+#define emulation_asm(...) emulation_unsupported("inline PTX: " #__VA_ARGS__)
+[[noreturn]] void __trap();
+uint64_t __cvta_generic_to_shared(const void* p);
+
+// ---- errors, memory ------------------------------------------------------------------------------------
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorLaunchFailure = 719,
+    cudaErrorNotSupported = 801,
+};
+const char* cudaGetErrorName(cudaError_t e);
+const char* cudaGetErrorString(cudaError_t e);
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+typedef struct EmulationStream* cudaStream_t; // all work is done when the call returns, so streams have no state
+cudaError_t emulation_malloc(void** p, size_t bytes);
+template <class T> inline cudaError_t cudaMalloc(T** p, size_t bytes) {
+    void* memory = NULL;
+    cudaError_t e = emulation_malloc(&memory, bytes);
+    *p = (T*)memory;
+    return e;
+}
+cudaError_t cudaFree(void* p);
+template <class T> inline cudaError_t cudaMallocHost(T** p, size_t bytes) { return cudaMalloc(p, bytes); }
+inline cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = NULL);
+cudaError_t cudaMemset(void* p, int value, size_t bytes);
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream = NULL);
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
+
+// ---- device, streams, events ------------------------------------------------------------------------------
+
+enum cudaDeviceAttr {
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrClockRate = 13,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrMemoryClockRate = 36,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+    cudaDevAttrReservedSharedMemoryPerBlock = 111,
+};
+struct cudaDeviceProp {
+    char name[256];
+    int major, minor, multiProcessorCount;
+    size_t totalGlobalMem;
+};
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaStreamCreate(cudaStream_t* stream);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+
+typedef struct EmulationEvent* cudaEvent_t;
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = NULL);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
+
+// CUDA graphs are not emulated: a capture throws EmulationUnsupported.
+typedef struct EmulationGraph* cudaGraph_t;
+typedef struct EmulationGraph* cudaGraphExec_t;
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+
+// ---- kernels ------------------------------------------------------------------------------------------------
+
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes;
+    int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9,
+    cudaFuncAttributeNonPortableClusterSizeAllowed = 13,
+};
+enum { cudaSharedmemCarveoutMaxShared = 100 };
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+cudaError_t emulation_set_attribute(const void* kernel, cudaFuncAttribute attribute, int value);
+template <class Kernel>
+inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
+    return emulation_set_attribute((const void*)kernel, attribute, value);
+}
+cudaError_t emulation_occupancy(int* blocks, int block_size, size_t shared_bytes);
+template <class Kernel> inline cudaError_t
+cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int block_size, size_t shared_bytes) {
+    return emulation_occupancy(blocks, block_size, shared_bytes);
+}
+
+// Runs call(closure) once in each thread of the grid. If all_resident, no block waits for another to end before it
+// starts.
+void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident,
+                      void (*call)(void*), void* closure);
+
+// kernel<<<grid, block, shared_bytes, stream>>>(arguments), which filter.cpp writes as
+// emulation_kernel(kernel, grid, block, shared_bytes, stream)(arguments)
+template <class... Parameters> struct EmulationKernel {
+    void (*kernel)(Parameters...);
+    dim3 grid, block;
+    size_t shared_bytes;
+    bool all_resident;
+    void operator()(Parameters... parameters) const {
+        auto call = [&] { kernel(parameters...); }; // each thread gets its own copies
+        emulation_launch((const void*)kernel, grid, block, shared_bytes, all_resident,
+                         [](void* closure) { (*(decltype(call)*)closure)(); }, &call);
+    }
+};
+template <class... Parameters> inline EmulationKernel<Parameters...>
+emulation_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = NULL) {
+    return {kernel, grid, block, shared_bytes, false};
+}
+
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6,
+};
+struct cudaLaunchAttributeValue {
+    int programmaticStreamSerializationAllowed;
+    struct {
+        unsigned x, y, z;
+    } clusterDim;
+};
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    cudaLaunchAttributeValue val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    unsigned numAttrs;
+};
+void emulation_check_launch(const cudaLaunchConfig_t& config); // clusters throw EmulationUnsupported
+template <class... Parameters, class... Arguments> inline cudaError_t
+cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
+    emulation_check_launch(*config);
+    EmulationKernel<Parameters...>{kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes,
+                                   false}(std::forward<Arguments>(arguments)...);
+    return cudaPeekAtLastError();
+}
+template <class Kernel>
+inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t*) {
+    *clusters = 0; // no clusters here
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                                        size_t shared_bytes, cudaStream_t stream);
+template <size_t... i, class... Parameters>
+inline cudaError_t emulation_launch_cooperative(std::index_sequence<i...>, void (*kernel)(Parameters...), dim3 grid,
+                                                dim3 block, void** arguments, size_t shared_bytes) {
+    EmulationKernel<Parameters...>{kernel, grid, block, shared_bytes,
+                                   true}(*(typename std::remove_reference<Parameters>::type*)arguments[i]...);
+    return cudaPeekAtLastError();
+}
+template <class... Parameters> inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), dim3 grid,
+                                                                              dim3 block, void** arguments,
+                                                                              size_t shared_bytes, cudaStream_t) {
+    return emulation_launch_cooperative(std::index_sequence_for<Parameters...>(), kernel, grid, block, arguments,
+                                        shared_bytes);
+}
+
+// ---- for the harness ----------------------------------------------------------------------------------------
+
+// Sets the order in which warps and lanes run: 0 in the order of their numbers, others drawn from the number; -1, the
+// default: another one for each launch.
+void emulation_schedule(int number);
+// What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
+// A text for the user, "" if nothing. *count: how many of them.
+const char* emulation_findings(int* count);
+// False if a check of an op with this cost takes too long here. EMULATION_LIMIT=10 allows ten times the default.
+bool emulation_affords(double bytes, double flops);

@@ -1,0 +1,585 @@
+/*
+Runs the threads of a grid as fibers: context switch, scheduler, barriers, warp operations, launches.
+*/
+#include "engine.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+__thread Fiber* emulation_now;
+static __thread void* worker_sp; // the worker's own stack, while a fiber runs
+
+uint64_t next_random(uint64_t* state) { // splitmix64: Steele, Lea, Flood 2014
+    uint64_t x = *state += 0x9E3779B97F4A7C15;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    return x ^ (x >> 31);
+}
+
+// ---- context switch -----------------------------------------------------------------------------
+// switch_stack(&from, to) saves the registers that a function must preserve on this stack, stores its stack pointer in
+// *from and continues where `to` was saved.
+
+extern "C" void emulation_fiber_main();
+
+#if defined(__APPLE__)
+#define SYMBOL "_emulation_switch"
+#else
+#define SYMBOL "emulation_switch"
+#endif
+
+#if defined(__x86_64__)
+extern "C" void emulation_switch(void** from, void* to);
+asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n"
+    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+    "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
+    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+static void* new_stack(char* top) { // at the entry of a function the stack pointer is 8 off a multiple of 16
+    void** sp = (void**)((uintptr_t)top & ~(uintptr_t)15) - 2;
+    *sp = (void*)emulation_fiber_main;
+    sp -= 6;
+    memset(sp, 0, 6 * sizeof(*sp));
+    return sp;
+}
+#elif defined(__aarch64__)
+extern "C" void emulation_switch(void** from, void* to);
+asm(".text\n.balign 4\n.globl " SYMBOL "\n" SYMBOL ":\n"
+    "sub sp, sp, #160\n"
+    "stp x19, x20, [sp, #0]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\nstp x25, x26, [sp, #48]\n"
+    "stp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\n"
+    "stp d8, d9, [sp, #96]\nstp d10, d11, [sp, #112]\nstp d12, d13, [sp, #128]\nstp d14, d15, [sp, #144]\n"
+    "mov x9, sp\nstr x9, [x0]\nmov sp, x1\n"
+    "ldp x19, x20, [sp, #0]\nldp x21, x22, [sp, #16]\nldp x23, x24, [sp, #32]\nldp x25, x26, [sp, #48]\n"
+    "ldp x27, x28, [sp, #64]\nldp x29, x30, [sp, #80]\n"
+    "ldp d8, d9, [sp, #96]\nldp d10, d11, [sp, #112]\nldp d12, d13, [sp, #128]\nldp d14, d15, [sp, #144]\n"
+    "add sp, sp, #160\nret\n");
+static void* new_stack(char* top) {
+    void** sp = (void**)((uintptr_t)top & ~(uintptr_t)15) - 20;
+    memset(sp, 0, 20 * sizeof(*sp));
+    sp[11] = (void*)emulation_fiber_main; // x30, the return address
+    return sp;
+}
+#else
+#include <ucontext.h>
+static void emulation_switch(void** from, void* to) {
+    ucontext_t here;
+    *from = &here;
+    swapcontext(&here, (ucontext_t*)to);
+}
+static void* new_stack(char* top) { // the context is at the top of the stack
+    ucontext_t* context = (ucontext_t*)((uintptr_t)(top - sizeof(ucontext_t)) & ~(uintptr_t)63);
+    getcontext(context);
+    context->uc_stack.ss_sp = top - STACK_BYTES / 2;
+    context->uc_stack.ss_size = (size_t)((char*)context - (char*)context->uc_stack.ss_sp);
+    context->uc_link = NULL;
+    makecontext(context, emulation_fiber_main, 0);
+    return context;
+}
+#endif
+
+static void to_worker() {
+    Fiber* f = emulation_now;
+    emulation_switch(&f->sp, worker_sp);
+}
+
+// ---- which lane runs next -------------------------------------------------------------------------
+
+static int next_lane(Warp* w) {
+    unsigned r = w->ready;
+    if (w->descending) { // the highest ready lane up to turn, else the highest
+        unsigned below = r & (0xFFFFFFFFu >> (31 - w->turn));
+        return 31 - __builtin_clz(below ? below : r);
+    }
+    unsigned above = r & (0xFFFFFFFFu << w->turn);
+    return __builtin_ctz(above ? above : r);
+}
+
+// Gives up the processor: the next lane of the warp runs, or the worker chooses another warp. Returns when this fiber is
+// ready and it is its turn again.
+static void switch_lane(bool to_other_warp) {
+    Fiber* f = emulation_now;
+    Warp* w = f->warp;
+    if (w->ready == 0) { f->block->ready_warps &= ~(1u << (w - f->block->warps)); }
+    if (w->ready == 0 || to_other_warp) {
+        to_worker();
+        return;
+    }
+    w->turn = (unsigned)next_lane(w);
+    Fiber* next = f - f->lane + w->turn;
+    if (next == f) { return; }
+    emulation_now = next;
+    emulation_switch(&f->sp, next->sp);
+}
+
+// ---- warp operations ---------------------------------------------------------------------------------
+
+static void wake(Block* b, Warp* w, unsigned lanes) {
+    w->ready |= lanes;
+    if (!b->launch->schedule) { w->turn = 0; }
+    b->ready_warps |= 1u << (w - b->warps);
+}
+
+// Does the operation that the lanes of `mask` wait for, if all of them do. Lanes that have ended are not waited for.
+static bool try_complete(Block* b, Warp* w, unsigned mask) {
+    unsigned lanes = mask & w->alive;
+    if (lanes == 0 || (w->waiting & lanes) != lanes) { return false; }
+    Fiber* fibers = b->fibers + 32 * (w - b->warps);
+    Fiber* first = fibers + __builtin_ctz(lanes);
+    void* args[32];
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        Fiber* f = fibers + __builtin_ctz(rest);
+        if (f->mask != mask) { return false; }
+        if (f->operation != first->operation) {
+            report("lanes of a warp wait for each other at different instructions", first, first->pc, f, f->pc);
+            end_launch(NULL);
+        }
+        args[f->lane] = f->arg;
+    }
+    first->operation(args, lanes);
+    if (lanes == w->alive) { warp_converged(b, w); }
+    w->waiting &= ~lanes;
+    wake(b, w, lanes);
+    uint64_t random = next_random(&b->random);
+    if (b->launch->schedule) { w->turn = random & 31, w->descending = random & 32; }
+    return true;
+}
+
+void warp_collective(unsigned mask, WarpOperation* operation, void* arg, void* pc) {
+    Fiber* f = emulation_now;
+    Warp* w = f->warp;
+    unsigned bit = 1u << f->lane;
+    if (!(mask & bit)) {
+        report("a lane calls a warp operation with a mask that it is not in", f, pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    f->mask = mask, f->operation = operation, f->arg = arg, f->pc = pc;
+    w->waiting |= bit, w->ready &= ~bit;
+    bool preempted = try_complete(f->block, w, mask) && f->block->preempts && (f->block->random & 3) == 0;
+    if (!(w->ready & bit) || preempted || w->turn != (unsigned)f->lane) { switch_lane(preempted); }
+}
+
+static void sync_warp(void* const*, unsigned lanes) {
+    Fiber* f = emulation_now;
+    warp_synchronised(f->warp, lanes);
+}
+void __syncwarp(unsigned mask) { warp_collective(mask, sync_warp, NULL, __builtin_return_address(0)); }
+
+struct Shuffle {
+    uint64_t bits, result;
+    int source;
+    Fiber* fiber;
+    void* pc;
+};
+static void shuffle(void* const* args, unsigned lanes) {
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        Shuffle* to = (Shuffle*)args[__builtin_ctz(rest)];
+        if (!(lanes >> to->source & 1)) {
+            report("a shuffle reads from a lane that does not take part", to->fiber, to->pc, NULL, NULL);
+            to->result = 0x7FC00000; // NaN as a float
+            continue;
+        }
+        to->result = ((Shuffle*)args[to->source])->bits;
+    }
+}
+uint64_t emulation_shuffle(char kind, unsigned mask, uint64_t bits, int operand, int width) {
+    Fiber* f = emulation_now;
+    int first = f->lane / width * width, lane = f->lane, source = lane;
+    if (kind == 'i') { source = first + (operand & (width - 1)); }
+    if (kind == 'x') { source = lane ^ operand; }
+    if (kind == 'u') { source = lane - operand; }
+    if (kind == 'd') { source = lane + operand; }
+    // a source outside of the segment: the lane keeps its own value
+    if (source < first || source >= first + width) { source = lane; }
+    Shuffle s = {bits, bits, source, f, __builtin_return_address(0)};
+    warp_collective(mask, shuffle, &s, s.pc);
+    return s.result;
+}
+
+struct Vote {
+    uint64_t value, result;
+};
+static void ballot(void* const* args, unsigned lanes) {
+    uint64_t all = 0;
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        int lane = __builtin_ctz(rest);
+        all |= (uint64_t)(((Vote*)args[lane])->value != 0) << lane;
+    }
+    for (unsigned rest = lanes; rest; rest &= rest - 1) { ((Vote*)args[__builtin_ctz(rest)])->result = all; }
+}
+static void match_any(void* const* args, unsigned lanes) {
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        Vote* to = (Vote*)args[__builtin_ctz(rest)];
+        to->result = 0;
+        for (unsigned others = lanes; others; others &= others - 1) {
+            int lane = __builtin_ctz(others);
+            to->result |= (uint64_t)(((Vote*)args[lane])->value == to->value) << lane;
+        }
+    }
+}
+unsigned __ballot_sync(unsigned mask, int predicate) {
+    Vote v = {(uint64_t)(predicate != 0), 0};
+    warp_collective(mask, ballot, &v, __builtin_return_address(0));
+    return (unsigned)v.result;
+}
+int __any_sync(unsigned mask, int predicate) {
+    Vote v = {(uint64_t)(predicate != 0), 0};
+    warp_collective(mask, ballot, &v, __builtin_return_address(0));
+    return v.result != 0;
+}
+int __all_sync(unsigned mask, int predicate) { // no lane whose predicate is false
+    Vote v = {(uint64_t)(predicate == 0), 0};
+    warp_collective(mask, ballot, &v, __builtin_return_address(0));
+    return v.result == 0;
+}
+unsigned emulation_match_any(unsigned mask, uint64_t bits) {
+    Vote v = {bits, 0};
+    warp_collective(mask, match_any, &v, __builtin_return_address(0));
+    return (unsigned)v.result;
+}
+
+// reductions: one operation for each, because all lanes of a group must wait for the same one
+template <class T, T combine(T, T)> static void reduce(void* const* args, unsigned lanes) {
+    T all = (T)((Vote*)args[__builtin_ctz(lanes)])->value;
+    for (unsigned rest = lanes & (lanes - 1); rest; rest &= rest - 1) {
+        all = combine(all, (T)((Vote*)args[__builtin_ctz(rest)])->value);
+    }
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        ((Vote*)args[__builtin_ctz(rest)])->result = (uint64_t)(uint32_t)all;
+    }
+}
+template <class T> static T add(T a, T b) { return (T)((unsigned)a + (unsigned)b); }
+template <class T> static T smaller(T a, T b) { return b < a ? b : a; }
+template <class T> static T larger(T a, T b) { return a < b ? b : a; }
+static unsigned bits_and(unsigned a, unsigned b) { return a & b; }
+static unsigned bits_or(unsigned a, unsigned b) { return a | b; }
+static unsigned bits_xor(unsigned a, unsigned b) { return a ^ b; }
+#define REDUCE(T, name, combine)                                                                                       \
+    T name(unsigned mask, T value) {                                                                                   \
+        Vote v = {(uint64_t)(uint32_t)value, 0};                                                                       \
+        warp_collective(mask, reduce<T, combine>, &v, __builtin_return_address(0));                                    \
+        return (T)(uint32_t)v.result;                                                                                  \
+    }
+REDUCE(int, __reduce_add_sync, add<int>)
+REDUCE(int, __reduce_min_sync, smaller<int>)
+REDUCE(int, __reduce_max_sync, larger<int>)
+REDUCE(unsigned, __reduce_add_sync, add<unsigned>)
+REDUCE(unsigned, __reduce_min_sync, smaller<unsigned>)
+REDUCE(unsigned, __reduce_max_sync, larger<unsigned>)
+REDUCE(unsigned, __reduce_and_sync, bits_and)
+REDUCE(unsigned, __reduce_or_sync, bits_or)
+REDUCE(unsigned, __reduce_xor_sync, bits_xor)
+
+// ---- barriers ------------------------------------------------------------------------------------------
+
+// Lets the waiting threads of a barrier go. Barrier 0 is that of the whole block.
+static void release_barrier(Block* b, int id) {
+    Barrier* barrier = &b->barriers[id];
+    if (id == 0) {
+        block_synchronised(b);
+        b->predicates_result = b->predicates, b->predicates = 0;
+    }
+    for (int w = 0; w < b->num_warps; w++) {
+        unsigned lanes = barrier->waiting[w];
+        if (!lanes) { continue; }
+        if (id != 0) { barrier_passed(b, barrier, w, lanes); }
+        wake(b, &b->warps[w], lanes);
+    }
+    *barrier = Barrier{};
+}
+
+static void arrive(int id, int threads, bool wait, void* pc) {
+    Fiber* f = emulation_now;
+    Block* b = f->block;
+    Barrier* barrier = &b->barriers[id];
+    int warp = (int)(f->warp - b->warps);
+    if (id != 0) {
+        if (barrier->arrived > 0 && barrier->expected != threads) {
+            report("threads use a named barrier with different counts", f, pc, NULL, NULL);
+            end_launch(NULL);
+        }
+        barrier_arrived(b, barrier, warp);
+        barrier->expected = threads;
+    }
+    barrier->arrived++;
+    if (wait) {
+        barrier->waiting[warp] |= 1u << f->lane;
+        f->warp->ready &= ~(1u << f->lane);
+        f->pc = pc, f->barrier = id;
+    }
+    if (barrier->arrived == (id == 0 ? b->num_alive : threads)) { release_barrier(b, id); }
+    if (wait) { switch_lane(true); } // after a barrier any warp may be the first
+    f->barrier = -1;
+}
+void __syncthreads() { arrive(0, 0, true, __builtin_return_address(0)); }
+void emulation_named_barrier(int id, int threads, bool wait) { arrive(id, threads, wait, __builtin_return_address(0)); }
+int __syncthreads_count(int predicate) {
+    emulation_now->block->predicates += predicate != 0;
+    arrive(0, 0, true, __builtin_return_address(0));
+    return emulation_now->block->predicates_result;
+}
+int __syncthreads_or(int predicate) {
+    emulation_now->block->predicates += predicate != 0;
+    arrive(0, 0, true, __builtin_return_address(0));
+    return emulation_now->block->predicates_result != 0;
+}
+int __syncthreads_and(int predicate) { // no thread whose predicate is false
+    emulation_now->block->predicates += predicate == 0;
+    arrive(0, 0, true, __builtin_return_address(0));
+    return emulation_now->block->predicates_result == 0;
+}
+
+void yield_thread() {
+    emulation_now->yielded = true;
+    emulation_now->warp->turn = (emulation_now->lane + 1) & 31;
+    to_worker();
+}
+
+// All blocks of a cooperative launch are on one worker, so plain counters do.
+void emulation_grid_barrier() {
+    Launch* launch = emulation_now->block->launch;
+    if (!launch->all_resident) { emulation_unsupported("a grid barrier in a launch that is not cooperative"); }
+    arrive(0, 0, true, __builtin_return_address(0));
+    emulation_now->block->fenced = true;
+    if (emulation_now->id == 0) {
+        int phase = launch->grid_phase;
+        if (++launch->grid_arrived == (int)launch->num_blocks) {
+            launch->grid_arrived = 0;
+            launch->grid_phase++;
+        }
+        while (launch->grid_phase == phase) { yield_thread(); }
+    }
+    arrive(0, 0, true, __builtin_return_address(0));
+}
+
+// ---- threads end -----------------------------------------------------------------------------------------
+
+extern "C" void emulation_fiber_main() {
+    Fiber* f = emulation_now;
+    Block* b = f->block;
+    Warp* w = f->warp;
+    b->launch->call(b->launch->closure);
+    if (!f->copies.empty()) { f->copies.clear(); } // copies that nobody waited for do not arrive
+    w->alive &= ~(1u << f->lane), w->ready &= ~(1u << f->lane);
+    b->num_alive--;
+    // who waited only for this thread goes on
+    for (unsigned rest = w->waiting; rest;) {
+        unsigned mask = (f - f->lane + __builtin_ctz(rest))->mask;
+        rest &= ~mask;
+        try_complete(b, w, mask);
+    }
+    if (b->num_alive > 0 && b->barriers[0].arrived == b->num_alive) { release_barrier(b, 0); }
+    switch_lane(false);
+    abort(); // an ended fiber is never continued
+}
+
+void end_launch(const char* unsupported) {
+    Block* b = emulation_now->block;
+    b->launch->unsupported = unsupported ? unsupported : "";
+    b->ended = true;
+    to_worker();
+    abort();
+}
+void emulation_unsupported(const char* what) {
+    if (emulation_now) { end_launch(what); }
+    throw EmulationUnsupported{what};
+}
+void __trap() {
+    report("a trap", emulation_now, __builtin_return_address(0), NULL, NULL);
+    end_launch(NULL);
+}
+
+// ---- blocks ----------------------------------------------------------------------------------------------------
+
+// Blocks that are not in use, with their memory.
+static std::vector<Block*>& spare_blocks() {
+    static std::vector<Block*> blocks;
+    return blocks;
+}
+static std::mutex spare_blocks_mutex;
+
+static char* reserve(size_t bytes) { // zeros; pages take memory when they are touched
+    void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        perror("emulation: mmap");
+        exit(EXIT_FAILURE);
+    }
+    return (char*)p;
+}
+
+static Block* take_block() {
+    std::lock_guard<std::mutex> lock(spare_blocks_mutex);
+    if (!spare_blocks().empty()) {
+        Block* b = spare_blocks().back();
+        spare_blocks().pop_back();
+        return b;
+    }
+    Block* b = new Block();
+    b->stacks = reserve((size_t)MAX_THREADS * STACK_BYTES);
+    b->shared = reserve(SHARED_BYTES);
+    b->shadow = (Shadow*)reserve(SHARED_BYTES * sizeof(Shadow));
+    return b;
+}
+static void give_block(Block* b) {
+    end_block_memory(b);
+    std::lock_guard<std::mutex> lock(spare_blocks_mutex);
+    spare_blocks().push_back(b);
+}
+
+static Block* begin_block(Launch* launch, size_t number) {
+    Block* b = take_block();
+    dim3 grid = launch->grid, size = launch->block;
+    b->launch = launch, b->number = number;
+    b->index = {(unsigned)(number % grid.x), (unsigned)(number / grid.x % grid.y),
+                (unsigned)(number / grid.x / grid.y)};
+    b->num_threads = b->num_alive = (int)(size.x * size.y * size.z);
+    b->num_warps = (b->num_threads + 31) / 32;
+    b->ready_warps = b->num_warps == 32 ? 0xFFFFFFFFu : (1u << b->num_warps) - 1;
+    b->random = launch->schedule * 0x9E3779B97F4A7C15 + number;
+    b->preempts = launch->schedule % 2 == 1;
+    b->fenced = b->ended = false;
+    b->predicates = 0;
+    for (Barrier& barrier : b->barriers) { barrier = Barrier{}; }
+    for (int i = 0; i < b->num_warps; i++) {
+        Warp* w = &b->warps[i];
+        int lanes = std::min(32, b->num_threads - 32 * i);
+        w->alive = w->ready = lanes == 32 ? 0xFFFFFFFFu : (1u << lanes) - 1;
+        w->waiting = 0;
+        uint64_t random = next_random(&b->random);
+        w->turn = launch->schedule ? random & 31 : 0;
+        w->descending = launch->schedule && (random & 32);
+    }
+    for (int i = 0; i < b->num_threads; i++) {
+        Fiber* f = &b->fibers[i];
+        unsigned u = (unsigned)i;
+        f->block = b, f->warp = &b->warps[i / 32], f->id = i, f->lane = i % 32;
+        f->index = {u % size.x, u / size.x % size.y, u / size.x / size.y};
+        f->barrier = -1, f->yielded = false, f->group = 0;
+        f->copies.clear();
+        f->stack = b->stacks + (size_t)i * STACK_BYTES;
+        // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines
+        f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
+    }
+    begin_block_memory(b);
+    return b;
+}
+
+enum Turn { TURN_RAN, TURN_POLLED, TURN_STUCK, TURN_ENDED };
+
+// Runs one warp of the block until it waits for others.
+static Turn run_warp(Block* b) {
+    if (b->num_alive == 0) { return TURN_ENDED; }
+    if (b->ready_warps == 0) { return TURN_STUCK; }
+    int skip = b->launch->schedule ? (int)(next_random(&b->random) % (unsigned)__builtin_popcount(b->ready_warps)) : 0;
+    unsigned warps = b->ready_warps;
+    while (skip-- > 0) { warps &= warps - 1; }
+    Warp* w = &b->warps[__builtin_ctz(warps)];
+    Fiber* f = &b->fibers[32 * (w - b->warps) + next_lane(w)];
+    bool polls = f->yielded;
+    f->yielded = false;
+    emulation_now = f;
+    emulation_switch(&worker_sp, f->sp);
+    polls = polls && emulation_now->yielded;
+    emulation_now = NULL;
+    if (b->ended || b->num_alive == 0) { return TURN_ENDED; }
+    return polls ? TURN_POLLED : TURN_RAN;
+}
+
+// Reports where the threads of a block wait that can never go on.
+static void report_deadlock(Block* b) {
+    Fiber *first = NULL, *other = NULL;
+    for (int i = 0; i < b->num_threads; i++) {
+        Fiber* f = &b->fibers[i];
+        if (!(f->warp->alive >> f->lane & 1)) { continue; }
+        if (!first) { first = f; }
+        if (f->pc != first->pc) { other = f; }
+    }
+    report("a deadlock: the threads wait for others that do not come", first, first->pc, other,
+           other ? other->pc : NULL);
+}
+
+// ---- launches -----------------------------------------------------------------------------------------------------
+
+static void run_blocks(Launch* launch) {
+    std::vector<Block*> live;
+    uint64_t random = launch->schedule;
+    long polled = 0; // turns since anything but polling happened
+    for (;;) {
+        // one block at a time, more if the live ones only poll: they may wait for blocks that have not begun
+        bool more = live.empty() || launch->all_resident || polled > 64 * (long)live.size();
+        while (more && !launch->unsupported) {
+            size_t number = launch->next_block++;
+            if (number >= launch->num_blocks) { break; }
+            live.push_back(begin_block(launch, number));
+            more = launch->all_resident;
+            polled = 0;
+        }
+        if (live.empty()) { return; }
+        size_t i = live.size() > 1 ? next_random(&random) % live.size() : 0;
+        Turn turn = launch->unsupported ? TURN_ENDED : run_warp(live[i]);
+        polled = turn == TURN_POLLED ? polled + 1 : 0;
+        if (polled > 1000 * (long)live.size()) { sched_yield(); } // another worker may have the block they wait for
+        if (polled > 10000000) {
+            report("a deadlock: all threads poll memory that nobody writes", &live[i]->fibers[0], NULL, NULL, NULL);
+            launch->unsupported = "";
+        }
+        if (turn == TURN_STUCK) { report_deadlock(live[i]); }
+        if (turn == TURN_STUCK || turn == TURN_ENDED) {
+            give_block(live[i]);
+            live.erase(live.begin() + (long)i);
+        }
+    }
+}
+
+static int schedule_number = -1;
+void emulation_schedule(int number) { schedule_number = number; }
+
+bool emulation_affords(double bytes, double flops) {
+    const char* text = getenv("EMULATION_LIMIT");
+    double limit = text ? atof(text) : 1;
+    return bytes <= limit * 1e7 && flops <= limit * 1e8;
+}
+
+static int num_workers() {
+    static int workers = 0;
+    if (workers == 0) {
+        const char* threads = getenv("EMULATION_THREADS");
+        workers = threads ? atoi(threads) : (int)std::thread::hardware_concurrency();
+        workers = std::max(1, std::min(workers, 64));
+    }
+    return workers;
+}
+
+cudaError_t emulation_check_config(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes);
+
+void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident,
+                      void (*call)(void*), void* closure) {
+    static uint32_t launches = 0;
+    if (emulation_check_config(kernel, grid, block, shared_bytes) != cudaSuccess) { return; }
+    Launch launch;
+    launch.kernel = kernel, launch.grid = grid, launch.block = block, launch.shared_bytes = shared_bytes;
+    launch.all_resident = all_resident, launch.call = call, launch.closure = closure;
+    launch.number = ++launches;
+    launch.schedule = schedule_number < 0 ? launch.number % 1000 : (uint64_t)schedule_number;
+    launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
+    launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
+    new_launch_memory(&launch);
+    size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
+    int workers = all_resident || num_threads < 8192 ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
+    std::vector<std::thread> threads;
+    for (int i = 1; i < workers; i++) { threads.emplace_back(run_blocks, &launch); }
+    run_blocks(&launch);
+    for (std::thread& thread : threads) { thread.join(); }
+    const char* unsupported = launch.unsupported;
+    if (unsupported && unsupported[0]) { throw EmulationUnsupported{unsupported}; }
+}
+
+// ---- where a thread is, its shared memory ---------------------------------------------------------------------------
+
+uint3 emulation_thread_index() { return emulation_now->index; }
+uint3 emulation_block_index() { return emulation_now->block->index; }
+dim3 emulation_block_size() { return emulation_now->block->launch->block; }
+dim3 emulation_grid_size() { return emulation_now->block->launch->grid; }

@@ -1,0 +1,162 @@
+/*
+Shared by the files of the emulation: fibers, warps, blocks, and the records that find races. Kernels do not see this.
+
+Each CUDA thread is a fiber with a stack of its own. A worker, which is a thread of the host, runs one block or a few,
+one fiber at a time: a lane runs until it must wait for its warp or its block, then the next lane of its warp runs, and
+when the whole warp waits, another warp. The order of lanes and warps is drawn from the schedule's number.
+
+Races are found by what orders two accesses, not by what happened first: an access is recorded with its thread and with
+the epoch of its warp, a counter that grows at every barrier the warp takes part in. Two accesses of the same byte by
+two threads conflict unless a barrier orders them, see ordered() in memory.cpp.
+*/
+#pragma once
+
+#include <stdint.h>
+
+#include <atomic>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+enum {
+    STACK_BYTES = 64 << 10,    // per fiber; only the pages that a kernel uses take memory
+    SHARED_BYTES = 320 << 10,  // address range of a block's shared memory: more than a GPU has, for the gaps
+    SHARED_LIMIT = 227 << 10,  // what a block may use, as on an H100
+    SHARED_DEFAULT = 48 << 10, // what a kernel may use without cudaFuncSetAttribute
+    SHARED_FIRST = 1024,       // offset of the dynamic shared memory, so that offset 0 is never a variable
+    SHARED_GAP = 64,           // unused bytes between two variables
+    MAX_THREADS = 1024,
+    MAX_WARPS = 32,
+    MAX_BARRIERS = 16,
+};
+
+struct Block;
+struct Warp;
+
+// An asynchronous copy that has been issued and not waited for.
+struct Copy {
+    void* to;
+    const void* from;
+    int bytes;
+    bool valid; // false: zeros are written
+    int group;
+    void* pc;
+};
+
+// args[lane] is what each lane of the mask passed; the operation writes results through it
+typedef void WarpOperation(void* const* args, unsigned mask);
+
+struct Fiber {
+    void* sp;
+    char* stack; // (STACK_BYTES)
+    Block* block;
+    Warp* warp;
+    uint3 index;  // threadIdx
+    int id, lane; // of the thread in the block, in the warp
+    // what it waits for
+    unsigned mask;
+    WarpOperation* operation;
+    void* arg;
+    void* pc;     // where it waits
+    int barrier;  // -1: no barrier
+    bool yielded; // it polls memory
+    int group;    // number of the cp.async group that is open
+    std::vector<Copy> copies;
+};
+
+struct Warp {
+    unsigned alive, ready, waiting; // lanes: not ended, can run, wait for a warp operation
+    unsigned turn;                  // lane that runs next, if it is ready
+    bool descending;                // the order of the lanes
+    // races: epoch counts barriers and other operations of the whole warp. Accesses up to `full` are ordered before
+    // every lane's next one; with `partial` set, lane i also knows those of lane j up to known[i][j]. Reads up to
+    // `converged` are ordered before every lane's next write, see warp_converged().
+    uint32_t epoch, full, converged;
+    bool partial;
+    uint32_t known[32][32];
+};
+
+struct Barrier {
+    int arrived, expected;       // threads
+    unsigned waiting[MAX_WARPS]; // lanes
+    uint32_t clock[MAX_WARPS];   // latest epoch of each warp that an arrival has brought
+};
+
+// A byte of shared memory: who wrote it last, and who read it since. See memory.cpp for the layout of a record.
+struct Shadow {
+    uint64_t write, read, other_read;
+};
+
+struct SharedVariable {
+    const void* key;
+    size_t offset, bytes;
+    const char* name;
+};
+
+struct Launch {
+    const void* kernel;
+    dim3 grid, block;
+    size_t shared_bytes;
+    bool all_resident;
+    void (*call)(void*);
+    void* closure;
+    uint64_t schedule;
+    uint32_t number; // counts launches
+    size_t num_blocks;
+    std::atomic<size_t> next_block;
+    std::atomic<const char*> unsupported; // NULL, or why the launch was ended
+    std::atomic<int> grid_arrived, grid_phase;
+};
+
+struct Block {
+    Launch* launch;
+    uint3 index; // blockIdx
+    size_t number;
+    int num_threads, num_warps, num_alive;
+    unsigned ready_warps;
+    uint64_t random;
+    bool preempts; // the schedule changes warps after warp operations, too
+    bool fenced;   // a thread has made a fence or an atomic access, which may order it after other blocks
+    bool ended;    // a thread asked for the end of the launch
+    int predicates, predicates_result; // of __syncthreads_or and its kin
+    Barrier barriers[MAX_BARRIERS];
+    uint32_t seen[MAX_WARPS][MAX_WARPS]; // accesses of warp j up to epoch seen[i][j] are ordered before warp i's next
+    bool races_off;                      // epochs have run out
+    Warp warps[MAX_WARPS];
+    Fiber fibers[MAX_THREADS];
+    std::vector<SharedVariable> variables;
+    size_t shared_end; // offset of the first byte after all variables
+    char* stacks;      // (MAX_THREADS, STACK_BYTES)
+    char* shared;      // (SHARED_BYTES)
+    Shadow* shadow;    // (SHARED_BYTES)
+};
+
+// The fiber that runs on this thread of the host; NULL in host code.
+extern __thread Fiber* emulation_now;
+
+// Waits until all lanes of the mask have called it with the same operation, which is then done once. pc is where.
+void warp_collective(unsigned mask, WarpOperation* operation, void* arg, void* pc);
+// Lets other warps and blocks run, for a thread that polls memory.
+void yield_thread();
+[[noreturn]] void end_launch(const char* unsupported);
+uint64_t next_random(uint64_t* state);
+
+// ---- memory.cpp --------------------------------------------------------------------------------
+
+enum AccessKind { ACCESS_READ, ACCESS_WRITE, ACCESS_ATOMIC };
+void check_access(const void* p, size_t bytes, AccessKind kind, void* pc);
+// The access of another thread of the block, on whose behalf a warp operation reads or writes.
+void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc);
+void mark_in_flight(Fiber* f, const void* p, size_t bytes, void* pc); // cp.async will write here
+
+void begin_block_memory(Block* b); // before the block's first thread
+void end_block_memory(Block* b);
+void warp_synchronised(Warp* w, unsigned lanes);
+void warp_converged(Block* b, Warp* w);
+void block_synchronised(Block* b);
+void barrier_arrived(Block* b, Barrier* barrier, int warp);
+void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes);
+void new_launch_memory(Launch* launch);
+
+// Reports something that is wrong in the kernel that runs. what: "a deadlock: ...". pc and other may be NULL.
+void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc);

@@ -1,0 +1,623 @@
+/*
+Device and shared memory, and what is wrong with the accesses to them: races, reads of uninitialised shared memory,
+accesses out of bounds.
+
+The programs are compiled with -fsanitize=thread, but not linked to its runtime: every load and store calls one of the
+__tsan functions below. They ignore the host's memory and a thread's own stack.
+
+Shared memory. Each byte has a record of its last write and of two reads since then, with pc, thread and epoch. An
+access conflicts with a recorded one of another thread unless ordered() says that a barrier is between them. Shuffles,
+votes and mma.sync are no barriers: data that one lane writes and another one reads needs a __syncwarp, as in CUDA. But
+they order a warp's reads before them and its writes after them, see warp_converged().
+
+Device memory. Every 2 bytes have a record of the last write in this launch. An access to what another thread has
+written, in the same block without a barrier or in another block, is reported, unless the block has made a fence.
+*/
+#include "engine.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <string>
+
+// ---- findings -------------------------------------------------------------------------------------
+
+struct Finding {
+    const char* what;
+    std::string detail;
+    const void* kernel;
+    void *pc, *other_pc;
+    uint3 block, thread, other;
+    bool has_other;
+    int count;
+};
+static std::vector<Finding> findings;
+static std::mutex findings_mutex;
+
+// Findings that are as the kernel's author meant it.
+static const struct {
+    const char *kernel, *what, *why;
+} accepted[] = {
+    {"attention_forward_kernel3", "a read of uninitialised memory", "columns past HS are read and not stored"},
+    {"fused_attention_projection_residual_layernorm_kernel3", "a read of uninitialised memory",
+     "tokens past N are not stored"},
+    {"decode_attention_", "a read of uninitialised memory", "the result of the threads from HS on is not used"},
+};
+
+static void add_finding(const char* what, const std::string& detail, Fiber* f, void* pc, const uint3* other,
+                        void* other_pc) {
+    std::lock_guard<std::mutex> lock(findings_mutex);
+    for (Finding& old : findings) {
+        if (old.what == what && old.pc == pc && old.other_pc == other_pc) {
+            old.count++;
+            return;
+        }
+    }
+    findings.push_back({what, detail, f->block->launch->kernel, pc, other_pc, f->block->index, f->index,
+                        other ? *other : uint3{0, 0, 0}, other != NULL, 1});
+}
+
+void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc) {
+    add_finding(what, "", f, pc, other ? &other->index : NULL, other_pc);
+}
+
+// One line of a command's output; "" at the end.
+static std::string read_line(FILE* f) {
+    char line[1024];
+    std::string text = fgets(line, sizeof(line), f) ? line : "";
+    while (!text.empty() && text.back() == '\n') { text.pop_back(); }
+    return text;
+}
+
+// "kernel" -> name of the function at pc; otherwise file:line of pc and of the calls that were inlined around it.
+// Needs addr2line or llvm-symbolizer, and a program that is linked at a fixed address.
+static std::string describe_pc(void* pc, bool kernel) {
+    char command[1024], raw[32];
+    snprintf(raw, sizeof(raw), "%p", pc);
+    unsigned long address = (unsigned long)(uintptr_t)pc - (kernel ? 0 : 1); // the call precedes its return address
+    const char* arguments = kernel ? "-f" : "-i";
+    char exe[1024];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    if (n <= 0) { return raw; }
+    exe[n] = '\0';
+    snprintf(command, sizeof(command),
+             "{ addr2line -C %s -e '%.300s' 0x%lx || llvm-symbolizer --output-style=GNU -C %s -e '%.300s' 0x%lx; } "
+             "2>/dev/null",
+             arguments, exe, address, arguments, exe, address);
+    FILE* f = popen(command, "r");
+    if (!f) { return raw; }
+    std::string text, line;
+    if (kernel) {
+        line = read_line(f);
+        text = line.substr(0, line.find('('));
+        if (text.compare(0, 5, "void ") == 0) { text = text.substr(5); }
+    } else {
+        while (!(line = read_line(f)).empty()) {
+            if (line.find("emulation") != std::string::npos && line.find("/dev/cuda/emulation/") != std::string::npos) {
+                continue; // the emulation's own headers
+            }
+            size_t slash = line.rfind('/'), note = line.find(" (discriminator");
+            line = line.substr(0, note);
+            text += (text.empty() ? "" : ", called from ") + line.substr(slash == std::string::npos ? 0 : slash + 1);
+        }
+    }
+    pclose(f);
+    return text.empty() || text[0] == '?' ? raw : text;
+}
+
+static std::string describe(uint3 i) {
+    return "(" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
+}
+
+const char* emulation_findings(int* count) {
+    static std::string text;
+    text.clear();
+    *count = 0;
+    for (const Finding& found : findings) {
+        std::string kernel = describe_pc((void*)found.kernel, true);
+        bool known = false;
+        for (const auto& a : accepted) {
+            known |= kernel.compare(0, strlen(a.kernel), a.kernel) == 0 && strcmp(found.what, a.what) == 0;
+        }
+        if (known) { continue; }
+        if (++*count > 5) {
+            text += "; and more";
+            break;
+        }
+        text += (text.empty() ? "" : "; ") + kernel + ": " + found.what + found.detail;
+        if (found.pc) { text += ", at " + describe_pc(found.pc, false); }
+        text += ", thread " + describe(found.thread) + " of block " + describe(found.block);
+        if (found.has_other || found.other_pc) {
+            text += "; the other access";
+            if (found.other_pc) { text += " at " + describe_pc(found.other_pc, false); }
+            if (found.has_other) { text += " by thread " + describe(found.other); }
+        }
+        if (found.count > 1) { text += " (" + std::to_string(found.count) + " times)"; }
+    }
+    findings.clear();
+    return text.c_str();
+}
+
+// ---- records ------------------------------------------------------------------------------------------
+// A record: bits 0-31 the pc, relative to a function of this file; 32-41 the thread; 42-61 the epoch of its warp; 62
+// set for an atomic access; 63 set while cp.async writes. 0: not part of a variable. 1: never written.
+
+enum { OUTSIDE = 0, UNINITIALISED = 1 };
+static const uint64_t ATOMIC = (uint64_t)1 << 62, IN_FLIGHT = (uint64_t)1 << 63;
+static const uint32_t LAST_EPOCH = (1 << 20) - 1;
+
+static uint32_t pack_pc(void* pc) { return (uint32_t)((uintptr_t)pc - (uintptr_t)&pack_pc); }
+static void* unpack_pc(uint32_t pc) { return (void*)((uintptr_t)&pack_pc + (uintptr_t)(intptr_t)(int32_t)pc); }
+static uint64_t record_of(const Fiber* f, void* pc) {
+    return pack_pc(pc) | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42;
+}
+static int thread_of(uint64_t record) { return (int)(record >> 32 & 1023); }
+static uint32_t epoch_of(uint64_t record) { return (uint32_t)(record >> 42) & LAST_EPOCH; }
+
+// True if a barrier orders the recorded access of thread `id` before what f does now.
+static bool ordered(const Fiber* f, int id, uint32_t epoch) {
+    if (id == f->id) { return true; }
+    const Block* b = f->block;
+    int warp = id / 32, mine = (int)(f->warp - b->warps);
+    if (warp != mine) { return epoch <= b->seen[mine][warp]; }
+    return epoch <= f->warp->full || (f->warp->partial && epoch <= f->warp->known[f->lane][id % 32]);
+}
+
+// ---- what barriers order --------------------------------------------------------------------------------
+
+static void next_epoch(Block* b, Warp* w) {
+    if (++w->epoch == LAST_EPOCH) { b->races_off = true; }
+}
+
+// A barrier of these lanes, which all have arrived.
+void warp_synchronised(Warp* w, unsigned lanes) {
+    if (lanes == w->alive) {
+        w->full = w->epoch, w->partial = false;
+    } else {
+        if (!w->partial) {
+            for (auto& row : w->known) {
+                for (uint32_t& epoch : row) { epoch = w->full; }
+            }
+            w->partial = true;
+        }
+        uint32_t joined[32] = {};
+        for (int i = 0; i < 32; i++) {
+            if (!(lanes >> i & 1)) { continue; }
+            for (int j = 0; j < 32; j++) { joined[j] = std::max(joined[j], w->known[i][j]); }
+        }
+        for (int i = 0; i < 32; i++) {
+            if (lanes >> i & 1) { joined[i] = w->epoch; }
+        }
+        for (int i = 0; i < 32; i++) {
+            if (lanes >> i & 1) { memcpy(w->known[i], joined, sizeof(joined)); }
+        }
+    }
+    next_epoch(emulation_now->block, w);
+}
+
+// The warp has executed a shuffle, a vote, ldmatrix or mma.sync together. Such an instruction waits for all lanes, and a
+// warp's accesses of shared memory are performed in the order in which they were issued: what was read before it cannot
+// see what is written after it. Kernels rely on this where the last use of a tile is an ldmatrix.
+void warp_converged(Block* b, Warp* w) {
+    w->converged = w->epoch;
+    next_epoch(b, w);
+}
+
+void block_synchronised(Block* b) {
+    for (int i = 0; i < b->num_warps; i++) {
+        for (int j = 0; j < b->num_warps; j++) { b->seen[i][j] = b->warps[j].epoch; }
+        b->warps[i].full = b->warps[i].epoch, b->warps[i].partial = false;
+    }
+    for (int i = 0; i < b->num_warps; i++) { next_epoch(b, &b->warps[i]); }
+}
+
+// A named barrier passes on all that the arriving warps knew. Lanes that arrive bring their whole warp's accesses: so a
+// missing __syncwarp before a single lane's arrival is not found.
+void barrier_arrived(Block* b, Barrier* barrier, int warp) {
+    for (int i = 0; i < b->num_warps; i++) {
+        barrier->clock[i] = std::max(barrier->clock[i], i == warp ? b->warps[i].epoch : b->seen[warp][i]);
+    }
+    next_epoch(b, &b->warps[warp]);
+}
+void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes) {
+    for (int i = 0; i < b->num_warps; i++) { b->seen[warp][i] = std::max(b->seen[warp][i], barrier->clock[i]); }
+    Warp* w = &b->warps[warp];
+    if (lanes == w->alive) { w->full = std::max(w->full, barrier->clock[warp]); }
+}
+
+// ---- shared memory ------------------------------------------------------------------------------------------
+
+void begin_block_memory(Block* b) {
+    b->races_off = false;
+    for (int i = 0; i < b->num_warps; i++) {
+        Warp* w = &b->warps[i];
+        w->epoch = 1, w->full = w->converged = 0, w->partial = false;
+        memset(b->seen[i], 0, sizeof(b->seen[i]));
+    }
+    size_t bytes = b->launch->shared_bytes;
+    for (size_t i = 0; i < bytes; i++) { b->shadow[SHARED_FIRST + i] = {UNINITIALISED, 0, 0}; }
+    memset(b->shared + SHARED_FIRST, 0xFF, bytes); // NaN
+    b->shared_end = SHARED_FIRST + bytes;
+    b->variables.clear();
+    if (bytes) { b->variables.push_back({NULL, SHARED_FIRST, bytes, "dynamic shared memory"}); }
+}
+void end_block_memory(Block* b) { memset((void*)b->shadow, 0, b->shared_end * sizeof(Shadow)); }
+
+void* emulation_dynamic_shared(size_t) { return emulation_now->block->shared + SHARED_FIRST; }
+
+void* emulation_shared(const void* key, size_t bytes, size_t alignment, const char* name) {
+    Block* b = emulation_now->block;
+    for (const SharedVariable& v : b->variables) {
+        if (v.key == key) { return b->shared + v.offset; }
+    }
+    size_t offset = (b->shared_end + SHARED_GAP + alignment - 1) / alignment * alignment;
+    if (offset + bytes > SHARED_BYTES) { emulation_unsupported("more shared memory than a GPU has"); }
+    for (size_t i = 0; i < bytes; i++) { b->shadow[offset + i] = {UNINITIALISED, 0, 0}; }
+    memset(b->shared + offset, 0xFF, bytes);
+    b->shared_end = offset + bytes;
+    b->variables.push_back({key, offset, bytes, name});
+    return b->shared + offset;
+}
+
+// As on a GPU, an address within the block's shared memory.
+uint64_t __cvta_generic_to_shared(const void* p) { return (uint64_t)((const char*)p - emulation_now->block->shared); }
+
+static void shared_finding(const char* what, Fiber* f, size_t offset, void* pc, uint64_t record) {
+    if (f->block->races_off && record > UNINITIALISED) { return; }
+    std::string detail = " at offset " + std::to_string(offset) + " of the shared memory";
+    for (const SharedVariable& v : f->block->variables) {
+        if (offset < v.offset || offset >= v.offset + v.bytes + SHARED_GAP) { continue; }
+        detail = " of " + std::string(v.name) + ", byte " + std::to_string(offset - v.offset) + " of " +
+                 std::to_string(v.bytes);
+    }
+    if (record <= UNINITIALISED) {
+        add_finding(what, detail, f, pc, NULL, NULL);
+    } else {
+        add_finding(what, detail, f, pc, &f->block->fibers[thread_of(record)].index, unpack_pc((uint32_t)record));
+    }
+}
+
+// The words of a report name the later access first.
+static const char* race_between(AccessKind kind, bool other_writes) {
+    return kind == ACCESS_READ ? "race: a read of what another thread writes"
+           : other_writes      ? "race: a write of what another thread writes"
+                               : "race: a write of what another thread reads";
+}
+
+static void check_shared(Fiber* f, size_t offset, size_t bytes, AccessKind kind, void* pc) {
+    Shadow* s = f->block->shadow + offset;
+    uint64_t mine = record_of(f, pc) | (kind == ACCESS_ATOMIC ? ATOMIC : 0);
+    uint64_t write_seen = mine, read_seen = mine,
+             other_seen = mine; // records that the byte before had: not checked again
+    auto races = [&](uint64_t record) { return !ordered(f, thread_of(record), epoch_of(record)); };
+    auto read_races = [&](uint64_t record) {
+        bool converged = thread_of(record) / 32 == f->id / 32 && epoch_of(record) <= f->warp->converged;
+        return !converged && races(record);
+    };
+    for (size_t i = 0; i < bytes; i++, s++) {
+        uint64_t write = s->write;
+        if (write != write_seen) {
+            write_seen = write;
+            if (write == OUTSIDE) {
+                shared_finding(kind == ACCESS_READ ? "a read out of bounds" : "a write out of bounds", f, offset + i,
+                               pc, write);
+                return;
+            } else if (write == UNINITIALISED) {
+                if (kind != ACCESS_WRITE) {
+                    shared_finding("a read of uninitialised memory", f, offset + i, pc, write);
+                }
+            } else if (write & IN_FLIGHT) {
+                shared_finding("an access to what cp.async is still writing", f, offset + i, pc, write);
+            } else if (!(write & ATOMIC && kind == ACCESS_ATOMIC) && races(write)) {
+                shared_finding(race_between(kind, true), f, offset + i, pc, write);
+            }
+        }
+        if (kind == ACCESS_READ) {
+            uint64_t read = s->read;
+            if (read && thread_of(read) != f->id && read_races(read)) {
+                // both stay; of several unordered reads, one of another warp is worth more than a third of this one
+                if (!s->other_read || thread_of(read) / 32 != f->id / 32) { s->other_read = read; }
+            }
+            s->read = mine;
+            continue;
+        }
+        if (s->read && s->read != read_seen) {
+            read_seen = s->read;
+            if (read_races(s->read)) { shared_finding(race_between(kind, false), f, offset + i, pc, s->read); }
+        }
+        if (s->other_read && s->other_read != other_seen) {
+            other_seen = s->other_read;
+            if (read_races(s->other_read)) {
+                shared_finding(race_between(kind, false), f, offset + i, pc, s->other_read);
+            }
+        }
+        *s = {mine, 0, 0};
+    }
+}
+
+void mark_in_flight(Fiber* f, const void* p, size_t bytes, void* pc) {
+    size_t offset = (size_t)((const char*)p - f->block->shared);
+    check_access_of(f, p, bytes, ACCESS_WRITE, pc);
+    if (offset >= SHARED_BYTES) { return; }
+    for (size_t i = 0; i < bytes; i++) {
+        if (f->block->shadow[offset + i].write != OUTSIDE) { f->block->shadow[offset + i].write |= IN_FLIGHT; }
+    }
+}
+
+// ---- device memory ----------------------------------------------------------------------------------------------
+// One range of addresses, of which allocations get pieces with unused bytes between them. valid has a byte for each 8:
+// how many of them are part of an allocation. writes has a record for each 2 bytes of the last write.
+
+enum { DEVICE_ALIGNMENT = 512, DEVICE_GAP = 512 };
+struct DeviceMemory {
+    char* base;
+    size_t size, end;                   // end: first byte that was never allocated
+    uint8_t* valid;                     // (size / 8)
+    uint64_t* writes;                   // (size / 2)
+    uint32_t* pcs;                      // (size / 2)
+    std::map<size_t, size_t> allocated; // offset -> bytes asked for
+    std::multimap<size_t, size_t> free; // bytes -> offset
+};
+static DeviceMemory& device() {
+    static DeviceMemory d;
+    return d;
+}
+static char* device_base; // copies of device().base and .size, for speed
+static size_t device_size;
+
+static void* reserve(size_t bytes) {
+    void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+static void open_device() { // reserves addresses, not memory: 64 GB, or what the system allows
+    DeviceMemory& d = device();
+    for (d.size = (size_t)64 << 30; d.size > ((size_t)64 << 20); d.size /= 2) {
+        d.base = (char*)reserve(d.size), d.valid = (uint8_t*)reserve(d.size / 8);
+        d.writes = (uint64_t*)reserve(4 * d.size), d.pcs = (uint32_t*)reserve(2 * d.size);
+        if (d.base && d.valid && d.writes && d.pcs) { break; }
+        if (d.base) { munmap(d.base, d.size); }
+        if (d.valid) { munmap(d.valid, d.size / 8); }
+        if (d.writes) { munmap(d.writes, 4 * d.size); }
+        if (d.pcs) { munmap(d.pcs, 2 * d.size); }
+    }
+    d.end = DEVICE_GAP;
+    device_base = d.base, device_size = d.size;
+}
+
+static size_t rounded(size_t bytes) {
+    return (bytes + DEVICE_GAP + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
+}
+static void set_valid(size_t offset, size_t bytes, bool valid) {
+    uint8_t* v = device().valid + offset / 8;
+    memset(v, valid ? 8 : 0, bytes / 8);
+    if (bytes % 8) { v[bytes / 8] = valid ? (uint8_t)(bytes % 8) : 0; }
+}
+
+cudaError_t emulation_malloc(void** p, size_t bytes) {
+    DeviceMemory& d = device();
+    if (!d.base) { open_device(); }
+    size_t total = rounded(bytes), offset;
+    auto spare = d.free.lower_bound(total);
+    if (spare != d.free.end() && spare->first <= 2 * total) {
+        offset = spare->second;
+        total = spare->first;
+        d.free.erase(spare);
+    } else if (d.end + total > d.size) {
+        return cudaErrorMemoryAllocation;
+    } else {
+        offset = d.end, d.end += total;
+    }
+    d.allocated[offset] = bytes;
+    set_valid(offset, bytes, true);
+    memset(d.base + offset, 0xFF, std::min(bytes, (size_t)1 << 20)); // NaN, at the begin of large allocations
+    *p = d.base + offset;
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void* p) {
+    DeviceMemory& d = device();
+    if (!p) { return cudaSuccess; }
+    auto found = d.allocated.find((size_t)((char*)p - d.base));
+    if (found == d.allocated.end()) { return cudaErrorInvalidValue; }
+    set_valid(found->first, found->second, false);
+    size_t total = rounded(found->second);
+    if (total >= (1 << 16)) { // gives the pages back; what is not page-aligned stays
+        size_t begin = (found->first + 4095) / 4096 * 4096, end = (found->first + total) / 4096 * 4096;
+        madvise(d.base + begin, end - begin, MADV_DONTNEED);
+        madvise((char*)d.writes + 4 * begin, 4 * (end - begin), MADV_DONTNEED);
+        madvise((char*)d.pcs + 2 * begin, 2 * (end - begin), MADV_DONTNEED);
+    }
+    d.free.insert({total, found->first});
+    d.allocated.erase(found);
+    return cudaSuccess;
+}
+
+// A record of device memory: bits 0-11 the launch, 12-31 the block, 32-41 the thread, 42-61 the epoch, 62 atomic.
+void new_launch_memory(Launch* launch) {
+    DeviceMemory& d = device();
+    if (d.base && launch->number % 4096 == 0) { madvise(d.writes, 4 * d.size, MADV_DONTNEED); } // numbers begin again
+}
+
+static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, const uint3* other, void* other_pc) {
+    DeviceMemory& d = device();
+    auto next = d.allocated.upper_bound(offset);
+    std::string detail = " of device memory";
+    if (next != d.allocated.begin()) {
+        auto a = std::prev(next);
+        detail += ", byte " + std::to_string(offset - a->first) + " of an allocation of " + std::to_string(a->second);
+    }
+    add_finding(what, detail, f, pc, other, other_pc);
+}
+
+static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind, void* pc) {
+    DeviceMemory& d = device();
+    const uint8_t* valid = d.valid;
+    for (size_t g = offset / 8; g <= (offset + bytes - 1) / 8; g++) {
+        size_t needed = std::min(offset + bytes - g * 8, (size_t)8);
+        if (valid[g] < needed) {
+            device_finding(kind == ACCESS_READ ? "a read out of bounds" : "a write out of bounds", f, offset, pc, NULL,
+                           NULL);
+            return;
+        }
+    }
+    Block* b = f->block;
+    const uint64_t place_mask = 0xFFFFFFFF;
+    uint64_t place = (b->launch->number & 0xFFF) | (b->number & 0xFFFFF) << 12;
+    uint64_t mine =
+        place | (uint64_t)f->id << 32 | (uint64_t)f->warp->epoch << 42 | (kind == ACCESS_ATOMIC ? ATOMIC : 0);
+    uint64_t seen = mine;
+    for (size_t g = offset / 2; g <= (offset + bytes - 1) / 2; g++) {
+        uint64_t old = __atomic_load_n(&d.writes[g], __ATOMIC_RELAXED);
+        if (old != seen) {
+            seen = old;
+            bool same_launch = (old & 0xFFF) == (place & 0xFFF) && old != 0;
+            bool same_block = (old & place_mask) == place;
+            bool atomics = (old & ATOMIC) && kind == ACCESS_ATOMIC;
+            if (same_launch && !atomics && !b->fenced &&
+                (!same_block || (!ordered(f, thread_of(old), epoch_of(old)) && !b->races_off))) {
+                uint3 other = {(unsigned)thread_of(old), 0, 0}; // of another block, only the number is known
+                if (same_block) { other = b->fibers[thread_of(old)].index; }
+                device_finding(race_between(kind, true), f, g * 2, pc, &other, unpack_pc(d.pcs[g]));
+            }
+        }
+        if (kind != ACCESS_READ) {
+            __atomic_store_n(&d.writes[g], mine, __ATOMIC_RELAXED);
+            __atomic_store_n(&d.pcs[g], pack_pc(pc), __ATOMIC_RELAXED);
+        }
+    }
+}
+
+// ---- every access -------------------------------------------------------------------------------------------------
+
+void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc) {
+    size_t in_shared = (size_t)((const char*)p - f->block->shared);
+    size_t in_device = (size_t)((const char*)p - device_base);
+    if (in_shared < SHARED_BYTES) {
+        check_shared(f, in_shared, bytes, kind, pc);
+    } else if (in_device < device_size) {
+        check_device(f, in_device, bytes, kind, pc);
+    }
+}
+static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc) {
+    Fiber* f = emulation_now;
+    if (!f || (size_t)((const char*)p - f->stack) < STACK_BYTES) { return; }
+    check_access_of(f, p, bytes, kind, pc);
+}
+void check_access(const void* p, size_t bytes, AccessKind kind, void* pc) { access(p, bytes, kind, pc); }
+
+void __threadfence() { emulation_now->block->fenced = true; }
+void __threadfence_block() {}
+
+#define TSAN_ACCESS(bytes)                                                                                             \
+    extern "C" void __tsan_read##bytes(void* p) { access(p, bytes, ACCESS_READ, __builtin_return_address(0)); }        \
+    extern "C" void __tsan_write##bytes(void* p) { access(p, bytes, ACCESS_WRITE, __builtin_return_address(0)); }      \
+    extern "C" void __tsan_unaligned_read##bytes(void* p) {                                                            \
+        access(p, bytes, ACCESS_READ, __builtin_return_address(0));                                                    \
+    }                                                                                                                  \
+    extern "C" void __tsan_unaligned_write##bytes(void* p) {                                                           \
+        access(p, bytes, ACCESS_WRITE, __builtin_return_address(0));                                                   \
+    }
+TSAN_ACCESS(1)
+TSAN_ACCESS(2)
+TSAN_ACCESS(4)
+TSAN_ACCESS(8)
+TSAN_ACCESS(16)
+extern "C" void __tsan_read_range(void* p, size_t n) { access(p, n, ACCESS_READ, __builtin_return_address(0)); }
+extern "C" void __tsan_write_range(void* p, size_t n) { access(p, n, ACCESS_WRITE, __builtin_return_address(0)); }
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
+extern "C" void __tsan_vptr_update(void**, void*) {}
+extern "C" void __tsan_vptr_read(void**) {}
+extern "C" void* __tsan_memcpy(void* to, const void* from, size_t n) {
+    access(from, n, ACCESS_READ, __builtin_return_address(0));
+    access(to, n, ACCESS_WRITE, __builtin_return_address(0));
+    return memcpy(to, from, n);
+}
+extern "C" void* __tsan_memmove(void* to, const void* from, size_t n) {
+    access(from, n, ACCESS_READ, __builtin_return_address(0));
+    access(to, n, ACCESS_WRITE, __builtin_return_address(0));
+    return memmove(to, from, n);
+}
+extern "C" void* __tsan_memset(void* p, int value, size_t n) {
+    access(p, n, ACCESS_WRITE, __builtin_return_address(0));
+    return memset(p, value, n);
+}
+
+// std::atomic of the host code. The memory order is the strongest, whatever was asked for.
+#define TSAN_ATOMIC(bits, T)                                                                                           \
+    extern "C" T __tsan_atomic##bits##_load(const volatile T* p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); } \
+    extern "C" void __tsan_atomic##bits##_store(volatile T* p, T x, int) { __atomic_store_n(p, x, __ATOMIC_SEQ_CST); } \
+    extern "C" T __tsan_atomic##bits##_exchange(volatile T* p, T x, int) {                                             \
+        return __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST);                                                            \
+    }                                                                                                                  \
+    extern "C" T __tsan_atomic##bits##_fetch_add(volatile T* p, T x, int) {                                            \
+        return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST);                                                             \
+    }                                                                                                                  \
+    extern "C" T __tsan_atomic##bits##_fetch_sub(volatile T* p, T x, int) {                                            \
+        return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST);                                                             \
+    }                                                                                                                  \
+    extern "C" T __tsan_atomic##bits##_fetch_or(volatile T* p, T x, int) {                                             \
+        return __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST);                                                              \
+    }                                                                                                                  \
+    extern "C" T __tsan_atomic##bits##_fetch_and(volatile T* p, T x, int) {                                            \
+        return __atomic_fetch_and(p, x, __ATOMIC_SEQ_CST);                                                             \
+    }                                                                                                                  \
+    extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* old, T x, int, int) {               \
+        return __atomic_compare_exchange_n(p, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                      \
+    }                                                                                                                  \
+    extern "C" int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* old, T x, int, int) {                 \
+        return __atomic_compare_exchange_n(p, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                      \
+    }
+TSAN_ATOMIC(8, uint8_t)
+TSAN_ATOMIC(16, uint16_t)
+TSAN_ATOMIC(32, uint32_t)
+TSAN_ATOMIC(64, uint64_t)
+extern "C" void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+extern "C" void __tsan_atomic_signal_fence(int) {}
+
+// ---- atomics of kernels ----------------------------------------------------------------------------------------------
+
+// Applies combine(old, x) until no other thread of the host interferes. Returns the old value.
+template <class T, class Combine> static T atomic(T* p, T x, void* pc, Combine combine) {
+    check_access(p, sizeof(T), ACCESS_ATOMIC, pc);
+    T old, wanted;
+    __atomic_load(p, &old, __ATOMIC_SEQ_CST);
+    do {
+        wanted = combine(old, x);
+    } while (!__atomic_compare_exchange(p, &old, &wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return old;
+}
+#define ATOMIC_FUNCTION(name, T, expression)                                                                           \
+    T name(T* p, T x) {                                                                                                \
+        return atomic(p, x, __builtin_return_address(0), [](T old, T x) -> T { return expression; });                  \
+    }
+ATOMIC_FUNCTION(atomicAdd, int, (int)((unsigned)old + (unsigned)x))
+ATOMIC_FUNCTION(atomicAdd, unsigned, old + x)
+ATOMIC_FUNCTION(atomicAdd, unsigned long long, old + x)
+ATOMIC_FUNCTION(atomicAdd, float, old + x)
+ATOMIC_FUNCTION(atomicAdd, double, old + x)
+ATOMIC_FUNCTION(atomicMax, int, old < x ? x : old)
+ATOMIC_FUNCTION(atomicMax, unsigned, old < x ? x : old)
+ATOMIC_FUNCTION(atomicMax, unsigned long long, old < x ? x : old)
+ATOMIC_FUNCTION(atomicMin, int, x < old ? x : old)
+ATOMIC_FUNCTION(atomicMin, unsigned, x < old ? x : old)
+ATOMIC_FUNCTION(atomicExch, int, ((void)old, x))
+ATOMIC_FUNCTION(atomicExch, unsigned, ((void)old, x))
+ATOMIC_FUNCTION(atomicExch, float, ((void)old, x))
+ATOMIC_FUNCTION(atomicExch, unsigned long long, ((void)old, x))
+ATOMIC_FUNCTION(atomicOr, unsigned, old | x)
+ATOMIC_FUNCTION(atomicAnd, unsigned, old& x)
+ATOMIC_FUNCTION(atomicInc, unsigned, old >= x ? 0 : old + 1)
+// A thread that takes a lock polls, so the others must get their turn.
+#define ATOMIC_CAS(T)                                                                                                  \
+    T atomicCAS(T* p, T compare, T x) {                                                                                \
+        T old = atomic(p, x, __builtin_return_address(0), [=](T old, T x) { return old == compare ? x : old; });       \
+        if (old != compare) { yield_thread(); }                                                                        \
+        return old;                                                                                                    \
+    }
+ATOMIC_CAS(int)
+ATOMIC_CAS(unsigned)
+ATOMIC_CAS(unsigned long long)

@@ -1,0 +1,261 @@
+/*
+The CUDA runtime for one device, whose work is done when a call returns; conversions of small floating-point types.
+*/
+#include <time.h>
+
+#include <algorithm>
+#include <map>
+
+#include "cuda_fp16.h"
+#include "cuda_bf16.h"
+#include "cuda_fp8.h"
+#include "engine.h"
+
+// ---- errors -----------------------------------------------------------------------------------------
+
+static cudaError_t last_error = cudaSuccess;
+static cudaError_t fail(cudaError_t e) { return last_error = e; }
+
+cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t cudaGetLastError() {
+    cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+};
+const char* cudaGetErrorName(cudaError_t e) {
+    for (const auto& known : errors) {
+        if (known.error == e) { return known.name; }
+    }
+    return "an error without a name";
+}
+const char* cudaGetErrorString(cudaError_t e) {
+    for (const auto& known : errors) {
+        if (known.error == e) { return known.text; }
+    }
+    return "unknown error";
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    memmove(to, from, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    memset(p, value, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return cudaMemset(p, value, bytes); }
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+    *free_bytes = *total_bytes = (size_t)4 << 30;
+    return cudaSuccess;
+}
+
+// ---- device, streams, events --------------------------------------------------------------------------------
+// A small device, so that persistent kernels and grid-stride loops take more than one round at small shapes.
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : fail(cudaErrorInvalidValue); }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+    *properties = {};
+    snprintf(properties->name, sizeof(properties->name), "CPU emulation (its times mean nothing)");
+    properties->major = __CUDA_ARCH__ / 100, properties->minor = __CUDA_ARCH__ / 10 % 10;
+    properties->multiProcessorCount = 4;
+    properties->totalGlobalMem = (size_t)4 << 30;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+        *value = 4;
+        break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = 2048;
+        break;
+    case cudaDevAttrL2CacheSize:
+        *value = 1 << 20;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = SHARED_DEFAULT;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = SHARED_LIMIT;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = SHARED_LIMIT + 1024;
+        break;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+        *value = 1024;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = __CUDA_ARCH__ / 100;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = __CUDA_ARCH__ / 10 % 10;
+        break;
+    default:
+        *value = 0;
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return last_error; }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return *stream = NULL, cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return last_error; }
+
+struct EmulationEvent {
+    timespec time;
+};
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new EmulationEvent(), cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+    *ms = (float)((double)(end->time.tv_sec - begin->time.tv_sec) * 1e3 +
+                  (double)(end->time.tv_nsec - begin->time.tv_nsec) * 1e-6);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+    return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { emulation_unsupported("CUDA graphs"); }
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
+
+// ---- kernels --------------------------------------------------------------------------------------------------
+
+// Bytes of dynamic shared memory that cudaFuncSetAttribute allows a kernel.
+static std::map<const void*, int>& shared_limits() {
+    static std::map<const void*, int> limits;
+    return limits;
+}
+static size_t shared_limit(const void* kernel) {
+    auto found = shared_limits().find(kernel);
+    return found == shared_limits().end() ? (size_t)SHARED_DEFAULT : (size_t)found->second;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+    *attributes = {};
+    attributes->maxThreadsPerBlock = MAX_THREADS, attributes->numRegs = 32;
+    attributes->ptxVersion = attributes->binaryVersion = __CUDA_ARCH__ / 10;
+    attributes->maxDynamicSharedSizeBytes = (int)shared_limit(kernel);
+    return cudaSuccess;
+}
+cudaError_t emulation_set_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        if (value < 0 || value > SHARED_LIMIT) { return fail(cudaErrorInvalidValue); }
+        shared_limits()[kernel] = value;
+    }
+    return cudaSuccess;
+}
+cudaError_t emulation_occupancy(int* blocks, int block_size, size_t shared_bytes) {
+    *blocks = block_size < 1 || block_size > MAX_THREADS || shared_bytes > SHARED_LIMIT ? 0
+              : 2 * shared_bytes > SHARED_LIMIT                                         ? 1
+                                                                                        : 2;
+    return cudaSuccess;
+}
+cudaError_t emulation_check_config(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
+    size_t threads = (size_t)block.x * block.y * block.z;
+    bool fits = grid.x > 0 && grid.x <= INT32_MAX && grid.y > 0 && grid.y <= 65535 && grid.z > 0 && grid.z <= 65535 &&
+                threads > 0 && threads <= MAX_THREADS && block.z <= 64;
+    if (!fits) { return fail(cudaErrorInvalidConfiguration); }
+    if (shared_bytes > shared_limit(kernel)) { return fail(cudaErrorInvalidValue); }
+    return cudaSuccess;
+}
+void emulation_check_launch(const cudaLaunchConfig_t& config) {
+    for (unsigned i = 0; i < config.numAttrs; i++) {
+        const cudaLaunchAttribute& a = config.attrs[i];
+        bool cluster = a.id == cudaLaunchAttributeClusterDimension;
+        if (cluster && a.val.clusterDim.x * a.val.clusterDim.y * a.val.clusterDim.z > 1) {
+            emulation_unsupported("clusters");
+        }
+    }
+}
+cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+    emulation_unsupported("a cooperative launch through an untyped pointer");
+}
+
+// ---- small floating-point types -----------------------------------------------------------------------------------
+
+// Rounds a finite x >= 0 to nearest, ties to even, in a format with this many bits of mantissa whose smallest normal
+// exponent is min_exponent. ldexp and nearbyint are exact, so there is one rounding.
+static double round_to(double x, int mantissa, int min_exponent) {
+    int exponent;
+    frexp(x, &exponent); // x = f * 2^exponent with f in [0.5, 1)
+    int ulp = std::max(exponent - 1, min_exponent) - mantissa;
+    return ldexp(nearbyint(ldexp(x, -ulp)), ulp);
+}
+// The bits of a rounded x >= 0 in that format.
+static uint32_t pack_bits(double x, int mantissa, int min_exponent) {
+    int exponent;
+    frexp(x, &exponent);
+    if (x == 0 || exponent - 1 < min_exponent) { return (uint32_t)ldexp(x, mantissa - min_exponent); } // subnormal
+    uint32_t fraction = (uint32_t)ldexp(x, mantissa - (exponent - 1)) - (1u << mantissa);
+    return (uint32_t)(exponent - min_exponent) << mantissa | fraction;
+}
+
+uint16_t emulation_half_bits_of_double(double x) {
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    if (isnan(x)) { return 0x7FFF; }
+    double rounded = isinf(x) ? INFINITY : round_to(fabs(x), 10, -14);
+    return (uint16_t)(sign | (rounded > 65504 ? 0x7C00 : pack_bits(rounded, 10, -14)));
+}
+uint16_t emulation_half_bits(float x) {
+    uint32_t bits = __float_as_uint(x), magnitude = bits & 0x7FFFFFFF;
+    if (magnitude < 0x38800000 || magnitude >= 0x477FE000) { return emulation_half_bits_of_double((double)x); }
+    uint32_t rounded = magnitude + 0xFFF + (magnitude >> 13 & 1); // normal and below 65504: plain integer arithmetic
+    return (uint16_t)((bits >> 16 & 0x8000) | ((rounded - 0x38000000) >> 13));
+}
+float emulation_half_value(uint16_t bits) {
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 0x3FF;
+    if (exponent == 31) { return __uint_as_float(sign | 0x7F800000 | fraction << 13); }
+    if (exponent > 0) { return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13); }
+    float value = (float)fraction / 16777216.0f; // subnormal: in units of 2^-24
+    return sign ? -value : value;
+}
+
+uint16_t emulation_bf16_bits_of_double(double x) {
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    if (isnan(x)) { return 0x7FFF; }
+    double rounded = isinf(x) ? INFINITY : round_to(fabs(x), 7, -126);
+    return (uint16_t)(sign | (rounded > 3.3895313892515355e38 ? 0x7F80 : pack_bits(rounded, 7, -126)));
+}
+
+uint8_t emulation_e4m3_bits(float x) {
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    if (isnan(x)) { return 0x7F; }
+    double rounded = isinf(x) ? 448 : std::min(round_to(fabs((double)x), 3, -6), 448.0);
+    return (uint8_t)(sign | pack_bits(rounded, 3, -6));
+}
+float emulation_e4m3_value(uint8_t bits) {
+    int exponent = bits >> 3 & 15, fraction = bits & 7;
+    if (exponent == 15 && fraction == 7) { return NAN; }
+    float value = exponent ? ldexpf((float)(8 + fraction), exponent - 10) : ldexpf((float)fraction, -9);
+    return bits & 0x80 ? -value : value;
+}

@@ -1,0 +1,64 @@
+/* Kernels with planted bugs: test_emulation.sh demands that the emulation finds and names each of them. The text of a
+   kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. */
+#include "bench.h"
+
+__global__ void bug_kernel1(float* out) {
+    __shared__ float x[64];
+    x[threadIdx.x] = (float)threadIdx.x;
+    out[threadIdx.x] = x[threadIdx.x ^ 32]; // bug 1
+}
+__global__ void bug_kernel2(float* out) {
+    __shared__ float x[64];
+    x[threadIdx.x] = (float)threadIdx.x;
+    out[threadIdx.x] = x[threadIdx.x ^ 1]; // bug 2
+}
+__global__ void bug_kernel3(float* out) {
+    __shared__ float x[64];
+    if (threadIdx.x < 32) { x[threadIdx.x] = 0.0f; }
+    __syncthreads();
+    out[threadIdx.x] = x[threadIdx.x]; // bug 3
+}
+__global__ void bug_kernel4(float* out) {
+    __shared__ float x[64];
+    x[threadIdx.x + 1] = 0.0f; // bug 4
+    __syncthreads();
+    out[threadIdx.x] = x[threadIdx.x == 0 ? 1 : threadIdx.x];
+}
+__global__ void bug_kernel5(float* out) { out[threadIdx.x + 1] = 0.0f; } // bug 5
+__global__ void bug_kernel6(float* out) {
+    if (threadIdx.x == 0) { __syncwarp(0x3); } // bug 6
+    __syncthreads();
+    out[threadIdx.x] = 0.0f;
+}
+__global__ void bug_kernel7(float* out) {
+    float x = threadIdx.x < 8 ? 0.0f : __shfl_sync(0xFFFFFF00u, 1.0f, 0); // bug 7
+    out[threadIdx.x] = 0.0f * x;
+}
+__global__ void bug_kernel8(float* out) { out[0] += 1.0f; } // bug 8
+
+static void declare(Bench& b) {
+    Buffer<float> out = b.output<float>("out", 64, {0, 0});
+    b.reference([=] { std::fill(out.host, out.host + 64, 0.0f); });
+    b.cost(1, 0);
+    auto kernel = [&](int number, const char* what, void (*bug)(float*), int num_blocks) {
+        b.kernel(number, what,
+                 [=](int) {
+                     cudaCheck(cudaMemset(out, 0, 64 * sizeof(float)));
+                     bug<<<num_blocks, 64>>>(out);
+                     cudaCheck(cudaGetLastError());
+                 },
+                 {0});
+    };
+    kernel(1, "race: a read of what another thread writes", bug_kernel1, 1);
+    kernel(2, "race: a read of what another thread writes", bug_kernel2, 1);
+    kernel(3, "a read of uninitialised memory of x, byte 128 of 256", bug_kernel3, 1);
+    kernel(4, "a write out of bounds of x, byte 256 of 256", bug_kernel4, 1);
+    kernel(5, "a write out of bounds of device memory, byte 256 of an allocation of 256", bug_kernel5, 1);
+    kernel(6, "a deadlock: the threads wait for others that do not come", bug_kernel6, 1);
+    kernel(7, "a shuffle reads from a lane that does not take part", bug_kernel7, 1);
+    kernel(8, "what another thread writes of device memory", bug_kernel8, 2);
+}
+
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "emulation_bugs", declare, {1, 1, 8, 1, 8}, {{1, 1, 8}});
+}

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# The kernels of dev/cuda on a CPU (dev/cuda/emulation): the emulation itself, --check of every kernel that it can run,
+# and mutants, that is kernels with one wrong line each, which --check must find.
+#
+# Without LLMC_TEST_FULL the kernels are checked in one precision, by one schedule and at the smallest shapes, and eight
+# mutants are tried; the day of the year chooses which. LLMC_TEST_DAY=123 repeats the choice of that day.
+. "$(dirname "$0")/test.sh"
+unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION
+CXX=${CXX:-g++}
+full=${LLMC_TEST_FULL:-}
+day=${LLMC_TEST_DAY:-$(date +%j | sed 's/^0*//')}
+precisions=(BF16 FP16 FP32)
+precision=${precisions[$((day % 3))]}
+jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+mutants=dev/test/emulation_mutants.txt
+mutants_in_ci=8
+
+needs_compiler() { command -v "$CXX" >/dev/null || skip "needs $CXX"; }
+
+# A copy of the sources, so that a mutant never reaches the tree, and programs for a CPU never overwrite others.
+copy_tree() {
+    [ ! -d "$tmp/tree" ] || return 0
+    mkdir -p "$tmp/tree/dev"
+    cp -r llmc "$tmp/tree/"
+    cp -r dev/cuda "$tmp/tree/dev/"
+    rm -f "$tmp"/tree/dev/cuda/*_cpu*
+}
+
+# make_cpu VARIABLE=VALUE ...: builds in the copy, with a PATH on which there is no nvcc
+make_cpu() {
+    make -C "$tmp/tree/dev/cuda" --no-print-directory CXX="$CXX" NVCC=/nonexistent "$@" >"$tmp/log" 2>&1 ||
+        { tail -n 30 "$tmp/log" && fail "make $* failed"; }
+}
+
+test_programs() {
+    needs_compiler
+    copy_tree
+    make_cpu cpu OP=simple_kernel
+    "$tmp/tree/dev/cuda/simple_kernel_cpu" --list >"$tmp/out"
+    contains '1  one thread per element' "$tmp/out"
+    "$tmp/tree/dev/cuda/simple_kernel_cpu" --help >"$tmp/out"
+    contains '--schedule' "$tmp/out"
+    # without --check it says that it does not measure
+    "$tmp/tree/dev/cuda/simple_kernel_cpu" 1 --schedule 3 -B 1 -T 1 -C 8 >"$tmp/out"
+    contains 'times would mean nothing' "$tmp/out"
+    contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
+}
+
+# What the emulation must find is found, and named: the kernel, the line, both threads.
+test_reports() {
+    needs_compiler
+    copy_tree
+    cp dev/test/emulation_bugs.cu "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=emulation_bugs
+    local program=$tmp/tree/dev/cuda/emulation_bugs_cpu number what line
+    "$program" --list >"$tmp/list"
+    while read -r number what; do
+        "$program" "$number" --check --no-guards --schedule 0 >"$tmp/out" 2>&1 && fail "kernel $number passes: $what"
+        contains "$what" "$tmp/out"
+        line=$(grep -n "// bug $number\$" dev/test/emulation_bugs.cu | cut -d: -f1 | head -n 1)
+        [ -z "$line" ] || contains "emulation_bugs.cu:$line" "$tmp/out"
+    done <"$tmp/list"
+}
+
+test_kernels() {
+    needs_compiler
+    copy_tree
+    [ -z "$full" ] || precisions_now=("${precisions[@]}")
+    local p schedules=("--schedule $((day % 7))") logs
+    [ -z "$full" ] || schedules=("" "--schedule 0" "--schedule 1")
+    for p in "${precisions_now[@]}"; do
+        make_cpu -j"$jobs" cpu PRECISION="$p"
+        for schedule in "${schedules[@]}"; do
+            logs=$tmp/logs_$p
+            (cd "$tmp/tree/dev/cuda" && CPU_JOBS=$jobs CPU_LOGS=$logs CPU_FLAGS_CHECK=$schedule \
+                EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.03) \
+                make --no-print-directory CXX="$CXX" NVCC=/nonexistent PRECISION="$p" check-cpu) >"$tmp/out" 2>&1 ||
+                { tail -n 40 "$tmp/out" && fail "$p ${schedule:-with changing schedules}: a check failed"; }
+            # in fp32 the ladders are shorter
+            local emulated
+            emulated=$(sed -n 's/^\([0-9]*\) kernels emulated.*/\1/p' "$tmp/out")
+            [ "${emulated:-0}" -ge "$([ "$p" = FP32 ] && echo 100 || echo 120)" ] ||
+                { cat "$tmp/out" && fail "$p: only $emulated kernels are emulated"; }
+        done
+    done
+}
+precisions_now=("$precision")
+
+# try_mutant LINE: prints what --check of the mutant found; false unless it ends as the table says
+try_mutant() {
+    local file op kernel when edit what
+    read -r file op kernel when edit <<<"$1"
+    what=${edit##* ;; }
+    edit=${edit% ;; *}
+    cp "dev/cuda/$file" "$tmp/original"
+    sed -e "$edit" "$tmp/original" >"$tmp/tree/dev/cuda/$file"
+    ! cmp -s "$tmp/original" "$tmp/tree/dev/cuda/$file" || fail "$op $kernel, $what: the edit changes nothing: $edit"
+    make_cpu cpu OP="$op" PRECISION=BF16
+    local rc=0
+    EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" "$kernel" --check --no-guards \
+        >"$tmp/out" 2>&1 || rc=$?
+    cp "$tmp/original" "$tmp/tree/dev/cuda/$file"
+    if [ $rc -eq 1 ] && grep -q '^FAIL' "$tmp/out"; then
+        echo "caught $op $kernel, $what: $(grep -c '^FAIL' "$tmp/out") of $(grep -c '^FAIL\|^ok' "$tmp/out") fail"
+    elif [ $rc -eq 0 ] && [ "$when" = later ]; then
+        echo "survives, as expected: $op $kernel, $what"
+    else
+        echo "SURVIVES: $op $kernel, $what (status $rc): $(tail -n 1 "$tmp/out")"
+        return 1
+    fi
+}
+
+test_mutants() {
+    needs_compiler
+    copy_tree
+    grep -v '^#' "$mutants" >"$tmp/mutants"
+    local n first i=0 line survivors=0
+    n=$(wc -l <"$tmp/mutants")
+    first=$((day * mutants_in_ci % n))
+    while IFS= read -r line; do
+        if [ -n "$full" ] || [ $(((i - first + n) % n)) -lt $mutants_in_ci ]; then
+            try_mutant "$line" >"$tmp/verdict" || survivors=$((survivors + 1))
+            tee -a "${LLMC_MUTANTS_LOG:-/dev/null}" <"$tmp/verdict" # a file to which the verdicts are added
+        fi
+        i=$((i + 1))
+    done <"$tmp/mutants"
+    [ $survivors -eq 0 ] || fail "$survivors mutants survive"
+}
+
+[ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
+tests=(programs reports kernels mutants)
+run_tests_once "$@"
