@@ -145,8 +145,13 @@ static inline int run_lock(const char* out_dir, Error* err) {
     if (!run_path(path, out_dir, "run.lock", err)) { return -1; }
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)), -1; }
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) { return fd; }
-    int reason = errno;
+    int reason = EWOULDBLOCK;
+    // a run that is refused, for its flags or its data, holds the lock for a moment only: wait for half a second
+    for (int attempt = 0; attempt < 50 && reason == EWOULDBLOCK; attempt++) {
+        if (attempt > 0) { usleep(10000); }
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0) { return fd; }
+        reason = errno;
+    }
     ssize_t n = pread(fd, owner, sizeof(owner) - 1, 0);
     close(fd);
     if (reason == EWOULDBLOCK) {

@@ -125,6 +125,7 @@ test_https_only() {
     printf 'HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nabcd' >"$tls/direct"
     printf 'HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n' \
         "$LLMC_DOWNLOAD_BASE/host.example/a/target" >"$tls/redirect"
+    : >"$tmp/tls.out"
     (cd "$tmp/tls" && exec openssl s_server -accept localhost:0 -cert "$tmp/cert" -key "$tmp/key" -HTTP) >"$tmp/tls.out" 2>&1 &
     pid=$!
     for ((i = 0; i < 100; i++)); do
