@@ -34,7 +34,8 @@ __global__ void bug_kernel7(float* out) {
     float x = threadIdx.x < 8 ? 0.0f : __shfl_sync(0xFFFFFF00u, 1.0f, 0); // bug 7
     out[threadIdx.x] = 0.0f * x;
 }
-__global__ void bug_kernel8(float* out) { out[0] += 1.0f; } // bug 8
+__global__ void bug_kernel8(float* out) { out[0] += 1.0f; }                           // bug 8
+__global__ void bug_kernel9(float*) { *(volatile float*)(size_t)threadIdx.x = 0.0f; } // bug 9
 
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0});
@@ -57,6 +58,7 @@ static void declare(Bench& b) {
     kernel(6, "a deadlock: the threads wait for others that do not come", bug_kernel6, 1);
     kernel(7, "a shuffle reads from a lane that does not take part", bug_kernel7, 1);
     kernel(8, "what another thread writes of device memory", bug_kernel8, 2);
+    kernel(9, "an access through a pointer to no memory", bug_kernel9, 1);
 }
 
 int main(int argc, char** argv) {

@@ -15,6 +15,7 @@ written, in the same block without a barrier or in another block, is reported, u
 */
 #include "engine.h"
 
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -372,6 +373,7 @@ static void* reserve(size_t bytes) {
     void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? NULL : p;
 }
+static void on_fault(int signal);
 static void open_device() { // reserves addresses, not memory: 64 GB, or what the system allows
     DeviceMemory& d = device();
     for (d.size = (size_t)64 << 30; d.size > ((size_t)64 << 20); d.size /= 2) {
@@ -384,6 +386,8 @@ static void open_device() { // reserves addresses, not memory: 64 GB, or what th
         if (d.pcs) { munmap(d.pcs, 2 * d.size); }
     }
     d.end = DEVICE_GAP;
+    signal(SIGSEGV, on_fault);
+    signal(SIGBUS, on_fault);
     device_base = d.base, device_size = d.size;
 }
 
@@ -491,6 +495,20 @@ static void check_device(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
 
 // ---- every access -------------------------------------------------------------------------------------------------
 
+static __thread void* last_pc; // of the last access to neither shared nor device memory
+
+// A wild pointer: names the thread instead of a bare "Segmentation fault".
+static void on_fault(int signal) {
+    if (emulation_now) {
+        report("an access through a pointer to no memory", emulation_now, last_pc, NULL, NULL);
+        int count;
+        fflush(stdout);
+        fprintf(stderr, "error: %s\n", emulation_findings(&count));
+        _exit(EXIT_FAILURE);
+    }
+    ::signal(signal, SIG_DFL); // not in a kernel: the fault happens again, and ends the program
+}
+
 void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc) {
     size_t in_shared = (size_t)((const char*)p - f->block->shared);
     size_t in_device = (size_t)((const char*)p - device_base);
@@ -498,6 +516,8 @@ void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, voi
         check_shared(f, in_shared, bytes, kind, pc);
     } else if (in_device < device_size) {
         check_device(f, in_device, bytes, kind, pc);
+    } else { // the host's memory, for example a kernel's parameters
+        last_pc = pc;
     }
 }
 static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc) {
