@@ -84,6 +84,15 @@ test_kernel() {
     fi
 }
 
+test_kernel_on_a_cpu() {
+    local command='(cd dev/cuda && make cpu OP=layernorm_forward && ./layernorm_forward_cpu 6)'
+    of_readme "$command"
+    command -v g++ >/dev/null || skip "needs g++"
+    copy
+    run 0 "$command"
+    grep -qE '^[0-9]+ passed, 0 failed, 0 skipped$' "$tmp/out" || fail "$(tail -n 1 "$tmp/out")"
+}
+
 # test_modal.sh tries the script; here the command must name it, and files and targets that are there
 test_modal() {
     local command
@@ -237,6 +246,6 @@ test_every_command() {
     [ -z "$missing" ] || fail "no test types: $missing"
 }
 
-tests=(demo demo_gpu kernel modal text_to_text text_to_text_gpu help precisions tests map every_command)
+tests=(demo demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu help precisions tests map every_command)
 some=$# # of the tests, by name
 run_tests_once "$@"
