@@ -185,7 +185,14 @@ void global_norm5(float* norm, float* scratch, const float* grads, size_t n, cud
 
 static void declare(Bench& b) {
     size_t n = (size_t)b.B * b.T * b.C;
-    Buffer<float> grads = b.input<float>("grads", n);
+    int which = b.cases({"normal", "zeros", "one large among small ones", "one infinite"});
+    uint32_t seed = b.state.seed;
+    Buffer<float> grads = b.input_from<float>("grads", n, [=](float* x) {
+        const float scales[] = {1.0f, 0.0f, 1e-3f, 1.0f};
+        bench_fill_normal(x, n, hash_bits(0, seed), scales[which], 0.0f);
+        if (which == 2) { x[n / 2] = 1e4f; }
+        if (which == 3) { x[n - 1] = -INFINITY; }
+    });
     Buffer<float> norm = b.output<float>("norm", 1, {0.0f, 1e-6f});
     Buffer<float> scratch = b.scratch<float>("scratch", global_norm_scratch());
     b.reference([=] { *norm.host = (float)global_norm_cpu(grads.host, n); });
