@@ -46,12 +46,28 @@ test_programs() {
     contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
 }
 
+# What the ops use rarely: 20 schedules each, with one and with four workers.
+test_features() {
+    needs_compiler
+    copy_tree
+    cp dev/test/emulation_features.cu "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=emulation_features
+    rm "$tmp/tree/dev/cuda/emulation_features.cu"
+    local schedule
+    for schedule in {0..19}; do
+        EMULATION_THREADS=$((1 + schedule % 2 * 3)) timeout 60 "$tmp/tree/dev/cuda/emulation_features_cpu" --check \
+            --schedule "$schedule" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "schedule $schedule fails"; }
+        contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
+    done
+}
+
 # What the emulation must find is found, and named: the kernel, the line, both threads.
 test_reports() {
     needs_compiler
     copy_tree
     cp dev/test/emulation_bugs.cu "$tmp/tree/dev/cuda/"
     make_cpu cpu OP=emulation_bugs
+    rm "$tmp/tree/dev/cuda/emulation_bugs.cu" # it is not one of the ops that test_kernels checks
     local program=$tmp/tree/dev/cuda/emulation_bugs_cpu number what line
     "$program" --list >"$tmp/list"
     while read -r number what; do
@@ -126,5 +142,5 @@ test_mutants() {
 }
 
 [ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
-tests=(programs reports kernels mutants)
+tests=(programs features reports kernels mutants)
 run_tests_once "$@"

@@ -308,11 +308,10 @@ static void arrive(int id, int threads, bool wait, void* pc) {
     if (wait) {
         barrier->waiting[warp] |= 1u << f->lane;
         f->warp->ready &= ~(1u << f->lane);
-        f->pc = pc, f->barrier = id;
+        f->pc = pc;
     }
     if (barrier->arrived == (id == 0 ? b->num_alive : threads)) { release_barrier(b, id); }
     if (wait) { switch_lane(true); } // after a barrier any warp may be the first
-    f->barrier = -1;
 }
 void __syncthreads() { arrive(0, 0, true, __builtin_return_address(0)); }
 void emulation_named_barrier(int id, int threads, bool wait) { arrive(id, threads, wait, __builtin_return_address(0)); }
@@ -457,7 +456,7 @@ static Block* begin_block(Launch* launch, size_t number) {
         unsigned u = (unsigned)i;
         f->block = b, f->warp = &b->warps[i / 32], f->id = i, f->lane = i % 32;
         f->index = {u % size.x, u / size.x % size.y, u / size.x / size.y};
-        f->barrier = -1, f->yielded = false, f->group = 0;
+        f->yielded = false, f->group = 0;
         f->copies.clear();
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
         // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines

@@ -58,7 +58,6 @@ struct Fiber {
     WarpOperation* operation;
     void* arg;
     void* pc;     // where it waits
-    int barrier;  // -1: no barrier
     bool yielded; // it polls memory
     int group;    // number of the cp.async group that is open
     std::vector<Copy> copies;
