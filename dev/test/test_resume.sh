@@ -412,10 +412,10 @@ fail_each() { # MODE TOTAL
 }
 
 # The same while the training goes on: in a run that saves each of 8 steps asynchronously, one operation fails, alone or with
-# all that follow. All of them are tried in `make test-full`, each eleventh otherwise.
+# all that follow. All of them are tried in `make test-full`, each eleventh (LLMC_STRIDE) otherwise.
 test_failing_writes_beside_the_run() {
     reference
-    local total at mode out=$tmp/beside code stride=11 last
+    local total at mode out=$tmp/beside code stride=${LLMC_STRIDE:-11} last
     [ -z "${LLMC_TEST_FULL-}" ] || stride=1
     traced "$tmp/beside_traced" 8 >/dev/null 2>&1
     total=$(wc -l <"$tmp/trace")
