@@ -55,7 +55,6 @@ for binary in "$@"; do
             else if (status != 0 && !failed) { text = "ENDED WITH STATUS " status "; " text }
             printf "%-48s %8d %8d %7d %7d %7d  %s\n", op, emulated, skipped, passed, failed, seconds, text
         }' "$log.list" "$log.log"
-    [ "$(cat "$log.status")" -eq 0 ] || failures=$((failures + 1))
 done | tee "$logs/table"
 awk '{ e += $2; s += $3; p += $4; f += $5 } END { printf "%d kernels emulated, %d skipped; %d passed, %d failed\n", e, s, p, f }' \
     "$logs/table"
