@@ -805,8 +805,13 @@ static inline bool run_find_newest(const char* out_dir, char* path, size_t size,
     int num_steps, num_gone = 0;
     bool found = false;
     Error reason;
+    int lock = hold ? open(out_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (lock >= 0) { flock(lock, LOCK_SH); } // run_prune() waits for its next time
     for (int attempt = 0; attempt < 200 && !found; attempt++) {
-        if (!run_list_steps(out_dir, &steps, &num_steps, err)) { return false; }
+        if (!run_list_steps(out_dir, &steps, &num_steps, err)) {
+            if (lock >= 0) { close(lock); }
+            return false;
+        }
         num_gone = 0;
         for (int i = 0; i < num_steps && !found; i++) {
             run_step_name(name, steps[i]);
@@ -821,6 +826,7 @@ static inline bool run_find_newest(const char* out_dir, char* path, size_t size,
         free(steps);
         if (num_gone == 0) { break; } // otherwise a run replaced them meanwhile: look again
     }
+    if (lock >= 0) { close(lock); } // the checkpoint that was found has a lock of its own
     if (!found && num_steps == 0) {
         return error_set(err, "%s: contains no checkpoint (no directory step_NNNNNNNN)", out_dir);
     }
@@ -905,25 +911,31 @@ static inline bool run_remove_step(const char* out_dir, int64_t step, Error* err
 
 // Keeps the newest `keep` checkpoints (0 keeps all), every checkpoint whose step is a multiple of major_every (0: no
 // such exception), the best one (run_mark_best), and the newest intact one; to find it, checkpoints are read in full,
-// newest first. Removes all others.
+// newest first. Removes all others. While another process looks for a checkpoint (run_find_newest), removes nothing.
 static inline bool run_prune(const char* out_dir, int keep, int major_every, Error* err) {
     char path[RUN_PATH];
     int64_t* steps;
     int num_steps;
     require(keep >= 0 && major_every >= 0);
     if (keep == 0) { return true; }
-    if (!run_list_steps(out_dir, &steps, &num_steps, err)) { return false; }
+    int lock = open(out_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC); // nobody looks for a checkpoint meanwhile
+    bool busy = lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    bool ok = busy || run_list_steps(out_dir, &steps, &num_steps, err);
+    if (busy || !ok) {
+        if (lock >= 0) { close(lock); }
+        return ok; // the next save removes what this one leaves
+    }
     int newest_good = 0;
     if (num_steps > keep) {
         while (newest_good < num_steps && !run_verify_step(out_dir, steps[newest_good], path, NULL)) { newest_good++; }
     }
-    bool ok = true;
     int64_t best = run_best_step(out_dir);
     for (int i = keep; ok && i < num_steps; i++) {
         bool spared = steps[i] == best || (major_every > 0 && steps[i] % major_every == 0);
         if (!spared && i != newest_good) { ok = run_remove_step(out_dir, steps[i], err); }
     }
     free(steps);
+    if (lock >= 0) { close(lock); }
     return ok;
 }
 
