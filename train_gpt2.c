@@ -1373,6 +1373,7 @@ int main(int argc, char** argv) {
     case TASK_TRAIN:
         break;
     }
+    run_heed_interrupt();
     cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
     return train();
 }

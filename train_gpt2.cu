@@ -1642,6 +1642,7 @@ int main(int argc, char** argv) {
               options, sizeof(options) / sizeof(options[0]));
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
+    if (task == TASK_TRAIN) { run_heed_interrupt(); } // before the GPU is opened, which takes a second
     if (task == TASK_TRAIN) { cli_print(stdout, options, sizeof(options) / sizeof(options[0])); }
     open_device();
     int code = task == TASK_SAMPLE     ? sample()

@@ -484,7 +484,6 @@ static inline bool directory_has_model(const char* dir) {
 // are opened and before anything is saved.
 static inline void training_find_checkpoint(Training* t) {
     Error err;
-    run_heed_interrupt();
     memset(t, 0, sizeof(*t));
     t->lock = -1;
     t->tasks_step = t->saved_step = t->best_step = -1;

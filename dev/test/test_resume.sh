@@ -324,7 +324,7 @@ test_random_ends() {
         fi
         pid=$!
         # before this the program has nothing to save, and a signal ends it as any other program
-        wait_for "the start" grep -qE "^(step|val loss|resumed|generating)" "$output"
+        wait_for "the start" grep -qE "^(step +[0-9]|val loss|resumed|generating)" "$output"
         sleep "$(printf '%d.%03d' $((moment / 1000)) $((moment % 1000)))"
         kill -$signal "$pid" 2>/dev/null || true
         code=0
