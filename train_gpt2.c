@@ -1123,7 +1123,7 @@ static void sample_in_training(Trainer* t) {
     TrainingSample s;
     training_sample_begin(&t->job, &s);
     int n = generate(&t->model, &s.sampler, &s.prompt, 1, args->sample_tokens, -1, NULL, &s.out, NULL);
-    training_sample_end(&t->job, &s, n >= 0);
+    training_sample_end(&t->job, &s, n >= 0 ? NULL : "the logits are not numbers");
 }
 
 // Computes the gradients of one step and its loss, the mean over all its micro-batches. Returns false if a signal

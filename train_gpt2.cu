@@ -930,8 +930,13 @@ static void generator_step(Generator* g, const GPT2* model, const Sampler* sampl
         cudaCheck(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
         generator_launch_step(g, model, sampler);
         cudaCheck(cudaStreamEndCapture(model->stream, &graph));
-        cudaCheck(cudaGraphInstantiate(&g->graph, graph, 0));
+        cudaError_t e = cudaGraphInstantiate(&g->graph, graph, 0);
         cudaCheck(cudaGraphDestroy(graph));
+        if (e == cudaErrorMemoryAllocation) { // without a graph, this step is slower
+            cudaGetLastError();               // clears the error
+            return generator_launch_step(g, model, sampler);
+        }
+        cudaCheck(e);
     }
     cudaCheck(cudaGraphLaunch(g->graph, model->stream));
 }
@@ -1013,10 +1018,9 @@ struct Trainer {
     PendingStep* pending; // the step that is launched and not yet reported, or NULL
     struct {
         cudaGraphExec_t exec;
-        int num_runs; // the first run is not captured: it times cuBLASLt's algorithms
-    } graphs[2];      // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
-    float*
-        tensors[3]; // (num_parameters) each, pinned: copies of weights and moments, from which checkpoints are written
+        int num_runs;     // the first run is not captured: it times cuBLASLt's algorithms
+    } graphs[2];          // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
+    float* tensors[3];    // (num_parameters) each, pinned: weights and moments, from which checkpoints are written
     EvalLoader hellaswag; // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
@@ -1265,8 +1269,16 @@ static void sample_in_training(Trainer* t) {
     training_sample_begin(&t->job, &s);
     bool good = generate(&t->model, &s.sampler, &s.prompt, &length, 1, 1, args->sample_tokens, -1, tokens.data(),
                          &count, &s.out, NULL, &no_memory);
-    if (no_memory.text[0]) { printf("no sample: %s\n", no_memory.text); }
-    training_sample_end(&t->job, &s, good);
+    training_sample_end(&t->job, &s, no_memory.text[0] ? no_memory.text : good ? NULL : "the logits are not numbers");
+}
+
+// Generates three tokens and drops them. CUDA loads a kernel when it is launched for the first time; if another program had
+// taken all memory until the first sample, this would end the run.
+static void load_sampling_kernels(Trainer* t) {
+    Sampler sampler = {1.0f, 0, 1.0f, 1};
+    int length = 1, count, tokens[3];
+    Error no_memory;
+    generate(&t->model, &sampler, &t->job.start_token, &length, 1, 1, 3, -1, tokens, &count, NULL, NULL, &no_memory);
 }
 
 // ---- opening and closing a run --------------------------------------------------------------------
@@ -1306,7 +1318,8 @@ __attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, co
         }
     }
     if (n == 0) { snprintf(advice, sizeof(advice), "; -r 2 and a smaller -b are not enough: take a smaller model"); }
-    die("the run needs %.2f GB and %s has %.2f free%s", (double)need * 1e-9, device, (double)have * 1e-9, advice);
+    die("the run needs %.2f GB and %s has %.2f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
+        other_programs(need), advice);
 }
 
 // Plans a training run's memory, prints how much it needs, and allocates it.
@@ -1396,9 +1409,9 @@ static void trainer_open(Trainer* t) {
     }
     find_machine_flops(t);
     load_training_state(t, &source);
-    if (!t->job.checkpoint[0]) { return; }
     choices_path(choices);
-    if (file_exists(choices) && !cublaslt_load(choices, &err)) { die("%s", err.text); }
+    if (t->job.checkpoint[0] && file_exists(choices) && !cublaslt_load(choices, &err)) { die("%s", err.text); }
+    if (args->sample_every > 0) { load_sampling_kernels(t); }
 }
 
 // Returns the exit code.
@@ -1502,10 +1515,10 @@ static void loaded_model_open(LoadedModel* m, int B) {
         Batch batch = settle_batch(config);
         plan_activations(&plan, &model->acts, config, B, batch.T, B * batch.T, false, 0);
     }
-    size_t have = device_memory(device);
-    if (plan.total + memory_beside() > have) {
-        die("the model needs %.1f GB and %s has %.1f free%s", (double)(plan.total + memory_beside()) * 1e-9, device,
-            (double)have * 1e-9, B > 0 ? "; a smaller -b or -t needs less" : "");
+    size_t have = device_memory(device), need = plan.total + memory_beside();
+    if (need > have) {
+        die("the model needs %.1f GB and %s has %.1f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
+            other_programs(need), B > 0 ? "; a smaller -b or -t needs less" : "");
     }
     model->arenas[0] = plan_allocate(&plan, "the model", &err);
     if (!model->arenas[0]) { die("%s; %s%s", err.text, OTHER_PROGRAMS, B > 0 ? ", or take a smaller -b or -t" : ""); }
@@ -1642,7 +1655,7 @@ int main(int argc, char** argv) {
               options, sizeof(options) / sizeof(options[0]));
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
-    if (task == TASK_TRAIN) { run_heed_interrupt(); } // before the GPU is opened, which takes a second
+    if (task == TASK_TRAIN) { run_heed_interrupt(); }   // before the GPU is opened, which takes a second
     if (task == TASK_TRAIN) { cli_print(stdout, options, sizeof(options) / sizeof(options[0])); }
     open_device();
     int code = task == TASK_SAMPLE     ? sample()

@@ -43,8 +43,10 @@ inline void cublas_check(cublasStatus_t status, const char* expr, const char* fi
         if (known.status == status) { name = known.name; }
     }
     cudaError_t e = cudaGetLastError(); // the reason, if an earlier operation has broken the context
-    die("%s:%d: %s: %s (%d)%s%s", file, line, expr, name, (int)status, e == cudaSuccess ? "" : ": ",
-        e == cudaSuccess ? "" : cudaGetErrorString(e));
+    // without memory, the library says that it could not be initialized
+    bool no_memory = status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_INITIALIZED;
+    die("%s:%d: %s: %s (%d)%s%s%s", file, line, expr, name, (int)status, e == cudaSuccess ? "" : ": ",
+        e == cudaSuccess ? "" : cudaGetErrorString(e), no_memory ? "; if GPU memory is full, " OTHER_PROGRAMS : "");
 }
 
 // The library's name for floatX.

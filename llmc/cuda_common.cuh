@@ -35,15 +35,23 @@ constexpr bool IS_FP16 = false;
 // If a CUDA call fails, cudaCheck() prints file, line, expression and reason, and exits with status 1. Preconditions
 // are checked by require() of utils.h.
 
+#define OTHER_PROGRAMS "end other programs on this GPU (nvidia-smi lists them)" // what to do if its memory is full
+
 #define cudaCheck(expr) cuda_check((expr), #expr, __FILE__, __LINE__)
 inline void cuda_check(cudaError_t e, const char* expr, const char* file, int line) {
     if (e == cudaSuccess) { return; }
-    die("%s:%d: %s: %s (%s)", file, line, expr, cudaGetErrorString(e), cudaGetErrorName(e));
+    die("%s:%d: %s: %s (%s)%s", file, line, expr, cudaGetErrorString(e), cudaGetErrorName(e),
+        e == cudaErrorMemoryAllocation ? "; " OTHER_PROGRAMS : "");
 }
 
 // ---- memory ---------------------------------------------------------------------
 
-#define OTHER_PROGRAMS "end other programs on this GPU (nvidia-smi lists them)" // what to do if its memory is full
+// Returns advice for a message that `need` bytes are not free: "" if they would not fit on an empty GPU either.
+inline const char* other_programs(size_t need) {
+    size_t free_bytes, all_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+    return need < all_bytes / 8 * 7 ? "; " OTHER_PROGRAMS : "";
+}
 
 // Allocates device memory for `what`. If there is not enough, returns NULL with the reason in err.
 inline void* device_malloc(size_t bytes, const char* what, Error* err) {

@@ -992,13 +992,13 @@ static inline void training_sample_begin(const Training* t, TrainingSample* s) {
     printf("generating:\n---\n");
 }
 
-// Ends and logs the sample. good is false if the logits were NaN, so that no token could be drawn.
-static inline void training_sample_end(Training* t, TrainingSample* s, bool good) {
+// Ends and logs the sample. If it could not be generated, `problem` says why, and it is not logged.
+static inline void training_sample_end(Training* t, TrainingSample* s, const char* problem) {
     text_end(&s->out);
     printf("---\n");
-    if (!good) { printf("the logits are not numbers: no sample\n"); }
+    if (problem) { printf("no sample: %s\n", problem); }
     t->run.sampler_rng = s->sampler.rng;
-    logger_text(&t->logger, t->run.step, s->out.text, s->out.length);
+    if (!problem) { logger_text(&t->logger, t->run.step, s->out.text, s->out.length); }
     t->sample_ms = time_ms() - s->start_ms;
     free(s->out.text);
 }

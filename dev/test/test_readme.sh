@@ -2,14 +2,13 @@
 # Types every command of README.md: each line of its ```sh blocks, as it is written there, in a copy of the repository.
 #
 # What would take long is cut short by variables that the commands read (DEMO_FLAGS) or by flags after the command's own,
-# of which the last one counts. Downloads come from a folder here. Commands for the GPU are compiled, with the least
-# optimisation; where there is no GPU their program must accept the flags and then say that a GPU is missing.
+# of which the last one counts. Downloads come from a folder here. Commands for the GPU are compiled; where there is no GPU,
+# with the least optimisation, and their program must accept the flags and then say that a GPU is missing.
 . "$(dirname "$0")/test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL PRECISION SPILLS DEVICE_ONLY BIN_DIR
 export PATH=$PATH:/usr/local/cuda/bin
 have_gpu() { nvidia-smi -L >/dev/null 2>&1; }
-have_gpu || export GPU_COMPUTE_CAPABILITY=75 # the one that compiles fastest
-export NVCC="nvcc -Xcicc -O0 -Xptxas -O0"
+have_gpu || export GPU_COMPUTE_CAPABILITY=75 NVCC="nvcc -Xcicc -O0 -Xptxas -O0" # what compiles fastest
 small_model='--layers 1 --heads 1 --channels 64 --positions 64'
 short='-x 2 -b 1 -t 64 -d 64'
 export DEMO_FLAGS='-x 20 -v 10 -s 20 -u 5'

@@ -329,13 +329,13 @@ static void test_sample(void) {
     text_token(&s.out, 5);
     text_token(&s.out, 12);
     s.sampler.rng = 78;
-    training_sample_end(&t, &s, true);
+    training_sample_end(&t, &s, NULL);
     training_sample_begin(&t, &s);
     check(s.prompt == 60 && s.sampler.rng == 78);
-    training_sample_end(&t, &s, false);
+    training_sample_end(&t, &s, "the logits are not numbers");
     capture_end();
     check_str(printed,
-              "generating:\n---\n5 12 \n---\ngenerating:\n---\n\n---\nthe logits are not numbers: no sample\n");
+              "generating:\n---\n5 12 \n---\ngenerating:\n---\n\n---\nno sample: the logits are not numbers\n");
 }
 
 int main(int argc, char** argv) {
