@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# train_gpt2cu on a real GPU that is full, shared, or fails in the middle of a run. Needs nvcc and a GPU. What a GPU does
-# not do on demand, at every single call, test_fake_gpu.sh tests with a stand-in for CUDA.
+# train_gpt2cu on a real GPU that is full, shared, or fails in the middle of a run. Needs nvcc, and a GPU for itself: while
+# a failed kernel is cleaned up, other programs may not find the GPU. What a GPU does not do on demand, at every single
+# call, test_fake_gpu.sh tests with a stand-in for CUDA.
 . "$(dirname "$0")/test.sh"
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny
@@ -103,7 +104,7 @@ empty() {
 }
 test_filled_by_another_process() {
     reference
-    local mb refusals=0 runs=0 filler out=$tmp/full full='out of memory|no GPU memory|the run needs [0-9.]+ GB and .* has [0-9.]+ free'
+    local mb refusals=0 runs=0 filler out=$tmp/full full='out of memory|no GPU memory|the (run|model) needs [0-9.]+ GB and .* has [0-9.]+ free'
     for mb in 0 200 500 700 900 1500 4000; do
         fill $mb
         train "$out" 6
@@ -153,7 +154,6 @@ test_filled_beside_a_run() {
         cmp "$out/step_00000400/model.safetensors" "$tmp/alone/step_00000400/model.safetensors"
         want "with $mb MB: the log without times" "$(losses "$out")" "$(losses "$tmp/alone")"
         echo "$mb MB: $(grep -c '"type":"text"' "$out/log.jsonl") samples of $samples"
-        [ $mb != 0 ] || contains "no sample: no GPU memory" "$out.out"
         rm -r "$out"
     done
 }
