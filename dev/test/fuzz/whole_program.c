@@ -29,7 +29,7 @@ static struct {
     const char *programs, *seed_programs, *out, *work, *command;
     int64_t runs, first, seed;
     int jobs, timeout_s, keep, verbose, list;
-} flags = {"build/sanitize", NULL, "build/fuzz", NULL, NULL, 2000, 0, 1, 0, 20, 20, 0, 0};
+} flags = {"build/sanitize", NULL, "build/fuzz", NULL, NULL, 2000, 0, 1, 0, 120, 20, 0, 0};
 
 // ---- what a run does ------------------------------------------------------------------------
 
