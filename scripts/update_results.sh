@@ -4,7 +4,8 @@
 #     scripts/update_results.sh
 #
 # A table is enclosed by `<!-- results: h200 -->` and `<!-- end results: h200 -->`. It has one row per CSV: the fastest
-# kernel except the vendor's (number 0). The optional file results/GPU/pytorch.txt has PyTorch's times at the same shape
+# kernel except the vendor's (number 0), with the clock of its SMs, and with its times in a graph and back to back, if they
+# were measured. The optional file results/GPU/pytorch.txt has PyTorch's times at the same shape
 # on the same kind of card; each line is OP, milliseconds eager, milliseconds compiled (nan: not measured).
 set -u -o pipefail
 cd "$(dirname "$0")/../dev/cuda" || exit 1
@@ -25,6 +26,7 @@ table() { # GPU
         # the fields before `what` contain no commas
         awk -F , -v peer="$peer" '
             function cell(format, x, unit) { return (x > 0 && unit > 0) ? sprintf(format, x / unit) : "" }
+            function field(name, otherwise) { return (name in at) ? $at[name] : otherwise } # older CSVs have fewer columns
             NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
             { ms = $at["median_ms"] + 0; number = $at["kernel"] + 0 }
             number <= 1 && (!(number in base) || ms < base[number]) { base[number] = ms }
@@ -35,12 +37,16 @@ table() { # GPU
                 for (i = 1; i < at["what"]; i++) { sub(/[^,]*,/, "", what) }
                 gsub(/^"|"$/, "", what); gsub(/""/, "\"", what); gsub(/\|/, "\\|", what)
                 $0 = row
-                gbs = $at["gb_s"]; copy = $at["copy_gb_s"]; tflops = $at["tflop_s"]; rate = $at["matrix_tflop_s"]
+                gbs = $at["gb_s"]; tflops = $at["tflop_s"]; rate = $at["matrix_tflop_s"]
+                reads = field("reads_only", 0) + 0; roof = reads ? $at["read_gb_s"] : $at["copy_gb_s"]
+                type = field("matrix_type", $at["dtype"]); type = (type == $at["dtype"]) ? "" : " of " type
+                clock = cell(" at %.0f MHz", field("sm_mhz", 0), 1)
+                hot = cell("; in a graph %.4f", field("graph_ms", 0), 1) cell("; sustained %.4f", field("sustained_ms", 0), 1)
                 size = ($at["block_size"] + 0 > 0) ? $at["block_size"] : "default"
-                printf "| %s | B %d T %d C %d, %s | %d: %s | %s | %.4f (%.4f to %.4f) |", $at["op"], $at["B"], $at["T"],
-                    $at["C"], $at["dtype"], $at["kernel"], what, size, best, $at["p10_ms"], $at["p90_ms"]
-                printf " %s | %s |", cell("%.0f", gbs, 1), cell("%.1f%%", 100 * gbs, copy)
-                printf " %s | %s |", cell("%.1f", tflops, 1), cell("%.1f%%", 100 * tflops, rate)
+                printf "| %s | B %d T %d C %d, %s | %d: %s | %s | %.4f (%.4f to %.4f)%s%s |", $at["op"], $at["B"], $at["T"],
+                    $at["C"], $at["dtype"], $at["kernel"], what, size, best, $at["p10_ms"], $at["p90_ms"], clock, hot
+                printf " %s | %s |", cell("%.0f", gbs, 1), cell("%.1f%%" (reads ? " of read" : ""), 100 * gbs, roof)
+                printf " %s | %s |", cell("%.1f", tflops, 1), cell("%.1f%%" type, 100 * tflops, rate)
                 printf " %s | %s |", cell("%.2f", base[0], best), cell("%.2f", base[1], best)
                 while ((getline line <peer) > 0) {
                     split(line, word, " ")

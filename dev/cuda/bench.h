@@ -42,8 +42,10 @@ Built by `make cpu`, the programs run on a CPU (dev/cuda/emulation, CUDA_EMULATI
 and what the emulation finds wrong in a kernel fails its check.
 
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
-restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and block size. The speed
-of a copy on the device and the matrix rate of the vendor's library are measured first, without a rest.
+restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and block size. Measured
+first: the speed of a copy and of a read on the device, the time of an empty launch, the matrix rate of the vendor's
+library. Each timing comes with the clock at which the SMs ran. Short kernels are also timed in a CUDA graph, and with
+--sustained all are timed back to back. The README has the whole protocol.
 */
 #pragma once
 
@@ -60,6 +62,21 @@ of a copy on the device and the matrix rate of the vendor's library are measured
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/profile.cuh"
 #include "reference.h"
+
+// While the harness records a launcher into a graph, a failed call is kept here and does not end the program.
+inline cudaError_t*& bench_kept_error() {
+    static cudaError_t* kept = NULL;
+    return kept;
+}
+inline void bench_cuda_check(cudaError_t e, const char* expr, const char* file, int line) {
+    if (e != cudaSuccess && bench_kept_error()) {
+        *bench_kept_error() = e;
+    } else {
+        cuda_check(e, expr, file, line);
+    }
+}
+#undef cudaCheck
+#define cudaCheck(expr) bench_cuda_check((expr), #expr, __FILE__, __LINE__)
 
 // |out - ref| <= atol + rtol * |ref|, computed in such a way that NaN fails
 struct Tolerance {
@@ -226,6 +243,11 @@ struct BenchKernel {
     int num_launches = 0; // 0: not declared
     double bytes = 0;     // memory traffic of all its launches, with intermediate results; 0: not declared
     float tolerance = 1;  // factor on the tolerances of the outputs
+
+    // if its matrix products are not in floatX: their type, what measures the library's rate, the measured TFLOP/s
+    const char* rate_type = NULL;
+    std::function<double()> measure_rate = nullptr;
+    double matrix_tflops = 0;
 };
 
 // What declare() declared, for one shape.
@@ -233,6 +255,7 @@ struct BenchState {
     const char* op = "";                         // the op's name
     double bytes = 0, flops = 0;                 // the least that a launch must move and compute
     double bytes_by_data = 0, flops_by_data = 0; // the part of these costs that depends on the inputs' values
+    bool reads_only = false;                     // its writes are negligible
     int promoted = -1;                           // number of the promoted kernel; -1: none
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
@@ -311,6 +334,8 @@ struct Bench {
         state.bytes = least_bytes, state.flops = least_flops;
         state.bytes_by_data = bytes_by_data, state.flops_by_data = flops_by_data;
     }
+    // The op writes next to nothing, so its bandwidth is compared with that of a read, not of a copy.
+    void reads_only() { state.reads_only = true; }
     // Declares a kernel; number 0 is the vendor's library. The run sweeps block_sizes; {0} means that the kernel has no
     // choice of block size. A 0 among other sizes means the launcher's default, and the run prints a note if another
     // size is more than 2% faster.
@@ -326,6 +351,11 @@ struct Bench {
     // compare fused with unfused kernels.
     void moves(int num_launches, double bytes) {
         state.kernels.back().num_launches = num_launches, state.kernels.back().bytes = bytes;
+    }
+    // The matrix products of the kernel declared last have this type, "e4m3" for example. Its share of the matrix rate
+    // is then of what measure() returns: the TFLOP/s of the vendor's library with the same type.
+    void kernel_rate(const char* type, std::function<double()> measure) {
+        state.kernels.back().rate_type = type, state.kernels.back().measure_rate = measure;
     }
     // Lets the errors of the kernel declared last be `factor` times larger, because it computes in a coarser type or
     // sums in a worse order. The comment at the top of the op's file gives the reason.
@@ -360,7 +390,7 @@ struct Bench {
 
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
-    int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
+    int list = 0, check = 0, full = 0, hot = 0, sustained = 0, guards = 1, verify = 1;
     int block_size = 0, input_case = -1, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL;
     bool shape_given = false;
@@ -392,6 +422,8 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_INT, 'V', NULL, "vocab", &shape->V, NULL, "tokens in the vocabulary", 1, INT_MAX},
         {OPT_SECTION, 0, NULL, "Measurement", NULL, NULL, NULL, 0, 0},
         {OPT_BOOL, 0, NULL, "hot", &f.hot, NULL, "do not flush the L2 cache before each timed launch", 0, 0},
+        {OPT_BOOL, 0, NULL, "sustained", &f.sustained, NULL,
+         "also time launches back to back for a second, as in a training step: no flush, no rest", 0, 0},
         {OPT_STR, 0, NULL, "flush", &f.flush, "write|read",
          "how the L2 cache is flushed; write leaves it full of dirty lines, whose write-back overlaps the timed kernel",
          0, 0},
@@ -477,9 +509,36 @@ __global__ void bench_read_kernel(int4* data, size_t n) {
 
 // Keeps the device busy while the host queues the launches to be timed, so that none of them waits for the host.
 __global__ void bench_delay_kernel(unsigned long long ns) {
+#ifdef CUDA_EMULATION
+    (void)ns; // a launch ends before the next one is queued
+#else
     unsigned long long begin, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
     do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
+#endif
+}
+
+__global__ void bench_empty_kernel() {}
+
+// The two counters of an SM, read one after the other.
+struct alignas(16) BenchClock {
+    unsigned long long cycles, ns;
+};
+enum { BENCH_MAX_SMS = 1024 }; // numbers of SMs may have gaps
+
+// Sets clocks[i] to the counters of SM i, for each SM that runs a block of this launch. clocks: (BENCH_MAX_SMS)
+__global__ void bench_clock_kernel(BenchClock* clocks) {
+    unsigned sm;
+    BenchClock now;
+#ifdef CUDA_EMULATION
+    sm = blockIdx.x;
+    emulation_clock(&now.cycles, &now.ns);
+#else
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now.cycles));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now.ns));
+#endif
+    if (sm < BENCH_MAX_SMS) { clocks[sm] = now; }
 }
 
 struct BenchDevice {
@@ -490,9 +549,12 @@ struct BenchDevice {
     uint8_t* flush = NULL; // (flush_bytes) zeros
     size_t flush_bytes = 0;
     unsigned long long* checksum = NULL; // (1)
+    BenchClock* clocks = NULL;           // (2,BENCH_MAX_SMS) before and after the launches that are timed
     cudaStream_t stream = 0;
     std::vector<cudaEvent_t> events;
     double copy_gbs = 0;      // speed of a copy on the device, bytes read + written; 0: not measured
+    double read_gbs = 0;      // speed of a read on the device; 0: not measured
+    double empty_ms = 0;      // time of an empty launch; 0: not measured
     double matrix_tflops = 0; // speed of cuBLASLt's matmul, for "% of matrix rate"; 0: not known
 };
 
@@ -521,6 +583,7 @@ inline bool bench_open(BenchDevice* d, const char* op) {
     cudaCheck(cudaMemcpy(d->compiled, probe, 2 * sizeof(int), cudaMemcpyDeviceToHost));
     cudaCheck(cudaFree(probe));
     cudaCheck(cudaMalloc(&d->checksum, sizeof(*d->checksum)));
+    cudaCheck(cudaMalloc(&d->clocks, 2 * BENCH_MAX_SMS * sizeof(*d->clocks)));
     return true;
 }
 
@@ -825,6 +888,7 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
 struct BenchTime {
     double median_ms, p10_ms, p90_ms;
     int launches;
+    double sm_mhz = 0; // clock of the SMs from the first launch to the last; 0: not known
 };
 
 inline BenchTime bench_percentiles(std::vector<float> times) {
@@ -833,27 +897,66 @@ inline BenchTime bench_percentiles(std::vector<float> times) {
     return {at(0.5), at(0.1), at(0.9), (int)times.size()};
 }
 
-// Times n launches, each by its own pair of events. before() runs before each launch and is not timed.
-inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<void()>& before,
-                                     const std::function<void()>& launch) {
-    while (d.events.size() < 2 * (size_t)n) {
+// Returns the clock in MHz between two readings of n SMs: the median over the SMs that are in both. Returns 0 if there
+// is none, or if less than 100 us lie between the readings, because some timers advance in steps of a microsecond.
+inline double bench_sm_mhz(const BenchClock* before, const BenchClock* after, int n) {
+    std::vector<double> mhz;
+    for (int i = 0; i < n; i++) {
+        const BenchClock &from = before[i], &to = after[i];
+        if (from.ns == 0 || to.ns < from.ns + 100000 || to.cycles <= from.cycles) { continue; }
+        mhz.push_back(1e3 * (double)(to.cycles - from.cycles) / (double)(to.ns - from.ns));
+    }
+    if (mhz.empty()) { return 0; }
+    std::nth_element(mhz.begin(), mhz.begin() + mhz.size() / 2, mhz.end());
+    return mhz[mhz.size() / 2];
+}
+
+// Queues a reading of the SMs' counters; `which` is 0 before the launches to be timed and 1 after them.
+inline void bench_read_clocks(BenchDevice& d, int which) {
+    size_t bytes = BENCH_MAX_SMS * sizeof(*d.clocks);
+    BenchClock* clocks = d.clocks + which * BENCH_MAX_SMS;
+    cudaCheck(cudaMemsetAsync(clocks, 0, bytes, d.stream));
+    bench_clock_kernel<<<num_multiprocessors(), 1, 0, d.stream>>>(clocks);
+    cudaCheck(cudaGetLastError());
+}
+
+// Returns the clock in MHz between the last two readings, or 0.
+inline double bench_measured_mhz(const BenchDevice& d) {
+    std::vector<BenchClock> clocks(2 * BENCH_MAX_SMS);
+    cudaCheck(cudaMemcpy(clocks.data(), d.clocks, clocks.size() * sizeof(clocks[0]), cudaMemcpyDeviceToHost));
+    return bench_sm_mhz(clocks.data(), clocks.data() + BENCH_MAX_SMS, BENCH_MAX_SMS);
+}
+
+// Makes sure that there are n events.
+inline void bench_need_events(BenchDevice& d, size_t n) {
+    while (d.events.size() < n) {
         cudaEvent_t event;
         cudaCheck(cudaEventCreate(&event));
         d.events.push_back(event);
     }
+}
+
+// Times n launches, each by its own pair of events. before() runs before each launch and is not timed.
+inline BenchTime bench_time_launches(BenchDevice& d, int n, const std::function<void()>& before,
+                                     const std::function<void()>& launch) {
+    bench_need_events(d, 2 * (size_t)n);
     // 20 us per launch is more than the host needs to queue it
     bench_delay_kernel<<<1, 1, 0, d.stream>>>(20000ull * (unsigned long long)n);
     cudaCheck(cudaGetLastError());
+    bench_read_clocks(d, 0);
     for (int i = 0; i < n; i++) {
         before();
         cudaCheck(cudaEventRecord(d.events[2 * i], d.stream));
         launch();
         cudaCheck(cudaEventRecord(d.events[2 * i + 1], d.stream));
     }
+    bench_read_clocks(d, 1);
     cudaCheck(cudaStreamSynchronize(d.stream));
     std::vector<float> times(n);
     for (int i = 0; i < n; i++) { cudaCheck(cudaEventElapsedTime(&times[i], d.events[2 * i], d.events[2 * i + 1])); }
-    return bench_percentiles(times);
+    BenchTime time = bench_percentiles(times);
+    time.sm_mhz = bench_measured_mhz(d);
+    return time;
 }
 
 inline void bench_flush_l2(BenchDevice& d) {
@@ -883,7 +986,12 @@ inline std::string bench_check_timed(const BenchDevice& d, BenchState& s, const 
     return wrong;
 }
 
-// Times `repeats` launches. Before them all outputs are set to NaN, so that bench_check_timed() sees what they wrote. If these would take longer than limit_ms, it times fewer, but at least 3.
+// Tensor cores draw more power than a card can sustain, so its clocks fall. After a rest all kernels start with the same
+// clocks, in whatever order they are timed.
+inline void bench_rest() { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+
+// Times `repeats` launches. If these would take longer than limit_ms, it times fewer, but at least 3. Before them all
+// outputs are set to NaN, so that bench_check_timed() sees what they wrote.
 inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, int repeats,
                             double limit_ms) {
     auto before = [&] {
@@ -896,33 +1004,189 @@ inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k,
     auto launch = [&] { k.launch(block_size); };
     double estimate_ms = bench_time_launches(d, 3, before, launch).median_ms; // also the warm-up
     if (repeats * estimate_ms > limit_ms) { repeats = std::max(3, (int)(limit_ms / estimate_ms)); }
-    // Tensor cores draw more power than a card can sustain, so its clocks fall. After a rest all kernels start with the
-    // same clocks, in whatever order they are timed.
-    if (s.flops > 0) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+    if (s.flops > 0 || bench_flags().sustained) { bench_rest(); }
     bench_reset(s);
     return bench_time_launches(d, repeats, before, launch);
 }
 
-// Measures the GB/s of a copy on the device (bytes read plus bytes written), the ceiling of a memory-bound kernel.
-inline void bench_measure_copy(BenchDevice& d) {
+// Times of a hot kernel: L2 is not flushed, and in-place buffers are not restored between launches. 0: not measured
+struct BenchHot {
+    double graph_ms = 0;                        // per launch, in a CUDA graph
+    double sustained_ms = 0, sustained_mhz = 0; // per launch, back to back for a second; clock of the SMs meanwhile
+};
+
+enum { BENCH_GRAPH_LAUNCHES = 20 };
+const double BENCH_GRAPH_BELOW_MS = 0.02; // kernels that take longer are not timed in a graph
+
+// Records n launches in a graph. Returns NULL if they cannot be recorded, because the launcher waits for the GPU, for
+// example.
+inline cudaGraphExec_t bench_record(BenchDevice& d, int n, const std::function<void()>& launch) {
+#ifdef CUDA_EMULATION
+    return NULL; // no graphs
+#endif
+    cudaError_t kept = cudaSuccess;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaCheck(cudaStreamSynchronize(d.stream));
+    bench_kept_error() = &kept;
+    cudaCheck(cudaStreamBeginCapture(d.stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < n && kept == cudaSuccess; i++) { launch(); }
+    cudaCheck(cudaStreamEndCapture(d.stream, &graph));
+    bench_kept_error() = NULL;
+    size_t num_nodes = 0;
+    if (kept == cudaSuccess && graph) { cudaCheck(cudaGraphGetNodes(graph, NULL, &num_nodes)); }
+    // fewer nodes than launches: the work is not, or not all, on this stream
+    if (num_nodes >= (size_t)n && cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) { exec = NULL; }
+    if (graph) { cudaCheck(cudaGraphDestroy(graph)); }
+    cudaGetLastError(); // clears the error
+    return exec;
+}
+
+// Returns the time per launch in a graph, or 0.
+inline double bench_time_graph(BenchDevice& d, const std::function<void()>& launch) {
+    cudaGraphExec_t exec = bench_record(d, BENCH_GRAPH_LAUNCHES, launch);
+    if (!exec) { return 0; }
+    auto run = [&] { cudaCheck(cudaGraphLaunch(exec, d.stream)); };
+    auto nothing = [] {};
+    bench_time_launches(d, 3, nothing, run); // the warm-up
+    double ms = bench_time_launches(d, 10, nothing, run).median_ms;
+    cudaCheck(cudaGraphExecDestroy(exec));
+    return ms / BENCH_GRAPH_LAUNCHES;
+}
+
+// Times n launches back to back by one pair of events; returns the time per launch.
+inline double bench_time_together(BenchDevice& d, int n, const std::function<void()>& launch) {
+    bench_need_events(d, 2);
+    bench_read_clocks(d, 0);
+    cudaCheck(cudaEventRecord(d.events[0], d.stream));
+    for (int i = 0; i < n; i++) { launch(); }
+    cudaCheck(cudaEventRecord(d.events[1], d.stream));
+    bench_read_clocks(d, 1);
+    cudaCheck(cudaStreamSynchronize(d.stream));
+    float ms;
+    cudaCheck(cudaEventElapsedTime(&ms, d.events[0], d.events[1]));
+    return (double)ms / n;
+}
+
+// Times a kernel in a graph, if it is short, and back to back, if --sustained was given. estimate_ms: its time by itself.
+// The launches work on buffers as bench_reset() leaves them. For an op without in-place buffers, the outputs are compared
+// afterwards, and errors are added to *wrong. In-place buffers drift from launch to launch, so nothing is compared.
+inline BenchHot bench_time_hot(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, double estimate_ms,
+                               std::string* wrong) {
+    BenchHot hot;
+    auto launch = [&] { k.launch(block_size); };
+    bool in_place = std::any_of(s.buffers.begin(), s.buffers.end(),
+                                [](const BenchBuffer& x) { return x.kind == BenchKind::inout; });
+    auto check = [&] {
+        std::string found = in_place || !bench_flags().verify ? "" : bench_check_timed(d, s, k);
+        if (wrong->empty()) { *wrong = found; }
+    };
+    if (estimate_ms < BENCH_GRAPH_BELOW_MS) {
+        bench_reset(s);
+        hot.graph_ms = bench_time_graph(d, launch);
+        if (hot.graph_ms > 0) { check(); }
+    }
+    if (bench_flags().sustained) {
+        // the first second warms the card up, and tells how many launches take a second
+        for (int second = 0; second < 2; second++) {
+            bench_reset(s);
+            estimate_ms = bench_time_together(d, (int)ceil(1000 / std::max(estimate_ms, 1e-3)), launch);
+        }
+        hot.sustained_ms = estimate_ms, hot.sustained_mhz = bench_measured_mhz(d);
+        check();
+    }
+    return hot;
+}
+
+// ---- what the device can do ---------------------------------------------------------------
+
+// Size of a buffer that is much larger than L2; `count` of them fit into half of the free memory.
+inline size_t bench_large_bytes(const BenchDevice& d, size_t count) {
     size_t bytes = std::max<size_t>((size_t)1 << 30, 4 * d.l2_bytes), free_bytes, total_bytes;
     cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
-    while (2 * bytes > free_bytes / 2 && bytes > ((size_t)1 << 20)) { bytes /= 2; }
+    while (count * bytes > free_bytes / 2 && bytes > ((size_t)1 << 20)) { bytes /= 2; }
+    return bytes;
+}
+
+// Measures the GB/s of a copy on the device (bytes read plus bytes written), the ceiling of a memory-bound kernel.
+inline void bench_measure_copy(BenchDevice& d) {
+    size_t bytes = bench_large_bytes(d, 2);
     uint8_t *from, *to;
     cudaCheck(cudaMalloc(&from, bytes));
     cudaCheck(cudaMalloc(&to, bytes));
     cudaCheck(cudaMemset(from, 1, bytes));
     auto copy = [&] { cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, d.stream)); };
-    bench_time_launches(
-        d, 3, [] {}, copy);
-    d.copy_gbs = 2.0 * (double)bytes /
-                 bench_time_launches(
-                     d, 20, [] {}, copy)
-                     .median_ms /
-                 1e6;
+    auto nothing = [] {};
+    bench_time_launches(d, 3, nothing, copy);
+    d.copy_gbs = 2.0 * (double)bytes / bench_time_launches(d, 20, nothing, copy).median_ms / 1e6;
     cudaCheck(cudaFree(from));
     cudaCheck(cudaFree(to));
     printf("copy on the device: %.1f GB/s read + written (%zu MB, median of 20)\n", d.copy_gbs, bytes >> 20);
+}
+
+// Measures the GB/s of a read, the ceiling of a kernel that writes next to nothing.
+inline void bench_measure_read(BenchDevice& d) {
+    size_t bytes = bench_large_bytes(d, 1);
+    int4* data;
+    cudaCheck(cudaMalloc(&data, bytes));
+    cudaCheck(cudaMemset(data, 0, bytes));
+    auto nothing = [] {};
+    // from blocks that stay and loop to blocks that read some vectors and end
+    const int blocks_per_sm[] = {8, 16, 32, 128, 512};
+    for (int blocks : blocks_per_sm) {
+        auto read = [&] {
+            bench_read_kernel<<<blocks * num_multiprocessors(), 256, 0, d.stream>>>(data, bytes / sizeof(int4));
+            cudaCheck(cudaGetLastError());
+        };
+        bench_time_launches(d, 3, nothing, read);
+        double gbs = (double)bytes / bench_time_launches(d, 20, nothing, read).median_ms / 1e6;
+        d.read_gbs = std::max(d.read_gbs, gbs);
+    }
+    cudaCheck(cudaFree(data));
+    printf("read on the device: %.1f GB/s (%zu MB, median of 20, the best of 5 grids)\n", d.read_gbs, bytes >> 20);
+}
+
+// Measures what a launch costs that computes nothing, timed as the kernels are. It is part of every time.
+inline void bench_measure_empty(BenchDevice& d) {
+    auto before = [&] { bench_flush_l2(d); };
+    auto launch = [&] {
+        bench_empty_kernel<<<1, 1, 0, d.stream>>>();
+        cudaCheck(cudaGetLastError());
+    };
+    bench_time_launches(d, 3, before, launch);
+    d.empty_ms = bench_time_launches(d, 100, before, launch).median_ms;
+    printf("empty launch: %.1f us; kernels below %.0f us are also timed in a graph of %d launches, with a hot L2\n",
+           1e3 * d.empty_ms, 1e3 * BENCH_GRAPH_BELOW_MS, BENCH_GRAPH_LAUNCHES);
+}
+
+// Returns a library's TFLOP/s, or 0 if it cannot be measured. The first call lets the library choose its algorithm, the
+// second one is timed after the same rest as the kernels.
+inline double bench_measure_rate(const std::function<double()>& measure) {
+    measure();
+    bench_rest();
+    double tflops = measure();
+    return std::isfinite(tflops) ? tflops : 0;
+}
+
+// Measures the matrix rate of the op, and those of the kernels that will run and compute in another type.
+inline void bench_measure_rates(BenchDevice& d, BenchState& s) {
+    if (s.flops <= 0) { return; }
+    if (s.matrix_rate) {
+        d.matrix_tflops = bench_measure_rate(s.matrix_rate);
+        printf("matrix rate of the vendor's library: %.1f TFLOP/s\n", d.matrix_tflops);
+    }
+    for (BenchKernel& k : s.kernels) {
+        if (!k.measure_rate || !bench_wanted(k) || bench_skip_reason(d, k)) { continue; }
+        const BenchKernel* same = NULL; // an earlier kernel with the same type
+        for (const BenchKernel& other : s.kernels) {
+            if (&other == &k) { break; }
+            if (other.matrix_tflops > 0 && strcmp(other.rate_type, k.rate_type) == 0) { same = &other; }
+        }
+        k.matrix_tflops = same ? same->matrix_tflops : bench_measure_rate(k.measure_rate);
+        if (!same) {
+            printf("matrix rate of the vendor's library in %s: %.1f TFLOP/s\n", k.rate_type, k.matrix_tflops);
+        }
+    }
 }
 
 // ---- results ----------------------------------------------------------------------------
@@ -931,10 +1195,89 @@ struct BenchResult {
     const BenchKernel* kernel;
     int block_size;
     BenchTime time;
+    BenchHot hot = {};
 };
 
 inline double bench_gbs(const BenchState& s, const BenchResult& r) { return s.bytes / r.time.median_ms / 1e6; }
 inline double bench_tflops(const BenchState& s, const BenchResult& r) { return s.flops / r.time.median_ms / 1e9; }
+
+// The bandwidth that is the op's ceiling, and its name.
+inline double bench_roof_gbs(const BenchDevice& d, const BenchState& s) {
+    return s.reads_only ? d.read_gbs : d.copy_gbs;
+}
+inline const char* bench_roof_name(const BenchState& s) { return s.reads_only ? "read" : "copy"; }
+
+// The matrix rate that is the kernel's ceiling, in TFLOP/s, and the type of its products. 0: not known
+inline double bench_matrix_tflops(const BenchDevice& d, const BenchKernel& k) {
+    return k.rate_type ? k.matrix_tflops : d.matrix_tflops;
+}
+inline const char* bench_rate_type(const BenchKernel& k) { return k.rate_type ? k.rate_type : PRECISION_NAME; }
+
+// Returns the clock of the first timing that has one, or 0. results: in the order of time
+inline double bench_first_mhz(const std::vector<BenchResult>& results) {
+    for (const BenchResult& r : results) {
+        if (r.time.sm_mhz > 0) { return r.time.sm_mhz; }
+    }
+    return 0;
+}
+inline bool bench_is_slow_clock(double sm_mhz, double first_mhz) { return sm_mhz > 0 && sm_mhz < 0.95 * first_mhz; }
+
+// Returns a note for each timing whose clock was below 95% of the first one's: its time cannot be compared.
+inline std::string bench_clock_notes(const std::vector<BenchResult>& results) {
+    double first = bench_first_mhz(results);
+    std::string notes;
+    for (const BenchResult& r : results) {
+        if (!bench_is_slow_clock(r.time.sm_mhz, first)) { continue; }
+        char line[256];
+        snprintf(line, sizeof(line),
+                 "note: kernel %d block_size %d ran at %.0f MHz, %.1f%% below the first timing's %.0f\n",
+                 r.kernel->number, r.block_size, r.time.sm_mhz, 100 * (1 - r.time.sm_mhz / first), first);
+        notes += line;
+    }
+    return notes;
+}
+
+// The part of a line of output about clocks and hot times: what was measured of them.
+inline std::string bench_clock_text(const BenchResult& r) {
+    char text[4][64] = {};
+    if (r.time.sm_mhz > 0) { snprintf(text[0], sizeof(text[0]), " | %.0f MHz", r.time.sm_mhz); }
+    if (r.hot.graph_ms > 0) { snprintf(text[1], sizeof(text[1]), " | in a graph %.4f ms", r.hot.graph_ms); }
+    if (r.hot.sustained_ms > 0) { snprintf(text[2], sizeof(text[2]), " | sustained %.4f ms", r.hot.sustained_ms); }
+    if (r.hot.sustained_mhz > 0) { snprintf(text[3], sizeof(text[3]), " at %.0f MHz", r.hot.sustained_mhz); }
+    return std::string(text[0]) + text[1] + text[2] + text[3];
+}
+
+// The part of a row of the table about clocks and hot times, or of the table's head if r is NULL. A * marks a clock below
+// 95% of the first timing's. results: of the whole run; what none of them has gets no column.
+inline std::string bench_clock_cells(const std::vector<BenchResult>& results, const BenchResult* r) {
+    double first = bench_first_mhz(results);
+    bool has_graph = false, has_sustained = false;
+    for (const BenchResult& other : results) {
+        has_graph |= other.hot.graph_ms > 0, has_sustained |= other.hot.sustained_ms > 0;
+    }
+    std::string cells;
+    auto add = [&](bool wanted, const char* name, const char* format, double value, const char* mark) {
+        char number[32] = "-", cell[64];
+        if (r && value > 0) { snprintf(number, sizeof(number), format, value); }
+        snprintf(cell, sizeof(cell), " %9s%s", r ? number : name, mark);
+        if (wanted) { cells += cell; }
+    };
+    add(first > 0, "MHz", "%.0f", r ? r->time.sm_mhz : 0, r && bench_is_slow_clock(r->time.sm_mhz, first) ? "*" : " ");
+    add(has_graph, "in graph", "%.4f", r ? r->hot.graph_ms : 0, "");
+    add(has_sustained, "sustained", "%.4f", r ? r->hot.sustained_ms : 0, "");
+    return cells;
+}
+
+// The columns of a CSV about clocks and roofs, and their values. 0: not measured
+inline const char* bench_clock_columns() {
+    return "sm_mhz,graph_ms,sustained_ms,sustained_mhz,empty_ms,read_gb_s,reads_only,matrix_type";
+}
+inline std::string bench_clock_values(const BenchDevice& d, const BenchState& s, const BenchResult& r) {
+    char text[256];
+    snprintf(text, sizeof(text), "%.0f,%.5f,%.5f,%.0f,%.5f,%.2f,%d,%s", r.time.sm_mhz, r.hot.graph_ms,
+             r.hot.sustained_ms, r.hot.sustained_mhz, d.empty_ms, d.read_gbs, s.reads_only, bench_rate_type(*r.kernel));
+    return text;
+}
 
 // Returns the fastest result of kernel `number` (-1: of all kernels), or NULL if there is none.
 inline const BenchResult* bench_best(const std::vector<BenchResult>& results, int number) {
@@ -950,11 +1293,15 @@ inline void bench_print_line(const BenchDevice& d, const BenchState& s, const st
                              const BenchResult& r) {
     printf("block_size %4d | time %.4f ms", r.block_size, r.time.median_ms);
     if (s.bytes > 0) { printf(" | bandwidth %.2f GB/s", bench_gbs(s, r)); }
-    printf(" | p10 %.4f p90 %.4f ms", r.time.p10_ms, r.time.p90_ms);
+    printf(" | p10 %.4f p90 %.4f ms%s", r.time.p10_ms, r.time.p90_ms, bench_clock_text(r).c_str());
     if (s.flops > 0) { printf(" | %.2f TFLOP/s", bench_tflops(s, r)); }
-    if (s.bytes > 0 && d.copy_gbs > 0) { printf(" | %.1f%% of copy", 100 * bench_gbs(s, r) / d.copy_gbs); }
-    if (s.flops > 0 && d.matrix_tflops > 0) {
-        printf(" | %.1f%% of matrix rate", 100 * bench_tflops(s, r) / d.matrix_tflops);
+    double roof_gbs = bench_roof_gbs(d, s), rate = bench_matrix_tflops(d, *r.kernel);
+    if (s.bytes > 0 && roof_gbs > 0) {
+        printf(" | %.1f%% of %s", 100 * bench_gbs(s, r) / roof_gbs, bench_roof_name(s));
+    }
+    if (s.flops > 0 && rate > 0) {
+        const char* type = r.kernel->rate_type;
+        printf(" | %.1f%% of %s%smatrix rate", 100 * bench_tflops(s, r) / rate, type ? type : "", type ? " " : "");
     }
     for (int number = 0; number <= 1; number++) {
         const BenchResult* base = bench_best(results, number);
@@ -974,9 +1321,11 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
     const BenchResult *vendor = bench_best(results, 0), *naive = bench_best(results, 1);
     bool moves =
         std::any_of(s.kernels.begin(), s.kernels.end(), [](const BenchKernel& k) { return k.num_launches > 0; });
-    printf("\nkernel block_size   time ms       p10       p90      GB/s  %% copy   TFLOP/s  %% rate  x kernel 0  x "
+    printf("\nkernel block_size   time ms       p10       p90%s      GB/s  %% %s   TFLOP/s  %% rate  x kernel 0  x "
            "kernel 1%s  what\n",
-           moves ? "  launches  MB moved" : "");
+           bench_clock_cells(results, NULL).c_str(), bench_roof_name(s), moves ? "  launches  MB moved" : "");
+    bool any_slow = false;
+    double first_mhz = bench_first_mhz(results);
     for (const BenchKernel& k : s.kernels) {
         const BenchResult* r = bench_best(results, k.number);
         if (!r) { continue; }
@@ -986,18 +1335,24 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
         if (!r->block_size && k.block_sizes.size() > 1) { snprintf(cells[0], sizeof(cells[0]), "default"); }
         if (s.bytes > 0) {
             snprintf(cells[1], sizeof(cells[1]), "%.1f", bench_gbs(s, *r));
-            snprintf(cells[2], sizeof(cells[2]), "%.1f", 100 * bench_gbs(s, *r) / d.copy_gbs);
+            snprintf(cells[2], sizeof(cells[2]), "%.1f", 100 * bench_gbs(s, *r) / bench_roof_gbs(d, s));
         }
         if (s.flops > 0) { snprintf(cells[3], sizeof(cells[3]), "%.2f", bench_tflops(s, *r)); }
-        if (s.flops > 0 && d.matrix_tflops > 0) {
-            snprintf(cells[4], sizeof(cells[4]), "%.1f", 100 * bench_tflops(s, *r) / d.matrix_tflops);
-        }
+        double rate = bench_matrix_tflops(d, k);
+        if (s.flops > 0 && rate > 0) { snprintf(cells[4], sizeof(cells[4]), "%.1f", 100 * bench_tflops(s, *r) / rate); }
         if (vendor) { snprintf(cells[5], sizeof(cells[5]), "%.2f", vendor->time.median_ms / r->time.median_ms); }
         if (naive) { snprintf(cells[6], sizeof(cells[6]), "%.2f", naive->time.median_ms / r->time.median_ms); }
-        printf("%6d %10s %9.4f %9.4f %9.4f %9s %7s %9s %7s %11s %11s", k.number, cells[0], r->time.median_ms,
-               r->time.p10_ms, r->time.p90_ms, cells[1], cells[2], cells[3], cells[4], cells[5], cells[6]);
+        printf("%6d %10s %9.4f %9.4f %9.4f%s %9s %7s %9s %7s %11s %11s", k.number, cells[0], r->time.median_ms,
+               r->time.p10_ms, r->time.p90_ms, bench_clock_cells(results, r).c_str(), cells[1], cells[2], cells[3],
+               cells[4], cells[5], cells[6]);
         if (moves) { printf("  %8d  %8.1f", k.num_launches, k.bytes / 1e6); }
         printf("  %s%s\n", k.what, k.number == s.promoted ? " (promoted)" : "");
+        any_slow |= bench_is_slow_clock(r->time.sm_mhz, first_mhz);
+    }
+    if (any_slow) { printf("* below 95%% of the first timing's clock, %.0f MHz\n", first_mhz); }
+    for (const BenchKernel& k : s.kernels) {
+        if (!k.rate_type || k.matrix_tflops <= 0 || !bench_best(results, k.number)) { continue; }
+        printf("%% rate of kernel %d: of the rate in %s, %.1f TFLOP/s\n", k.number, k.rate_type, k.matrix_tflops);
     }
     const BenchResult* winner = bench_best(results, -1);
     if (winner) {
@@ -1042,19 +1397,21 @@ inline void bench_close(FILE* f, const char* path) {
 inline void bench_write_csv(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
                             const Shape& shape, const std::vector<BenchResult>& results) {
     FILE* f = bench_create(path);
-    fprintf(f, "op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,"
-               "tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what\n");
+    fprintf(f,
+            "op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,"
+            "tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,%s,gpu,what\n",
+            bench_clock_columns());
     for (const BenchResult& r : results) {
         std::string what;
         for (const char* p = r.kernel->what; *p; p++) { what += *p == '"' ? "\"\"" : std::string(1, *p); }
-        fprintf(
-            f,
-            "%s,%d,%d,%s,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f,%d,%s,%.0f,%.2f,%.2f,%.0f,%.3f,%.3f,%d,%d,%d,%.0f,%s,\"%s\"\n",
-            op, r.kernel->number, r.block_size, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH, shape.V,
-            r.time.median_ms, r.time.p10_ms, r.time.p90_ms, r.time.launches, bench_flags().hot ? "hot" : "cold",
-            s.bytes, bench_gbs(s, r), d.copy_gbs, s.flops, bench_tflops(s, r), d.matrix_tflops,
-            &r == bench_best(results, r.kernel->number), r.kernel->number == s.promoted, r.kernel->num_launches,
-            r.kernel->bytes, d.name, what.c_str());
+        fprintf(f,
+                "%s,%d,%d,%s,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f,%d,%s,%.0f,%.2f,%.2f,%.0f,%.3f,%.3f,%d,%d,%d,%.0f,%s,%s,\"%"
+                "s\"\n",
+                op, r.kernel->number, r.block_size, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH, shape.V,
+                r.time.median_ms, r.time.p10_ms, r.time.p90_ms, r.time.launches, bench_flags().hot ? "hot" : "cold",
+                s.bytes, bench_gbs(s, r), d.copy_gbs, s.flops, bench_tflops(s, r), bench_matrix_tflops(d, *r.kernel),
+                &r == bench_best(results, r.kernel->number), r.kernel->number == s.promoted, r.kernel->num_launches,
+                r.kernel->bytes, bench_clock_values(d, s, r).c_str(), d.name, what.c_str());
     }
     bench_close(f, path);
 }
@@ -1078,11 +1435,13 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
     fprintf(f,
             "{\n  \"context\": {\"date\": \"%s\", \"executable\": %s, \"num_cpus\": %u, \"mhz_per_cpu\": 0, "
             "\"cpu_scaling_enabled\": false, \"caches\": [], \"library_build_type\": \"release\", \"gpu\": %s, "
-            "\"driver\": %s, \"dtype\": \"%s\", \"l2\": \"%s\", \"copy_gb_s\": %.2f, \"B\": %d, \"T\": %d, \"C\": %d, "
+            "\"driver\": %s, \"dtype\": \"%s\", \"l2\": \"%s\", \"copy_gb_s\": %.2f, \"read_gb_s\": %.2f, "
+            "\"empty_ms\": %.5f, \"B\": %d, \"T\": %d, \"C\": %d, "
             "\"NH\": %d, \"V\": %d},\n  \"benchmarks\": [",
             date, bench_json_string(cli_program(NULL)).c_str(), std::thread::hardware_concurrency(),
             bench_json_string(d.name).c_str(), bench_json_string(bench_driver().c_str()).c_str(), PRECISION_NAME,
-            bench_flags().hot ? "hot" : "cold", d.copy_gbs, shape.B, shape.T, shape.C, shape.NH, shape.V);
+            bench_flags().hot ? "hot" : "cold", d.copy_gbs, d.read_gbs, d.empty_ms, shape.B, shape.T, shape.C, shape.NH,
+            shape.V);
     int family = -1, instance = 0;
     for (size_t i = 0; i < results.size(); i++) {
         const BenchResult& r = results[i];
@@ -1096,10 +1455,10 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
                 "\"%s\", \"run_type\": \"iteration\", \"repetitions\": 1, \"repetition_index\": 0, \"threads\": 1, "
                 "\"iterations\": %d, \"real_time\": %.5f, \"cpu_time\": %.5f, \"time_unit\": \"ms\", "
                 "\"bytes_per_second\": %.6e, \"flops_per_second\": %.6e, \"p10_ms\": %.5f, \"p90_ms\": %.5f, "
-                "\"label\": %s}",
+                "\"sm_mhz\": %.0f, \"graph_ms\": %.5f, \"sustained_ms\": %.5f, \"sustained_mhz\": %.0f, \"label\": %s}",
                 i ? "," : "", name, family, instance, name, r.time.launches, r.time.median_ms, r.time.median_ms,
-                1e9 * bench_gbs(s, r), 1e12 * bench_tflops(s, r), r.time.p10_ms, r.time.p90_ms,
-                bench_json_string(r.kernel->what).c_str());
+                1e9 * bench_gbs(s, r), 1e12 * bench_tflops(s, r), r.time.p10_ms, r.time.p90_ms, r.time.sm_mhz,
+                r.hot.graph_ms, r.hot.sustained_ms, r.hot.sustained_mhz, bench_json_string(r.kernel->what).c_str());
     }
     fprintf(f, "\n  ]\n}\n");
     bench_close(f, path);
@@ -1128,10 +1487,9 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         printf("All results match. Starting benchmarks.\n");
     }
     bench_measure_copy(d);
-    if (s.matrix_rate && s.flops > 0) {
-        d.matrix_tflops = s.matrix_rate();
-        printf("matrix rate of the vendor's library: %.1f TFLOP/s\n", d.matrix_tflops);
-    }
+    bench_measure_read(d);
+    bench_measure_empty(d);
+    bench_measure_rates(d, s);
     // shown: the results of the kernels asked for; results also has kernels 0 and 1, timed as baselines
     std::vector<BenchResult> results, shown;
     for (const BenchKernel& k : s.kernels) {
@@ -1146,14 +1504,18 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
             results.push_back(
                 {&k, block_size, bench_time(d, s, k, block_size, wanted ? f.repeats : 20, wanted ? 1000 : 100)});
             if (wanted) {
-                shown.push_back(results.back());
-                bench_print_line(d, s, results, results.back());
-                std::string wrong = f.verify ? bench_check_timed(d, s, k) : "";
-                if (!wrong.empty()) {
-                    printf("FAIL kernel %d block_size %4d: after the timed launches: %s\n", k.number, block_size,
-                           wrong.c_str());
+                BenchResult& r = results.back();
+                std::string wrong = f.verify ? bench_check_timed(d, s, k) : "", wrong_hot;
+                r.hot = bench_time_hot(d, s, k, block_size, r.time.median_ms, &wrong_hot);
+                shown.push_back(r);
+                bench_print_line(d, s, results, r);
+                auto report = [&](const char* when, const std::string& errors) {
+                    if (errors.empty()) { return; }
+                    printf("FAIL kernel %d block_size %4d: after %s: %s\n", k.number, block_size, when, errors.c_str());
                     counts.failed++;
-                }
+                };
+                report("the timed launches", wrong);
+                report("the launches in a graph or back to back", wrong_hot);
             }
         }
         if (is_base) {
@@ -1164,6 +1526,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     }
     if (f.kernel < 0 && !results.empty()) { bench_print_table(d, s, results); }
     bench_print_notes(s, shown);
+    printf("%s", bench_clock_notes(results).c_str());
     for (const BenchBuffer& x : s.buffers) {
         const char* broken = bench_broken_guard(x);
         if (broken) { printf("FAIL %s: %s while timed\n", x.name, broken), counts.failed++; }

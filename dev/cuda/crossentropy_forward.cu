@@ -134,6 +134,7 @@ static void declare(Bench& b) {
     Buffer<float> losses = b.output<float>("losses", N, {1e-6f, 1e-6f});
     b.reference([=] { crossentropy_forward_cpu(losses.host, logits.host, targets.host, N, V, Vp); });
     b.cost((double)N * Vp * sizeof(floatX), 0);
+    b.reads_only();
     cudaStream_t stream = b.stream;
     std::vector<int> sizes = {128, 256, 512, 1024};
     b.kernel(1, "one thread per row",

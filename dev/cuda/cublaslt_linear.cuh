@@ -4,6 +4,8 @@ backward pass. The trainer's products are in llmc/cublas_common.cuh; this file s
 */
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include "../../llmc/cublas_common.cuh"
 
 // out = gelu?(inp weight^T + bias) + add. A matrix of type CUDA_R_8F_E4M3 comes with a scale, a float in device memory.
@@ -141,4 +143,43 @@ inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stre
 // As cublaslt_try_linear, but returns false if the library cannot compute the product.
 inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {
     return cublaslt_try_linear(c, stream) == CUBLAS_STATUS_SUCCESS;
+}
+
+// Measures the library's rate of products of e4m3 matrices in TFLOP/s: 8192^3 with random numbers, sums in float, results
+// of floatX. Returns 0 if the library has no such product here, or if there is no memory for the matrices.
+inline double cublaslt_e4m3_rate() {
+    const int n = 8192, num_products = 10;
+    const size_t period = 1 << 20, size = (size_t)n * n; // the random numbers repeat after `period`
+    std::vector<__nv_fp8_e4m3> values(period);
+    for (size_t i = 0; i < period; i++) {
+        values[i] = (__nv_fp8_e4m3)((float)hash_bits((uint32_t)i, 1) * (2.0f / 4294967296.0f) - 1.0f);
+    }
+    Error err;
+    // the scale, the operand (twice the same) and the results, each aligned to 256 bytes
+    uint8_t* memory = (uint8_t*)device_malloc(256 + size * (1 + sizeof(floatX)), "measuring the rate of e4m3", &err);
+    if (!memory) { return 0; }
+    const float one = 1.0f;
+    cudaCheck(cudaMemcpy(memory, &one, sizeof(one), cudaMemcpyHostToDevice));
+    LinearCall call;
+    call.inp = call.weight = memory + 256, call.out = memory + 256 + size;
+    for (size_t i = 0; i < size; i += period) {
+        cudaCheck(cudaMemcpy(memory + 256 + i, values.data(), period, cudaMemcpyHostToDevice));
+    }
+    call.inp_type = CUDA_R_8F_E4M3;
+    call.inp_scale = call.weight_scale = (const float*)memory;
+    call.M = call.N = call.K = n;
+    cudaEvent_t start, end;
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&end));
+    bool supported = cublaslt_linear(call, 0); // not timed
+    cudaCheck(cudaEventRecord(start, 0));
+    for (int i = 0; i < num_products && supported; i++) { cublaslt_linear(call, 0); }
+    cudaCheck(cudaEventRecord(end, 0));
+    cudaCheck(cudaEventSynchronize(end));
+    float ms;
+    cudaCheck(cudaEventElapsedTime(&ms, start, end));
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(end));
+    cudaCheck(cudaFree(memory));
+    return supported ? 2.0 * n * n * (double)n * num_products / ms * 1e-9 : 0;
 }

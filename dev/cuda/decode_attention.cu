@@ -453,6 +453,7 @@ static void declare(Bench& b) {
     });
     b.cost(2.0 * B * T * C * sizeof(floatX) + 4.0 * B * C * sizeof(floatX), 4.0 * B * T * C,
            2.0 * B * T * C * sizeof(floatX), 4.0 * B * T * C);
+    b.reads_only();
 
     bool twice = T <= 100 || C != 768; // small shapes: the second launch fails if the first did not reset its counters
     auto launch = [=](void (*op)(floatX*, floatX*, floatX*, float*, const floatX*, const int*, int, int, int, int,

@@ -449,6 +449,7 @@ static void declare(Bench& b) {
     // bytes of out, and of residual if there is one
     double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX));
     b.cost(((double)OC * K + (double)B * K) * sizeof(floatX) + outputs, 2.0 * B * OC * K);
+    b.reads_only();
 
     float ulp = ulp_of<floatX>(), of_terms = (norm ? 2.0f * ulp : 0.0f) + 1e-5f;
     std::function<void(int)> launch5, launch6;

@@ -369,6 +369,7 @@ static void declare(Bench& b) {
                           Vp);
     });
     b.cost((double)B * V * sizeof(float), 0);
+    b.reads_only();
 
     auto promoted = [=](int bs) {
         bs ? decode_sample(tokens, positions, scratch, logits, rng_state, temperature, top_k, top_p, B, V, Vp, stream,

@@ -197,6 +197,7 @@ static void declare(Bench& b) {
     Buffer<float> scratch = b.scratch<float>("scratch", global_norm_scratch());
     b.reference([=] { *norm.host = (float)global_norm_cpu(grads.host, n); });
     b.cost(4.0 * n, 2.0 * n);
+    b.reads_only();
     cudaStream_t stream = b.stream;
     std::vector<int> sizes = {128, 256, 512, 1024};
     b.kernel(

@@ -385,6 +385,7 @@ static void declare(Bench& b) {
         matmul_backward_bias_cpu(dbias.host, dout.host, N, OC);
     });
     b.cost((double)N * OC * sizeof(floatX), 0);
+    b.reads_only();
     cudaStream_t s = b.stream;
     b.kernel(1, "one thread per column", [=](int bs) { matmul_backward_bias1(dbias, dout, N, OC, s, bs); });
     b.kernel(2, "one block per column", [=](int bs) { matmul_backward_bias2(dbias, dout, N, OC, s, bs); });

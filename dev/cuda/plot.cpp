@@ -50,7 +50,9 @@ struct Row {
     std::string op, dtype, l2, gpu, what;
     int kernel, block_size, B, T, C, NH, V, num_launches;
     double time_ms, bytes, copy_gbs, flops, matrix_tflops, bytes_moved; // 0 means unknown, except for the time
-    bool promoted;
+    double read_gbs;
+    bool promoted, reads_only;
+    std::string matrix_type; // of the products whose rate is matrix_tflops
 };
 
 // One CSV file.
@@ -140,6 +142,8 @@ static Row read_row(const Fields& f) {
     r.copy_gbs = f.number("copy_gb_s"), r.matrix_tflops = f.number("matrix_tflop_s");
     r.num_launches = f.integer("kernel_launches", true), r.bytes_moved = f.number("bytes_moved", true);
     r.promoted = f.integer("promoted") != 0;
+    r.read_gbs = f.number("read_gb_s", true), r.reads_only = f.integer("reads_only", true) != 0;
+    r.matrix_type = f.find("matrix_type") ? f.word("matrix_type") : r.dtype; // older files do not have it
     if (r.time_ms == 0) { die("%s:%zu: median_ms is 0", f.path.c_str(), f.line); }
     return r;
 }
@@ -234,13 +238,19 @@ static std::string bytes_text(double bytes) {
 
 // ---- bars ---------------------------------------------------------------------------------------------
 
-// Returns the time in ms that the op would take at its roof, which is the matrix rate if the op counts FLOPs, else the
-// copy rate. Returns 0 if that rate is unknown.
+// Returns the time in ms that the op would take at its roof: the matrix rate if the op counts FLOPs, else the speed of a
+// copy, or of a read for an op that only reads. Returns 0 if that rate is unknown.
 static double roof_ms(const Row& r) {
     if (r.flops > 0 && r.matrix_tflops > 0) { return r.flops / r.matrix_tflops / 1e9; }
-    return r.copy_gbs > 0 ? r.bytes / r.copy_gbs / 1e6 : 0;
+    double gbs = r.reads_only ? r.read_gbs : r.copy_gbs;
+    return gbs > 0 ? r.bytes / gbs / 1e6 : 0;
 }
-static const char* roof_name(const Row& r) { return r.flops > 0 && r.matrix_tflops > 0 ? "matrix rate" : "copy"; }
+static std::string roof_name(const Row& r) {
+    if (r.flops > 0 && r.matrix_tflops > 0) {
+        return (r.matrix_type == r.dtype ? "" : r.matrix_type + " ") + "matrix rate";
+    }
+    return r.reads_only ? "read" : "copy";
+}
 
 static std::string bar_text(const Row& r) {
     std::string s = text("%.4f ms", r.time_ms);
@@ -250,7 +260,7 @@ static std::string bar_text(const Row& r) {
     } else if (r.bytes > 0) {
         s += text(", %.2f TB/s", r.bytes / r.time_ms / 1e9);
     }
-    if (roof_ms(r) > 0) { s += text(", %.1f%% of %s", 100 * roof_ms(r) / r.time_ms, roof_name(r)); }
+    if (roof_ms(r) > 0) { s += text(", %.1f%% of %s", 100 * roof_ms(r) / r.time_ms, roof_name(r).c_str()); }
     if (r.num_launches) {
         s += text(", %d launch%s", r.num_launches, r.num_launches == 1 ? "" : "es");
         if (r.bytes_moved > 0) { s += " moving " + bytes_text(r.bytes_moved); }
@@ -288,7 +298,7 @@ static Svg draw_bars(const Op& op) {
     bool has_roof = roof > 0 && roof <= longest;
     if (has_roof) {
         svg.label(left + roof - 2, top - 12, 11, ROOF,
-                  text("| at 100%% of %s: %.4f ms", roof_name(first), roof_ms(first)));
+                  text("| at 100%% of %s: %.4f ms", roof_name(first).c_str(), roof_ms(first)));
     }
     double x = svg.width - 20;
     auto legend = [&](const char* color, const char* name, double width) {
@@ -432,13 +442,14 @@ static size_t draw_roofline(const std::vector<Op>& ops, const std::string& path,
         }
         gpu = first.gpu;
         copy_tbs = std::max(copy_tbs, first.copy_gbs / 1e3);
-        matrix_tflops = std::max(matrix_tflops, first.matrix_tflops);
+        if (first.matrix_type == dtype) { matrix_tflops = std::max(matrix_tflops, first.matrix_tflops); }
         if (!best || best->flops <= 0 || best->bytes <= 0) {
             without->push_back(op.name);
             continue;
         }
-        dots.push_back({text("%s %d", op.name.c_str(), best->kernel), best->flops / best->bytes,
-                        best->flops / best->time_ms / 1e9});
+        std::string name = text("%s %d", op.name.c_str(), best->kernel);
+        if (best->matrix_type != dtype) { name += " (" + best->matrix_type + ")"; } // may lie above the roof
+        dots.push_back({name, best->flops / best->bytes, best->flops / best->time_ms / 1e9});
     }
     if (dots.empty()) { return 0; }
 

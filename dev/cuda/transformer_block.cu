@@ -1338,6 +1338,7 @@ static void declare(Bench& b) {
             89);
         b.moves(8, 29 * tensor + weights_fp8);
         b.coarser(14);
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
     }
 #endif
     b.kernel(7, "2 without storing GELU's argument", [=](int) { transformer_block_forward7(f, stream); }, {0});
@@ -1350,6 +1351,7 @@ static void declare(Bench& b) {
             proj_forms, 89);
         b.moves(7, 21 * tensor + weights_fp8);
         b.coarser(14);
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
         b.kernel(
             9, "8 in a CUDA graph",
             [=](int) {
@@ -1359,6 +1361,7 @@ static void declare(Bench& b) {
             {0}, 89);
         b.moves(7, 21 * tensor + weights_fp8);
         b.coarser(14);
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
     }
 #endif
 #if !defined(ENABLE_FP32)
@@ -1403,6 +1406,7 @@ static void declare(Bench& b) {
             {0, 2222, 2111, 2211, 2122, 1111, 3333, 4444, 5555}, -90);
         b.moves(7, 19 * tensor + 12.0 * CC);
         b.coarser(14);
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
         auto graph15 = std::make_shared<TransformerBlockGraph>();
         b.kernel(
             16, "15 in a CUDA graph",
@@ -1413,6 +1417,7 @@ static void declare(Bench& b) {
             {0}, -90);
         b.moves(7, 19 * tensor + 12.0 * CC);
         b.coarser(14);
+        b.kernel_rate("e4m3", cublaslt_e4m3_rate);
     }
 #endif
     b.promoted(fast ? 4 : 7);

@@ -1,22 +1,34 @@
-/* planted_bugs: out = 2 * inp, one correct kernel and seven with a planted bug, which dev/cuda/bench.h must find
+/* planted_bugs: out = 2 * inp, one correct kernel and eight with a planted bug, which dev/cuda/bench.h must find; kernel 10
+   is correct, but cannot be recorded in a CUDA graph
 
    out (n) floatX out | inp (n) floatX in; n = B*T*C
    Bound: memory, 2*n*sizeof(floatX) bytes. Error: none, doubling is exact.
 
    nvcc -O3 --use_fast_math planted_bugs.cu -o planted_bugs      (dev/test/test_dev_cuda.sh builds and runs it)
-   ./planted_bugs --check      ok for kernel 1, FAIL for kernels 2 to 7; the bug of 8 shows only after many launches  */
+   ./planted_bugs --check      ok for kernel 1, FAIL for kernels 2 to 7; the bugs of 8 and 9 show only after many launches  */
 #include "../cuda/bench.h"
 
-enum Bug { NO_BUG, ONE_OFF, ONE_NAN, ONE_UNWRITTEN, PAST_THE_END, CHANGES_INPUT, NOT_INFINITE, IDLE_LATER };
+enum Bug {
+    NO_BUG,
+    ONE_OFF,
+    ONE_NAN,
+    ONE_UNWRITTEN,
+    PAST_THE_END,
+    CHANGES_INPUT,
+    NOT_INFINITE,
+    IDLE_LATER,
+    IDLE_LAST,
+    WAITS
+};
 
-// ---- kernels 1 to 8: one thread per element, the bug is a parameter ---------------------------
+// ---- kernels 1 to 10: one thread per element, the bug is a parameter ---------------------------
 
 __global__ void planted_bugs_kernel(floatX* out, floatX* inp, size_t n, Bug bug) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, victim = n / 2;
     if (i == n && bug == PAST_THE_END) { out[n] = (floatX)0.0f; }
     if (i >= n || (i == victim && bug == ONE_UNWRITTEN)) { return; }
     float x = 2.0f * (float)inp[i];
-    if (i == victim && bug == ONE_OFF) { x += 1.0f; }
+    if (i == victim && bug == ONE_OFF) { x += 1.0f + fabsf(x); } // more than rounding hides
     if (i == victim && bug == ONE_NAN) { x = nanf(""); }
     if (isinf((float)(floatX)x) && bug == NOT_INFINITE) { x = 5.0f; }
     out[i] = (floatX)x;
@@ -24,10 +36,12 @@ __global__ void planted_bugs_kernel(floatX* out, floatX* inp, size_t n, Bug bug)
 }
 
 void planted_bugs(floatX* out, floatX* inp, size_t n, Bug bug, cudaStream_t stream, int block_size) {
-    static int num_calls = 0;
-    if (bug == IDLE_LATER && num_calls++ >= 5) { return; }
+    static int num_calls[WAITS + 1] = {};
+    num_calls[bug]++;
+    if ((bug == IDLE_LATER && num_calls[bug] > 5) || (bug == IDLE_LAST && num_calls[bug] > 200)) { return; }
     planted_bugs_kernel<<<ceil_div(n + 1, (size_t)block_size), block_size, 0, stream>>>(out, inp, n, bug);
     cudaCheck(cudaGetLastError());
+    if (bug == WAITS) { cudaCheck(cudaStreamSynchronize(stream)); }
 }
 
 static void declare(Bench& b) {
@@ -47,8 +61,10 @@ static void declare(Bench& b) {
                           "one past the end",
                           "input changed",
                           "finite instead of infinite",
-                          "nothing from the sixth call on"};
-    for (int bug = NO_BUG; bug <= IDLE_LATER; bug++) {
+                          "nothing from the sixth call on",
+                          "nothing from call 201 on",
+                          "right, but the launcher waits"};
+    for (int bug = NO_BUG; bug <= WAITS; bug++) {
         b.kernel(bug + 1, what[bug], [=](int bs) { planted_bugs(out, inp, n, (Bug)bug, stream, bs); }, {64, 1024});
     }
     b.promoted(1);

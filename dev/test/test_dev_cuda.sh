@@ -145,7 +145,7 @@ test_planted_bugs() {
     done
     grep -q '^FAIL kernel 5 .*: out: written past its end$' "$tmp/out" || fail "kernel 5's buffer is not named"
     grep -q '^FAIL kernel 6 .*: inp: an input, changed$' "$tmp/out" || fail "kernel 6's input is not named"
-    want "the last line" "$(tail -n 1 "$tmp/out")" "8 passed, 24 failed, 0 skipped" # kernel 8 is idle only later
+    want "the last line" "$(tail -n 1 "$tmp/out")" "16 passed, 24 failed, 0 skipped" # kernels 8 and 9 are idle only later
     run 0 "$tmp/planted_bugs" 1 --check
     for kernel in 2 3 4 5 6 7; do
         run 1 "$tmp/planted_bugs" $kernel --check
@@ -156,8 +156,19 @@ test_planted_bugs() {
     run 0 "$tmp/planted_bugs" 8 --check
     run 1 "$tmp/planted_bugs" 8 --repeats 10
     grep -qE '^FAIL kernel 8 block_size +64: after the timed launches: out: [0-9]+ of [0-9]+ wrong' "$tmp/out" || fail "an idle launcher is timed"
+    # one that does nothing from its 201st call on, which only --sustained reaches
+    run 0 "$tmp/planted_bugs" 9 --repeats 10 --block-size 64
+    run 1 "$tmp/planted_bugs" 9 --repeats 10 --block-size 64 --sustained
+    grep -qE '^FAIL kernel 9 block_size +64: after the launches in a graph or back to back: out: ' "$tmp/out" || fail "an idle launcher is timed back to back"
     return 0
 }
+
+# columns FILE NAME ...: prints these columns of the first row of a CSV
+columns() {
+    awk -F , -v names="${*:2}" 'NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
+        { n = split(names, name, " "); for (i = 1; i <= n; i++) { printf "%s ", $at[name[i]] } print ""; exit }' "$1"
+}
+holds() { awk "BEGIN { exit !($2) }" || fail "$1: not $2"; } # WHAT CONDITION
 
 test_timing() {
     has_gpu || skip "needs a GPU"
@@ -169,6 +180,25 @@ test_timing() {
     want "the rows of the CSV" "$(wc -l <"$tmp/a.csv")" 3
     want "the columns" "$(head -n 1 "$tmp/a.csv" | tr -dc , | wc -c)" "$(sed -n 2p "$tmp/a.csv" | tr -dc , | wc -c)"
     contains '"name": "planted_bugs/kernel:1/block_size:64"' "$tmp/a.json"
+    grep -qE '^read on the device: [0-9.]+ GB/s ' "$tmp/out" || fail "no speed of a read"
+    grep -qE '^empty launch: [0-9.]+ us' "$tmp/out" || fail "no time of an empty launch"
+    # the clock is that of a GPU, and the launches are short enough for a graph
+    grep -qE '^block_size   64 .* \| [1-9][0-9]{2,3} MHz \| in a graph 0\.[0-9]+ ms \| ' "$tmp/out" || fail "no clock, or no graph"
+    grep -q sustained "$tmp/out" && fail "sustained without --sustained"
+    local mhz copy read empty graph time
+    read -r mhz copy read empty graph time <<<"$(columns "$tmp/a.csv" sm_mhz copy_gb_s read_gb_s empty_ms graph_ms median_ms)"
+    holds "a clock from 200 to 4000 MHz" "$mhz > 200 && $mhz < 4000"
+    holds "a read is about as fast as a copy" "$read > 0.8 * $copy && $read < 1.5 * $copy"
+    holds "an empty launch takes no longer than a kernel" "$empty > 0 && $empty <= 1.2 * $time"
+    holds "in a graph, hot, no longer than alone" "$graph > 0 && $graph <= $time"
+    run 0 "$tmp/planted_bugs" 1 --repeats 5 --block-size 64 --sustained --csv "$tmp/b.csv"
+    grep -qE ' \| sustained 0\.[0-9]+ ms at [1-9][0-9]{2,3} MHz' "$tmp/out" || fail "no sustained time"
+    read -r time mhz <<<"$(columns "$tmp/b.csv" sustained_ms sustained_mhz)"
+    holds "the sustained time" "$time > 0 && $time < 1 && $mhz > 200"
+    # a launcher that waits for the GPU cannot be recorded: the run goes on, and times it alone
+    run 0 "$tmp/planted_bugs" 10 --repeats 5
+    grep -q 'in a graph' "$tmp/out" && { cat "$tmp/out" && fail "a launcher that waits was recorded"; }
+    want "the lines of times" "$(grep -c '^block_size ' "$tmp/out")" 2
     if command -v python3 >/dev/null; then python3 -m json.tool "$tmp/a.json" >/dev/null || fail "not JSON"; fi
     run 1 "$tmp/planted_bugs" 1 --csv "$tmp/no/such/folder/a.csv"
 }
@@ -191,6 +221,15 @@ CSV
     for twice in 1 2; do scripts/update_results.sh || fail "run $twice"; done
     want "the row" "$(grep '^| op |.*bf16' dev/cuda/README.md)" \
         '| op | B 64 T 1024 C 768, bf16 | 2: vectors, "wide" | 128 | 1.0000 (0.9000 to 1.1000) | 100 | 40.0% |  |  | 0.50 | 2.00 | 1.50 |  |'
+    # a newer CSV: an op that only reads, a kernel in e4m3, with the clock and hot times; its columns are in another order
+    cat >dev/cuda/results/t4/op.csv <<'CSV'
+sm_mhz,graph_ms,sustained_ms,sustained_mhz,empty_ms,read_gb_s,reads_only,matrix_type,op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
+1590,0.00000,0.00000,0,0.00200,400.00,1,bf16,op,1,64,bf16,64,1024,768,12,50257,0.02000,0.01900,0.02100,100,cold,1000,50.00,250.00,0,1.000,10.000,1,0,0,0,Tesla T4,"naive"
+1585,0.00310,0.01230,1200,0.00200,400.00,1,e4m3,op,2,128,bf16,64,1024,768,12,50257,0.01000,0.00900,0.01100,100,cold,1000,100.00,250.00,0,2.000,20.000,1,1,0,0,Tesla T4,"vectors"
+CSV
+    scripts/update_results.sh || fail "a newer CSV"
+    want "the newer row" "$(grep '^| op |.*bf16' dev/cuda/README.md)" \
+        '| op | B 64 T 1024 C 768, bf16 | 2: vectors | 128 | 0.0100 (0.0090 to 0.0110) at 1585 MHz; in a graph 0.0031; sustained 0.0123 | 100 | 25.0% of read | 2.0 | 10.0% of e4m3 |  | 2.00 | 150.00 |  |'
     want "the text around" "$(grep -c -e above -e below -e old dev/cuda/README.md)" 2
     want "the lines" "$(wc -l <dev/cuda/README.md)" 7
     rm dev/cuda/results/t4/op.csv

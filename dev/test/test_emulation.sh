@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The kernels of dev/cuda on a CPU (dev/cuda/emulation): the emulation itself, --check of every kernel that it can run,
-# and mutants, that is kernels with one wrong line each, which --check must find.
+# The kernels of dev/cuda on a CPU (dev/cuda/emulation): the emulation itself, the functions of bench.h, --check of every
+# kernel that it can run, and mutants, that is kernels with one wrong line each, which --check must find.
 #
 # Without LLMC_TEST_FULL the kernels are checked in one precision, by one schedule and at the smallest shapes, and eight
 # mutants are tried; the day of the year chooses which. LLMC_TEST_DAY=123 repeats the choice of that day.
@@ -59,6 +59,17 @@ test_features() {
             --schedule "$schedule" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "schedule $schedule fails"; }
         contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
     done
+}
+
+# bench.h's own functions: clocks, notes, columns, hot launches
+test_bench_functions() {
+    needs_compiler
+    copy_tree
+    cp dev/test/bench_functions.cu "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=bench_functions
+    rm "$tmp/tree/dev/cuda/bench_functions.cu"
+    timeout 120 "$tmp/tree/dev/cuda/bench_functions_cpu" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "bench.h is wrong"; }
+    contains '0 failures' "$tmp/out"
 }
 
 # What the emulation must find is found, and named: the kernel, the line, both threads.
@@ -142,5 +153,5 @@ test_mutants() {
 }
 
 [ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
-tests=(programs features reports kernels mutants)
+tests=(programs features bench_functions reports kernels mutants)
 run_tests_once "$@"

@@ -125,6 +125,25 @@ test_roofline() {
     near "high's rate" "($flat - $high_y) - ($low_y - $flat) * log(2) / log(10)"
 }
 
+# columns of newer files: an op that only reads has the speed of a read as its roof; a kernel in e4m3 has a rate of its own
+test_other_roofs() {
+    build
+    local newer=read_gb_s,reads_only,matrix_type
+    { echo "$newer,$header"; echo "1250.00,1,bf16,$(row reads 1 64 1.00000 1e9 0 1 a)"; } >"$tmp/t4/reads.csv"
+    { echo "$newer,$header"; echo "1250.00,0,bf16,$(row copies 1 64 1.00000 5e8 0 1 a)"; } >"$tmp/t4/copies.csv"
+    { echo "$newer,$header"
+      echo "1250.00,0,bf16,$(row block 1 64 20.00000 1e9 1e12 0 a)"
+      echo "1250.00,0,e4m3,$(row block 2 64 8.00000 1e9 1e12 1 b | sed 's/,100.000,/,250.000,/')"; } >"$tmp/t4/block.csv"
+    run 0 "$tmp/t4"
+    contains "1.0000 ms, block 64, 1.00 TB/s, 80.0% of read" "$tmp/t4/reads.svg"
+    contains "| at 100% of read: 0.8000 ms" "$tmp/t4/reads.svg"
+    contains "1.0000 ms, block 64, 0.50 TB/s, 50.0% of copy" "$tmp/t4/copies.svg"
+    contains "20.0000 ms, block 64, 50.0 TFLOP/s, 50.0% of matrix rate" "$tmp/t4/block.svg"
+    contains "8.0000 ms, block 64, 125.0 TFLOP/s, 50.0% of e4m3 matrix rate" "$tmp/t4/block.svg"
+    contains ">block 2 (e4m3)<" "$tmp/t4/roofline.svg"
+    contains ">matrix rate 100.0 TFLOP/s<" "$tmp/t4/roofline.svg"
+}
+
 test_same_bytes() {
     build
     { echo "$header"; row op 1 64 1.00000 1e9 10e9 0 a; row op 2 64 1.50000 1e9 10e9 0 b; } >"$tmp/t4/op.csv"
@@ -266,5 +285,5 @@ test_readme_picture() {
     cmp "$tmp/t4/training.svg" dev/measured/training.svg || fail "draw it again: make plots in dev/cuda"
 }
 
-tests=(bars bars_uncut roofline same_bytes broken_csv arguments speed loss readme_picture)
+tests=(bars bars_uncut roofline other_roofs same_bytes broken_csv arguments speed loss readme_picture)
 run_tests_once "$@"

@@ -237,6 +237,8 @@ template <class F> inline const char* emulation_try(F f) {
 #define emulation_asm(...) emulation_unsupported("inline PTX: " #__VA_ARGS__)
 [[noreturn]] void __trap();
 uint64_t __cvta_generic_to_shared(const void* p);
+// The counters clock64 and globaltimer of an SM that runs at 1500 MHz.
+void emulation_clock(unsigned long long* cycles, unsigned long long* ns);
 
 // ---- errors, memory ------------------------------------------------------------------------------------
 
@@ -323,6 +325,7 @@ enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeT
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, EmulationGraph** nodes, size_t* num_nodes);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
