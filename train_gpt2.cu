@@ -27,7 +27,7 @@ step, which overwrites the gradients, and one for the others, which add to them.
 Matmuls are our own kernels or cuBLASLt's. We have two: gemm, on Hopper, for the forward matmuls where it is faster, and
 decode_matvec, for generation with few texts. When training first meets a shape, cuBLASLt's algorithms are timed and the
 fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and a
-resumed run uses the same ones.
+resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
 depends only on the shapes and the GPU, and no floating-point sum uses atomics.
@@ -52,6 +52,7 @@ Words:
 Sources: Radford et al. 2019, "Language models are unsupervised multitask learners"; the structure of the program
 follows karpathy/llm.c. The source of an algorithm is named at its operation, or in the file of its ladder.
 */
+#include "llmc/choices.cuh"
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
 #include "llmc/evaluation.h"
@@ -1151,10 +1152,6 @@ static bool report_step(Trainer* t, PendingStep* s) {
 
 // ---- checkpoints ----------------------------------------------------------------------------------
 
-// Writes the name of the file with the choices of matmul algorithms to path (4096). It is in the run's output directory,
-// beside the checkpoints, which training_save (llmc/training.h) calls step_%08d.
-static void choices_path(char* path) { snprintf(path, 4096, "%s/matmul_choices.txt", args->output); }
-
 // Allocates t->tensors. If the memory cannot be pinned, the copies are slower.
 static void allocate_tensors(Trainer* t) {
     size_t bytes = num_parameters(&t->model.config) * sizeof(float);
@@ -1167,12 +1164,9 @@ static void allocate_tensors(Trainer* t) {
 }
 
 static void save_checkpoint(Trainer* t, bool last) {
-    Error err;
-    char path[4096];
     training_finish_save(&t->job);
     if (!training_is_unsaved(&t->job)) { return; }
-    choices_path(path);
-    if (!cublaslt_save(path, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    choices_save(args->output);
     allocate_tensors(t);
     gpt2_download(&t->model, t->tensors[0]);
     download_floats(&t->model, t->tensors[1], t->model.m_memory);
@@ -1285,13 +1279,9 @@ static void load_sampling_kernels(Trainer* t) {
 
 // Writes the device's name to name (256) and returns its free memory in bytes.
 static size_t device_memory(char* name) {
-    cudaDeviceProp properties;
     size_t free_bytes, all_bytes;
-    int device;
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    device_name(name);
     cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-    snprintf(name, 256, "%s", properties.name);
     return free_bytes;
 }
 
@@ -1388,9 +1378,8 @@ static void load_training_state(Trainer* t, ModelSource* source) {
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
 static void trainer_open(Trainer* t) {
-    Error err;
     ModelSource source;
-    char resolved[4200], choices[4096];
+    char resolved[4200];
     memset(t, 0, sizeof(*t));
     training_find_checkpoint(&t->job);
     training_open_model(&t->job, &source, resolved);
@@ -1409,8 +1398,7 @@ static void trainer_open(Trainer* t) {
     }
     find_machine_flops(t);
     load_training_state(t, &source);
-    choices_path(choices);
-    if (t->job.checkpoint[0] && file_exists(choices) && !cublaslt_load(choices, &err)) { die("%s", err.text); }
+    if (t->job.checkpoint[0]) { choices_load(args->output); }
     if (args->sample_every > 0) { load_sampling_kernels(t); }
 }
 
@@ -1642,6 +1630,7 @@ static void open_device() {
     cublaslt_open();
     cublaslt_set_tf32(args->tf32);
     cublaslt_tune(args->tune);
+    choices_open(args->tuned);
 }
 
 #ifndef TESTING
@@ -1717,7 +1706,7 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 }
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream) {
-    encoder_forward(out, inp, wte, wpe, B, T, C, stream, 256);
+    encoder_forward(out, inp, wte, wpe, B, T, C, stream, tuned_config("encoder_forward", (size_t)B * T, C, 256));
 }
 // ==== end promoted: encoder_forward ====
 
@@ -2040,7 +2029,8 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 }
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream) {
-    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, 256);
+    int config = tuned_config("encoder_backward", (size_t)B * T, C, 256);
+    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, config);
 }
 // ==== end promoted: encoder_backward ====
 
@@ -2127,7 +2117,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 }
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, 64);
+    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, tuned_config("layernorm_forward", N, C, 64));
 }
 // ==== end promoted: layernorm_forward ====
 
@@ -2183,7 +2173,8 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream) {
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, 128);
+    int config = tuned_config("fused_residual_layernorm", N, C, 128);
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, config);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -2485,7 +2476,8 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream) {
-    layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, 512);
+    int config = tuned_config("layernorm_backward", N, C, 512);
+    layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, config);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -2510,7 +2502,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream,
     cudaCheck(cudaGetLastError());
 }
 void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_forward(out, inp, n, stream, 128);
+    gelu_forward(out, inp, n, stream, tuned_config("gelu_forward", n, 1, 128));
 }
 // ==== end promoted: gelu_forward ====
 
@@ -2536,7 +2528,7 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
     cudaCheck(cudaGetLastError());
 }
 void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_backward(dinp, dout, inp, n, stream, 256);
+    gelu_backward(dinp, dout, inp, n, stream, tuned_config("gelu_backward", n, 1, 256));
 }
 // ==== end promoted: gelu_backward ====
 
@@ -3149,7 +3141,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     column_sums<32>(dbias, NULL, scratch, num, OC, stream);
 }
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
-    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, 512);
+    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, tuned_config("matmul_backward_bias", N, OC, 512));
 }
 // ==== end promoted: matmul_backward_bias ====
 
@@ -5516,7 +5508,8 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 }
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream) {
-    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, sizeof(floatX) == 4 ? 1024 : 512);
+    int config = tuned_config("fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
+    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, config);
 }
 // ==== end promoted: fused_classifier ====
 
@@ -5589,7 +5582,7 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     cudaCheck(cudaGetLastError());
 }
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {
-    global_norm(norm, scratch, grads, n, stream, 512);
+    global_norm(norm, scratch, grads, n, stream, tuned_config("global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====
 
@@ -5715,7 +5708,8 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
 }
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
-    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, 128);
+    int config = tuned_config("adamw", n, 1, 128);
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, config);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {

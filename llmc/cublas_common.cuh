@@ -357,11 +357,9 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
 
 // Writes to text (512) what a file of choices is valid for: this version of the library on this kind of GPU.
 inline void cublaslt_choices_header(char* text) {
-    cudaDeviceProp properties;
-    int device;
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaGetDeviceProperties(&properties, device));
-    snprintf(text, 512, "cublasLt %zu, %s, %s\n", cublasLtGetVersion(), PRECISION_NAME, properties.name);
+    char gpu[256];
+    device_name(gpu);
+    snprintf(text, 512, "cublasLt %zu, %s, %s\n", cublasLtGetVersion(), PRECISION_NAME, gpu);
 }
 
 // The choices to write: first the loaded ones in their order, each replaced by this process's own choice if it has

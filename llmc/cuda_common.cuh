@@ -105,6 +105,15 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int num_multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
+// Writes the current device's name to name (256).
+inline void device_name(char* name) {
+    cudaDeviceProp properties;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+    snprintf(name, 256, "%s", properties.name);
+}
+
 // The architecture that a kernel was compiled for: 75, 80, 90, ..., which is __CUDA_ARCH__ / 10 in the kernel. If the
 // binary only holds older code, it is lower than the device's. A kernel that needs a newer one must then not be
 // launched.

@@ -42,6 +42,7 @@ typedef struct {
     int naive; // only in train_gpt2
     // only in train_gpt2cu
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
+    const char* tuned;
 } Settings;
 
 // Written only through the option table below, while the flags are parsed. All other code reads it through args.
@@ -208,6 +209,8 @@ static const Option options[] = {
     {OPT_BOOL, 0, NULL, "graph", &settings.use_graph, NULL, "launch a step as one CUDA graph", 0, 0},
     {OPT_BOOL, 0, NULL, "tune", &settings.tune, NULL,
      "time cuBLASLt's matmul algorithms and use the fastest; off: use its first proposal, the same in every run", 0, 0},
+    {OPT_STR, 0, NULL, "tuned", &settings.tuned, "FILE",
+     "kernel configurations measured by make tune in dev/cuda; a resumed run keeps those that it had", 0, 0},
     {OPT_BOOL, 0, NULL, "profile", &settings.profile, NULL,
      "time every operation of a step, print the table and exit; needs training data", 0, 0},
     {OPT_INT, 0, "lg", "log-memory", &settings.log_memory_every, "steps",

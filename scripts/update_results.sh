@@ -23,6 +23,7 @@ table() { # GPU
     local csv peer=results/$1/pytorch.txt
     [ -f "$peer" ] || peer=/dev/null
     for csv in results/"$1"/*.csv; do
+        [ "${csv##*/}" != tuned.csv ] || continue # of make tune
         # the fields before `what` contain no commas
         awk -F , -v peer="$peer" '
             function cell(format, x, unit) { return (x > 0 && unit > 0) ? sprintf(format, x / unit) : "" }

@@ -229,7 +229,8 @@ void adamw(floatX* params, float* master, float* m, float* v, const float* grads
 }
 void adamw(floatX* params, float* master, float* m, float* v, const float* grads, const StepState* state, size_t n,
            const AdamW& optimizer, uint32_t seed, cudaStream_t stream) {
-    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, 128);
+    int config = tuned_config("adamw", n, 1, 128);
+    adamw(params, master, m, v, grads, state, n, optimizer, seed, stream, config);
 }
 
 __global__ void adamw_round_kernel(floatX* params, const float* master, size_t n, uint32_t seed, int update) {
@@ -337,7 +338,7 @@ static void declare(Bench& b) {
     kernel(1, "one thread per element", adamw1, {64, 128, 256, 512, 1024});
     kernel(2, "128-bit vectors, cached", adamw3<false>, {64, 128, 256, 512});
     kernel(3, "128-bit vectors, streamed (evict-first)", adamw3<true>, {64, 128, 256, 512});
-    kernel(4, "two vectors per thread in flight", adamw4, {0, 64, 128});
+    kernel(4, "two vectors per thread in flight", adamw4, {bench_tunable("adamw")});
     b.promoted(4);
 }
 

@@ -35,6 +35,9 @@ buffer. Two more checks for the promoted kernel: a second launch gives the same 
 cost to the profiler (struct Op) as b.cost() declares. The bytes around a buffer are NaN in every floating-point type,
 so a kernel that reads past the end fails too.
 
+--tune times the configurations of the promoted kernel and writes the fastest to a file for train_gpt2cu. The ops for which
+it works are those of llmc/tuned.h; their ladders take the list of configurations from there, by bench_tunable().
+
 The timed launches are compared, too: with the outputs set to NaN before the first of them, the last one's results are
 checked when all are done.
 
@@ -61,6 +64,7 @@ library. Each timing comes with the clock at which the SMs ran. Short kernels ar
 #include "../../llmc/cli.h"
 #include "../../llmc/cuda_common.cuh"
 #include "../../llmc/profile.cuh"
+#include "../../llmc/tuned.h"
 #include "reference.h"
 
 // While the harness records a launcher into a graph, a failed call is kept here and does not end the program.
@@ -268,6 +272,15 @@ struct BenchState {
     std::function<double()> matrix_rate;
 };
 
+// The configurations of an op's promoted kernel: 0, which is the launcher's default, and those in llmc/tuned.h.
+inline std::vector<int> bench_tunable(const char* op) {
+    int index = tunable_op(op);
+    require(index >= 0);
+    std::vector<int> configs = {0};
+    for (const int* config = tunable_ops[index].configs; *config; config++) { configs.push_back(*config); }
+    return configs;
+}
+
 struct Bench {
     int B, T, C, NH, V; // the shape
     cudaStream_t stream;
@@ -390,9 +403,9 @@ struct Bench {
 
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
-    int list = 0, check = 0, full = 0, hot = 0, sustained = 0, guards = 1, verify = 1;
+    int list = 0, check = 0, full = 0, tune = 0, hot = 0, sustained = 0, guards = 1, verify = 1;
     int block_size = 0, input_case = -1, seed = 1337, repeats = 100, schedule = -1;
-    const char *flush = "read", *csv = NULL, *json = NULL;
+    const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;
     bool shape_given = false;
 };
 inline BenchFlags& bench_flags() {
@@ -410,6 +423,8 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
          "only check, do not time: every kernel and block size, at odd shapes or at the given shape", 0, 0},
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
+        {OPT_BOOL, 0, NULL, "tune", &f.tune, NULL,
+         "time every configuration of the promoted kernel and keep the fastest, for train_gpt2cu --tuned", 0, 0},
         {OPT_INT, 0, NULL, "block-size", &f.block_size, NULL,
          "use only this block size; 0: sweep each kernel's own list", 0, 1024},
         {OPT_INT, 0, NULL, "case", &f.input_case, NULL,
@@ -443,6 +458,10 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_SECTION, 0, NULL, "Results", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "write one row per kernel and block size", 0, 0},
         {OPT_STR, 0, NULL, "json", &f.json, "FILE", "write the same in Google Benchmark's layout", 0, 0},
+        {OPT_STR, 0, NULL, "tune-file", &f.tune_file, "FILE",
+         "the file of --tune, which replaces its row of the same op, GPU, precision and shape; default: "
+         "results/GPU/tuned.csv",
+         0, 0},
     };
     const int num_opts = (int)(sizeof(opts) / sizeof(opts[0]));
     cli_program(argv[0]);
@@ -1464,6 +1483,81 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
     bench_close(f, path);
 }
 
+// ---- tuning -------------------------------------------------------------------------------
+
+// Ends the program unless --tune can be done for this op and with the other flags. Returns the kernel to be timed.
+inline int bench_tune_kernel(const char* op, const BenchState& declared) {
+    const BenchFlags& f = bench_flags();
+    if (declared.promoted < 0) { cli_fail("--tune: %s has no promoted kernel", op); }
+    if (tunable_op(op) < 0) { cli_fail("--tune: the promoted kernel of %s takes no configuration", op); }
+    if (f.kernel >= 0 && f.kernel != declared.promoted) {
+        cli_fail("--tune times kernel %d, the promoted one, not kernel %d", declared.promoted, f.kernel);
+    }
+    if (f.check || f.block_size || !f.verify) {
+        cli_fail("--tune cannot be combined with --check, --block-size or --no-verify");
+    }
+#ifdef CUDA_EMULATION
+    cli_fail("--tune needs a GPU: the emulation's times would mean nothing");
+#endif
+    return declared.promoted;
+}
+
+// The name of a GPU's folder in results, as `make bench` spells it: "h200" for "NVIDIA H200".
+inline std::string bench_gpu_folder(const char* gpu) {
+    std::string name = gpu;
+    for (const char* brand : {"NVIDIA ", "Tesla "}) {
+        if (name.compare(0, strlen(brand), brand) == 0) { name.erase(0, strlen(brand)); }
+    }
+    for (char& c : name) { c = c == ' ' ? '_' : (char)tolower((unsigned char)c); }
+    return name;
+}
+
+// True if x is faster than y by more than the noise.
+inline bool bench_is_faster(const BenchTime& x, const BenchTime& y) {
+    return x.median_ms < 0.99 * y.median_ms && x.median_ms < y.p10_ms && x.p90_ms < y.median_ms;
+}
+
+// Writes the fastest configuration of the promoted kernel to the file of --tune. It must be faster than the default in these
+// results and then once more, when nothing but the two is timed; else the default is written.
+inline void bench_tune(BenchDevice& d, BenchState& s, const char* op, const Shape& shape,
+                       const std::vector<BenchResult>& results) {
+    const BenchFlags& f = bench_flags();
+    const BenchResult* best = bench_best(results, s.promoted);
+    if (!best) { die("--tune: kernel %d cannot run here", s.promoted); }
+    BenchTime usual = results[0].time, chosen = usual; // the list of configurations begins with the default
+    require(results[0].block_size == 0);
+    int config = 0;
+    if (bench_is_faster(best->time, usual)) {
+        chosen = bench_time(d, s, *best->kernel, best->block_size, f.repeats, 1000);
+        usual = bench_time(d, s, *best->kernel, 0, f.repeats, 1000);
+        config = bench_is_faster(chosen, usual) ? best->block_size : 0;
+    }
+    if (config == 0) { chosen = usual; }
+    TunedRow row = {};
+    row.op = tunable_op(op);
+    snprintf(row.gpu, sizeof(row.gpu), "%s", d.name);
+    snprintf(row.dtype, sizeof(row.dtype), "%s", PRECISION_NAME);
+    row.B = shape.B, row.T = shape.T, row.C = shape.C, row.NH = shape.NH, row.V = shape.V;
+    row.config = config, row.median_ms = chosen.median_ms, row.default_ms = usual.median_ms;
+
+    Error err;
+    TunedTable table = {};
+    std::string folder = "results/" + bench_gpu_folder(d.name),
+                path = f.tune_file ? f.tune_file : folder + "/tuned.csv";
+    if (!f.tune_file && !make_directories(folder.c_str(), &err)) { die("%s", err.text); }
+    if (file_exists(path.c_str()) && !tuned_read(&table, path.c_str(), &err)) { die("%s", err.text); }
+    tuned_put(&table, &row);
+    if (!tuned_write(&table, false, path.c_str(), &err)) { die("%s", err.text); }
+    tuned_free(&table);
+    printf("tuned %s: ", op);
+    if (config) {
+        printf("config %d takes %.4f ms, the default %.4f ms", config, chosen.median_ms, usual.median_ms);
+    } else {
+        printf("nothing is faster than the default, %.4f ms, by more than the noise", usual.median_ms);
+    }
+    printf("; in %s\n", path.c_str());
+}
+
 // ---- main -----------------------------------------------------------------------------------
 
 // Checks the kernels at the shape that is timed, then times them. A kernel that fails is not timed.
@@ -1494,7 +1588,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     std::vector<BenchResult> results, shown;
     for (const BenchKernel& k : s.kernels) {
         bool wanted = bench_wanted(k);
-        bool is_base = !wanted && k.number <= 1 && f.verify;
+        bool is_base = !wanted && k.number <= 1 && f.verify && !f.tune;
         if ((!wanted && !is_base) || bench_skip_reason(d, k) ||
             std::find(failed.begin(), failed.end(), k.number) != failed.end()) {
             continue;
@@ -1533,6 +1627,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     }
     if (f.csv) { bench_write_csv(f.csv, d, s, op, shape, shown); }
     if (f.json) { bench_write_json(f.json, d, s, op, shape, shown); }
+    if (f.tune && !counts.failed) { bench_tune(d, s, op, shape, shown); }
     bench_free(s);
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
@@ -1562,6 +1657,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         for (int i = 0; i < num_cases && num_cases > 1; i++) { printf("case %d  %s\n", i, names.cases[i]); }
         return EXIT_SUCCESS;
     }
+    if (f.tune) { f.kernel = bench_tune_kernel(name, names); }
     if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
 #ifdef CUDA_EMULATION
     if (!f.check) { printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n"); }

@@ -456,7 +456,8 @@ void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout
 }
 void encoder_backward(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
                       int V, cudaStream_t stream) {
-    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, 256);
+    int config = tuned_config("encoder_backward", (size_t)B * T, C, 256);
+    encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, stream, config);
 }
 // ==== end promoted: encoder_backward ====
 
@@ -507,7 +508,7 @@ static void declare(Bench& b) {
                  bs ? encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs)
                     : encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, s);
              },
-             {0, 64, 128, 256, 512});
+             {bench_tunable("encoder_backward")});
     b.promoted(5);
 }
 

@@ -117,7 +117,7 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 }
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C,
                      cudaStream_t stream) {
-    encoder_forward(out, inp, wte, wpe, B, T, C, stream, 256);
+    encoder_forward(out, inp, wte, wpe, B, T, C, stream, tuned_config("encoder_forward", (size_t)B * T, C, 256));
 }
 // ==== end promoted: encoder_forward ====
 
@@ -146,7 +146,7 @@ static void declare(Bench& b) {
                  bs ? encoder_forward(out, inp, wte, wpe, B, T, C, stream, bs)
                     : encoder_forward(out, inp, wte, wpe, B, T, C, stream);
              },
-             {0, 64, 128, 256, 512, 1024});
+             {bench_tunable("encoder_forward")});
     b.promoted(4);
 }
 

@@ -378,7 +378,8 @@ void fused_classifier(floatX* logits, float* losses, const int* targets, const f
 }
 void fused_classifier(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                       cudaStream_t stream) {
-    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, sizeof(floatX) == 4 ? 1024 : 512);
+    int config = tuned_config("fused_classifier", N, V, sizeof(floatX) == 4 ? 1024 : 512);
+    fused_classifier(logits, losses, targets, dloss, N, V, Vp, stream, config);
 }
 // ==== end promoted: fused_classifier ====
 
@@ -605,7 +606,8 @@ static void declare(Bench& b) {
         kernel(5, "row read once, kept in shared memory", fused_classifier5, sizes);
     }
     kernel(6, "row read twice, the second time backwards", fused_classifier6, sizes);
-    kernel(7, "row read once by cp.async, summed as it arrives", fused_classifier7, {0, 128, 256, 512, 1024});
+    kernel(7, "row read once by cp.async, summed as it arrives", fused_classifier7,
+           {bench_tunable("fused_classifier")});
     b.promoted(7);
     if (b.dry || can_run((const void*)fused_classifier_kernel8, 90, fused_classifier8_shared(V))) {
         kernel(8, "persistent, bulk copies prefetch the next row", fused_classifier8, {256, 512, 1024});

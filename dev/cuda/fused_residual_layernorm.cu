@@ -145,7 +145,8 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream) {
-    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, 128);
+    int config = tuned_config("fused_residual_layernorm", N, C, 128);
+    fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, config);
 }
 // ==== end promoted: fused_residual_layernorm ====
 
@@ -755,7 +756,7 @@ static void declare(Bench& b) {
                     : fused_residual_layernorm_forward(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
                                                        stream);
              },
-             {0, 64, 128, 256, 512, 1024});
+             {bench_tunable("fused_residual_layernorm")});
     b.promoted(3);
     variant(4, "one or more warps per row, the row in registers", fused_residual_layernorm_forward4,
             {64, 128, 256, 512});

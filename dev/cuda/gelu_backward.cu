@@ -60,7 +60,7 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
     cudaCheck(cudaGetLastError());
 }
 void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_backward(dinp, dout, inp, n, stream, 256);
+    gelu_backward(dinp, dout, inp, n, stream, tuned_config("gelu_backward", n, 1, 256));
 }
 // ==== end promoted: gelu_backward ====
 
@@ -129,7 +129,7 @@ static void declare(Bench& b) {
     b.kernel(
         2, "128-bit vectors",
         [=](int bs) { bs ? gelu_backward(dinp, dout, inp, n, stream, bs) : gelu_backward(dinp, dout, inp, n, stream); },
-        {0, 64, 128, 256, 512, 1024});
+        {bench_tunable("gelu_backward")});
     b.kernel(3, "two vectors per thread in flight, streamed (evict-first)",
              [=](int bs) { gelu_backward3(dinp, dout, inp, n, stream, bs); });
     b.kernel(4, "persistent, the next vectors prefetched",

@@ -55,7 +55,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream,
     cudaCheck(cudaGetLastError());
 }
 void gelu_forward(floatX* out, const floatX* inp, size_t n, cudaStream_t stream) {
-    gelu_forward(out, inp, n, stream, 128);
+    gelu_forward(out, inp, n, stream, tuned_config("gelu_forward", n, 1, 128));
 }
 // ==== end promoted: gelu_forward ====
 
@@ -116,7 +116,7 @@ static void declare(Bench& b) {
     b.kernel(1, "one thread per element", [=](int bs) { gelu_forward1(out, inp, n, stream, bs); });
     b.kernel(2, "128-bit vectors",
              [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
-             {0, 64, 128, 256, 512, 1024});
+             {bench_tunable("gelu_forward")});
     b.kernel(3, "two vectors per thread in flight", [=](int bs) { gelu_forward3(out, inp, n, stream, bs); });
     b.kernel(4, "persistent, the next vector prefetched", [=](int bs) { gelu_forward4(out, inp, n, stream, bs); });
     b.promoted(2);

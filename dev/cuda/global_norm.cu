@@ -137,7 +137,7 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cuda
     cudaCheck(cudaGetLastError());
 }
 void global_norm(float* norm, float* scratch, const float* grads, size_t n, cudaStream_t stream) {
-    global_norm(norm, scratch, grads, n, stream, 512);
+    global_norm(norm, scratch, grads, n, stream, tuned_config("global_norm", n, 1, 512));
 }
 // ==== end promoted: global_norm ====
 
@@ -213,7 +213,7 @@ static void declare(Bench& b) {
              [=](int bs) {
                  bs ? global_norm(norm, scratch, grads, n, stream, bs) : global_norm(norm, scratch, grads, n, stream);
              },
-             {0, 128, 256, 512, 1024});
+             {bench_tunable("global_norm")});
     b.promoted(4);
     b.kernel(
         5, "one launch: the last block to finish adds the block sums",

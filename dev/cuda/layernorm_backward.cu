@@ -796,7 +796,8 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
 void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                         const float* rstd, int N, int C, cudaStream_t stream) {
-    layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, 512);
+    int config = tuned_config("layernorm_backward", N, C, 512);
+    layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, config);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -865,7 +866,7 @@ static void declare(Bench& b) {
                     : layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N,
                                          C, stream);
              },
-             {0, 128, 256, 512});
+             {bench_tunable("layernorm_backward")});
     b.promoted(9);
 }
 

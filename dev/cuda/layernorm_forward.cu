@@ -280,7 +280,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 }
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, cudaStream_t stream) {
-    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, 64);
+    layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, tuned_config("layernorm_forward", N, C, 64));
 }
 // ==== end promoted: layernorm_forward ====
 
@@ -690,7 +690,7 @@ static void declare(Bench& b) {
                  bs ? layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream, bs)
                     : layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
              },
-             {0, 64, 128, 256, 512});
+             {bench_tunable("layernorm_forward")});
     b.promoted(6);
     variant(7, "persistent, weight and bias in registers too", layernorm_forward7, {64, 128, 256, 512});
     variant(8, "persistent, the next row prefetched into registers", layernorm_forward8, {64, 128, 256, 512});

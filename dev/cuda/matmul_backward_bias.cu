@@ -227,7 +227,7 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     column_sums<32>(dbias, NULL, scratch, num, OC, stream);
 }
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
-    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, 512);
+    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, tuned_config("matmul_backward_bias", N, OC, 512));
 }
 // ==== end promoted: matmul_backward_bias ====
 
@@ -400,7 +400,7 @@ static void declare(Bench& b) {
                  bs ? matmul_backward_bias(dbias, scratch, dout, N, OC, s, bs)
                     : matmul_backward_bias(dbias, scratch, dout, N, OC, s);
              },
-             {0, 64, 128, 256, 512, 1024});
+             {bench_tunable("matmul_backward_bias")});
     b.kernel(8, "the last block adds up the partial sums",
              [=](int bs) { matmul_backward_bias8(dbias, scratch, finished, dout, N, OC, s, bs); });
 #if !defined(ENABLE_FP32)

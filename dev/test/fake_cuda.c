@@ -17,7 +17,8 @@ the program by abort(). Fresh device memory holds junk.
 The arithmetic. Most kernels do nothing. Those below, found by their names and their types, and cuBLASLt's matmul, which
 writes one number, do a small part of what they should, so that a run behaves like one: losses fall, steps are applied,
 NaN is noticed. What counts is that all results depend on all of the state that a checkpoint has to carry: weights, moments,
-the position in the data, rounding seeds, the sampler, and the choice of matmul algorithms. AdamW adds to each gradient a
+the position in the data, rounding seeds, the sampler, the choice of matmul algorithms, and the block size of global_norm, on
+which the order of a sum depends. AdamW adds to each gradient a
 number that depends on its index and on the loss, so that all weights move.
 
 Time is counted, not measured: two runs have the same times.
@@ -26,8 +27,9 @@ FAKE_CUDA_FAIL      NAME:N:ERROR, more of them with commas between: the N-th cal
                     like cudaErrorMemoryAllocation, or a number; N+: so do all calls after it. NAME any: any function of the
                     runtime, and cublasLtMatmul. After an error of the hardware or of a kernel, every later call returns it
                     too. For a function of cuBLASLt, ERROR is the number of a cublasStatus_t
-FAKE_CUDA_COUNT     file to which, at exit, the number of calls of each function is written, "calls NAME N", and the number
-                    of things that were not freed, "left KIND N"
+FAKE_CUDA_COUNT     file to which, at exit, the number of calls of each function is written, "calls NAME N", the number of
+                    things that were not freed, "left KIND N", and the block sizes of each kernel, "block NAME THREADS",
+                    rounded up to whole warps
 FAKE_CUDA_MEMORY    bytes of memory that are free on the card; default 40 GB
 FAKE_CUDA_NAME      name of the card; default "Fake GPU"
 FAKE_CUDA_SLOW_MS   milliseconds that each forward pass takes, and each capture of a graph
@@ -261,16 +263,6 @@ static void handle_free(const void* handle, Kind kind, const char* function) {
     num_live[kind]--;
 }
 
-__attribute__((destructor)) static void write_counts(void) {
-    const char* path = getenv("FAKE_CUDA_COUNT");
-    FILE* f = path ? fopen(path, "w") : NULL;
-    if (!f) { return; }
-    fprintf(f, "calls any %ld\n", all_calls);
-    for (int i = 0; i < num_functions; i++) { fprintf(f, "calls %s %ld\n", functions[i].name, functions[i].calls); }
-    for (int i = 0; i < NUM_KINDS; i++) { fprintf(f, "left %s %ld\n", kind_names[i], num_live[i]); }
-    fclose(f);
-}
-
 // ---- memory -------------------------------------------------------------------------------------
 
 typedef struct {
@@ -423,7 +415,8 @@ typedef union { // an argument of a kernel
 } Argument;
 
 typedef struct {
-    int x, y; // the grid
+    int x, y;    // the grid
+    int threads; // per block
     Argument arg[9];
 } Launch;
 
@@ -488,7 +481,7 @@ static void run_global_norm(const Launch* l) { // block_sums, grads, n
     double sum = 0;
     for (size_t i = 0; i < l->arg[2].z; i++) { sum += (double)grads[i] * grads[i]; }
     memset(sums, 0, (size_t)l->x * sizeof(float));
-    sums[0] = (float)sum;
+    sums[0] = (float)(sum * (1 + 1e-6 * l->threads)); // stands for an order of the sum
 }
 static void run_global_norm_finish(const Launch* l) { // norm, block_sums, num_blocks
     const float* sums = (const float*)l->arg[1].p;
@@ -613,6 +606,7 @@ typedef struct {
     const void* host;           // the address by which the program calls it
     char* name;                 // mangled
     const Emulation* emulation; // NULL: does nothing
+    uint64_t block_sizes;       // bit i: it was launched with 32 * (i + 1) threads per block
 } Kernel;
 enum { MAX_KERNELS = 1024 };
 static Kernel kernels[MAX_KERNELS];
@@ -638,7 +632,7 @@ void __cudaRegisterFunction(void** module, const char* host, char* device, const
                             void* block, void* block_size, void* grid_size, int* warp) {
     (void)module, (void)device, (void)limit, (void)thread, (void)block, (void)block_size, (void)grid_size, (void)warp;
     if (num_kernels == MAX_KERNELS) { misuse("too many kernels"); }
-    Kernel k = {host, strdup(name), emulation_of(name)};
+    Kernel k = {host, strdup(name), emulation_of(name), 0};
     kernels[num_kernels++] = k;
 }
 void** __cudaRegisterFatBinary(void* binary) {
@@ -649,7 +643,7 @@ void __cudaRegisterFatBinaryEnd(void** module) { (void)module; }
 void __cudaUnregisterFatBinary(void** module) { free(module); }
 char __cudaInitModule(void** module) { return (void)module, 1; }
 
-static const Kernel* find_kernel(const void* host, const char* function) {
+static Kernel* find_kernel(const void* host, const char* function) {
     for (int i = 0; i < num_kernels; i++) {
         if (kernels[i].host == host) { return &kernels[i]; }
     }
@@ -906,6 +900,11 @@ cudaError_t cudaGetDeviceCount(int* count) {
     *count = visible && !visible[0] ? 0 : 1;
     return *count ? cudaSuccess : fails(cudaErrorNoDevice);
 }
+cudaError_t cudaDriverGetVersion(int* version) {
+    CALLED();
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
 cudaError_t cudaSetDevice(int device) {
     CALLED();
     return device == 0 ? cudaSuccess : fails(cudaErrorInvalidValue);
@@ -945,6 +944,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, in
         break;
     case cudaDevAttrL2CacheSize:
         *value = 40 << 20;
+        break;
+    case cudaDevAttrClockRate:
+    case cudaDevAttrMemoryClockRate:
+        *value = 1000000; // kHz
         break;
     default:
         misuse("%s: attribute %d is not known here", __func__, (int)attribute);
@@ -1132,14 +1135,19 @@ static size_t argument_size(char letter) {
     }
 }
 
-static cudaError_t launch(const void* host, dim3 grid, void** args, cudaStream_t stream, const char* function) {
-    const Kernel* k = find_kernel(host, function);
+static cudaError_t launch(const void* host, dim3 grid, dim3 block, void** args, cudaStream_t stream,
+                          const char* function) {
+    Kernel* k = find_kernel(host, function);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
         return fails(cudaErrorInvalidValue);
     }
+    unsigned threads = block.x * block.y * block.z;
+    if (threads == 0 || threads > 1024) { return fails(cudaErrorInvalidValue); }
+    k->block_sizes |= 1ull << (threads - 1) / 32;
     now_ms += 0.002;
     if (!k->emulation) { return stream_check(stream, function), cudaSuccess; }
     Task task = {.what = KERNEL, .emulation = k->emulation, .launch = {.x = (int)grid.x, .y = (int)grid.y}};
+    task.launch.threads = (int)threads;
     for (size_t i = 0; k->emulation->sizes[i]; i++) {
         memcpy(&task.launch.arg[i], args[i], argument_size(k->emulation->sizes[i]));
     }
@@ -1170,8 +1178,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
 
 cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** args, size_t shared, cudaStream_t stream) {
     CALLED();
-    (void)block, (void)shared;
-    return launch(host, grid, args, stream, __func__);
+    (void)shared;
+    return launch(host, grid, block, args, stream, __func__);
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** args, size_t shared,
                                cudaStream_t stream) {
@@ -1180,7 +1188,26 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* host, void** args) {
     CALLED();
     if (config->numAttrs > 0) { misuse("%s: launch attributes need compute capability 9.0", __func__); }
-    return launch(host, config->gridDim, args, config->stream, __func__);
+    return launch(host, config->gridDim, config->blockDim, args, config->stream, __func__);
+}
+
+// ---- counts -------------------------------------------------------------------------------------
+
+__attribute__((destructor)) static void write_counts(void) {
+    const char* path = getenv("FAKE_CUDA_COUNT");
+    FILE* f = path ? fopen(path, "w") : NULL;
+    if (!f) { return; }
+    fprintf(f, "calls any %ld\n", all_calls);
+    for (int i = 0; i < num_functions; i++) { fprintf(f, "calls %s %ld\n", functions[i].name, functions[i].calls); }
+    for (int i = 0; i < NUM_KINDS; i++) { fprintf(f, "left %s %ld\n", kind_names[i], num_live[i]); }
+    for (int i = 0; i < num_kernels; i++) {
+        char* name; // after _Z and its own length
+        long length = strtol(kernels[i].name + 2, &name, 10);
+        for (int j = 0; j < 32; j++) {
+            if (kernels[i].block_sizes >> j & 1) { fprintf(f, "block %.*s %d\n", (int)length, name, 32 * (j + 1)); }
+        }
+    }
+    fclose(f);
 }
 
 // ---- cuBLASLt -----------------------------------------------------------------------------------

@@ -203,6 +203,75 @@ test_timing() {
     run 1 "$tmp/planted_bugs" 1 --csv "$tmp/no/such/folder/a.csv"
 }
 
+# --tune writes the fastest configuration, on a stand-in for CUDA whose times do not vary
+test_tune() {
+    command -v nvcc >/dev/null || skip "needs nvcc"
+    local row='gelu_forward,Fake GPU,bf16,2,16,32,2,100' other='adamw,Fake GPU,bf16,2,16,32,2,100,64,1.00000,2.00000'
+    local header=op,gpu,dtype,B,T,C,NH,V,config,median_ms,default_ms
+    local tuned=results/fake_gpu/tuned.csv
+    mkdir "$tmp/tune"
+    nvcc -O1 -Xcompiler -fPIC -shared -cudart none dev/test/fake_cuda.c -o "$tmp/tune/fake_cuda.so"
+    nvcc -O1 -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -cudart none dev/test/tuned_op.cu -o "$tmp/tune/op" \
+        "$tmp/tune/fake_cuda.so"
+    cd "$tmp/tune"
+    TUNED_OP_FASTEST=128 run 0 ./op --tune
+    want "the file" "$(sed -E 's/(,[0-9]+\.[0-9]{5}){2}$//' $tuned)" "$header
+$row,128"
+    awk -F , 'NR == 2 { exit !($10 > 0 && $10 < $11) }' $tuned || fail "the times: $(cat $tuned)"
+    want "what else is there" "$(ls results/fake_gpu)" tuned.csv
+    contains "tuned gelu_forward: config 128 takes " "$tmp/out"
+    # the row is replaced, others stay; the first argument may be the promoted kernel
+    printf '%s\n' "$other" >>$tuned
+    TUNED_OP_FASTEST=512 run 0 ./op 2 --tune
+    want "the file" "$(cut -d , -f 1-9 $tuned | tail -n 2)" "$row,512
+$(cut -d , -f 1-9 <<<"$other")"
+    TUNED_OP_FASTEST=64 run 0 ./op --tune -T 32
+    want "the file with another shape" "$(tail -n 1 $tuned | cut -d , -f 5,9)" 32,64
+    # the default is written if it is the fastest, if all are equal, and if the gain does not last
+    local each
+    for each in FASTEST=0 FASTEST=-1 NOISE=64; do
+        env "TUNED_OP_$each" ./op --tune --tune-file file.csv >"$tmp/out" || fail "$each: $(cat "$tmp/out")"
+        want "the file for $each" "$(tail -n 1 file.csv | cut -d , -f 9)" 0
+        contains "tuned gelu_forward: nothing is faster than the default" "$tmp/out"
+    done
+    # nothing is written if a result is wrong or the file is not one of ours
+    cp file.csv before.csv
+    TUNED_OP_WRONG=256 run 1 ./op --tune --tune-file file.csv
+    cmp file.csv before.csv
+    echo text >text.csv
+    run 1 ./op --tune --tune-file text.csv
+    contains "text.csv:1: is not '$header'; make tune in dev/cuda writes such a file" "$tmp/err"
+    want "the text" "$(cat text.csv)" text
+    for each in "1 --tune" "--tune --check" "--tune --block-size 64" "--tune --no-verify"; do
+        # shellcheck disable=SC2086
+        run 2 ./op $each
+        want "the lines on stderr for $each" "$(wc -l <"$tmp/err")" 1
+    done
+}
+
+# an op that cannot be tuned says why
+test_tune_refuses() {
+    build residual_forward permute
+    run 2 "$tmp/residual_forward" --tune
+    contains "--tune: the promoted kernel of residual_forward takes no configuration" "$tmp/err"
+    run 2 "$tmp/permute" --tune
+    contains "--tune: permute has no promoted kernel" "$tmp/err"
+    want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
+}
+
+# every op of llmc/tuned.h has a ladder, whose list of configurations is that of the header, and is promoted
+test_tunable_ops() {
+    local op ops
+    read -r -a ops <<<"$(make -s -C dev/cuda tune-ops)"
+    want "the number of ops" ${#ops[@]} "$(grep -c '^    {"[a-z_]*", TUNED_' llmc/tuned.h)"
+    [ ${#ops[@]} -ge 11 ] || fail "only ${ops[*]}"
+    for op in "${ops[@]}"; do
+        grep -qF "bench_tunable(\"$op\")" "dev/cuda/$op.cu" || fail "$op.cu has a list of its own"
+        grep -qF "tuned_config(\"$op\"," train_gpt2.cu || fail "train_gpt2.cu does not ask for the configuration of $op"
+    done
+    want "launchers that ask" "$(grep -o 'tuned_config("[a-z_]*"' train_gpt2.cu | sort -u | wc -l)" ${#ops[@]}
+}
+
 # scripts/update_results.sh on a made-up set of results
 test_update_results() {
     rm -rf "$tmp/tree"
@@ -217,6 +286,7 @@ op,1,64,bf16,64,1024,768,12,50257,2.00000,1.90000,2.10000,100,cold,1000,50.00,25
 op,2,128,bf16,64,1024,768,12,50257,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,0,0,Tesla T4,"vectors, ""wide"""
 CSV
     printf '%s\n' 'other 9 9' 'op 1.5000 nan' >dev/cuda/results/t4/pytorch.txt
+    echo 'op,gpu,dtype,B,T,C,NH,V,config,median_ms,default_ms' >dev/cuda/results/t4/tuned.csv # no result of make bench
     local twice
     for twice in 1 2; do scripts/update_results.sh || fail "run $twice"; done
     want "the row" "$(grep '^| op |.*bf16' dev/cuda/README.md)" \
@@ -232,11 +302,11 @@ CSV
         '| op | B 64 T 1024 C 768, bf16 | 2: vectors | 128 | 0.0100 (0.0090 to 0.0110) at 1585 MHz; in a graph 0.0031; sustained 0.0123 | 100 | 25.0% of read | 2.0 | 10.0% of e4m3 |  | 2.00 | 150.00 |  |'
     want "the text around" "$(grep -c -e above -e below -e old dev/cuda/README.md)" 2
     want "the lines" "$(wc -l <dev/cuda/README.md)" 7
-    rm dev/cuda/results/t4/op.csv
+    rm dev/cuda/results/t4/*.csv
     scripts/update_results.sh 2>"$tmp/err" && fail "no CSV, no error"
     contains "make bench writes them" "$tmp/err"
 }
 
 tests=(vendor_races list_and_help_need_no_gpu without_a_gpu_one_line bad_arguments typed_nvcc_lines
-    typed_nvcc_lines_of_the_ops planted_bugs timing update_results)
+    typed_nvcc_lines_of_the_ops planted_bugs timing tune tune_refuses tunable_ops update_results)
 run_tests_once "$@"

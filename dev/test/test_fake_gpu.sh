@@ -62,6 +62,7 @@ refused() {
 # nothing_left WHAT: the counts in $tmp/count tell that everything was freed
 nothing_left() { ! grep -E '^left .* [1-9][0-9]*$' "$tmp/count" || fail "$1: this was not freed"; }
 calls() { sed -n "s/^calls $1 //p" "$tmp/count"; } # NAME: the number of calls in $tmp/count
+blocks() { sed -n "s/^block $1 //p" "$tmp/count" | sort -nu | tr '\n' ' '; } # KERNEL: its block sizes in $tmp/count
 
 # Prints what no interruption may change: every loss, norm, learning rate and sample as logged, without the times.
 losses() { sed -E 's/"(time_ms|tokens_per_second)":[^,}]*//g' "$1/log.jsonl"; }
@@ -172,6 +173,96 @@ test_matmul_choices() {
     FAKE_CUDA_FASTEST=2 train "$out.lost" 8 -y 1
     good "resuming" "$out.lost"
     ! (same "$out.lost" 8) >/dev/null || fail "the choices make no difference"
+}
+
+# tuned_rows FILE ROW...: writes a file of kernel configurations, from rows of OP,GPU,DTYPE,B,T,C,NH,V,CONFIG
+tuned_rows() {
+    echo "op,gpu,dtype,B,T,C,NH,V,config,median_ms,default_ms" >"$1"
+    printf '%s,1.00000,2.00000\n' "${@:2}" >>"$1"
+}
+
+# --tuned: kernels are launched with the configurations of the file, which are saved beside the checkpoints. A resumed run
+# goes on with them, or tells what another file changes.
+test_tuned() {
+    reference
+    local file=$tmp/tuned.csv other=$tmp/other.csv out=$tmp/tuned V used
+    V=$(sed -n 's/.* vocabulary \([0-9]*\): .*/\1/p' "$tmp/reference.new.out")
+    used=("layernorm_forward,Fake GPU,bf16,1,16,32,2,$V,512" "layernorm_forward,Fake GPU,bf16,2,16,32,2,$V,256"
+        "matmul_backward_bias,Fake GPU,bf16,2,16,32,2,$V,128" "fused_classifier,Fake GPU,bf16,2,16,768,12,$V,1024"
+        "global_norm,Fake GPU,bf16,2,16,768,12,$V,128" "adamw,Fake GPU,bf16,2,16,768,12,$V,0")
+    tuned_rows "$file" "${used[@]}" "layernorm_backward,Fake GPU,bf16,2,16,64,2,$V,128" \
+        "layernorm_backward,Other GPU,bf16,2,16,32,2,$V,128" "layernorm_backward,Fake GPU,fp32,2,16,32,2,$V,128"
+    FAKE_CUDA_COUNT=$tmp/count train "$out" 8 --tuned "$file"
+    good "the run" "$out"
+    want "layernorm_forward, in training and for one token" "$(blocks layernorm_forward_kernel6)" "256 512 "
+    want "matmul_backward_bias, 128 columns and others" "$(blocks matmul_backward_bias_kernel7)" "128 512 "
+    want "fused_classifier" "$(blocks 'fused_classifier_kernel[67]')" "1024 "
+    want "global_norm" "$(blocks global_norm_kernel4)" "128 "
+    want "adamw, where the default is the fastest" "$(blocks adamw_kernel4)" "128 "
+    want "layernorm_backward, which has no row here" "$(blocks 'layernorm_backward_kernel[79]')" "512 "
+    tuned_rows "$tmp/want.csv" "${used[@]}"
+    cmp "$out/tuned.csv" "$tmp/want.csv"
+    ! (same "$out" 8) >/dev/null || fail "the configurations make no difference"
+
+    cp -r "$out" "$out.part"
+    rm -r "$out.part"/step_0000000[5-8]
+    cp -r "$out.part" "$out.lost"
+    cp -r "$out.part" "$out.other"
+    FAKE_CUDA_COUNT=$tmp/count train "$out.part" 8 -y 1
+    good "resuming" "$out.part"
+    same "$out.part" 8 "$out"
+    want "the log without times" "$(losses "$out.part")" "$(losses "$out")"
+    want "global_norm, resumed" "$(blocks global_norm_kernel4)" "128 "
+    cmp "$out.part/tuned.csv" "$tmp/want.csv"
+    ! grep 'note: --tuned' "$out.part.out" || fail "a note without a change"
+    rm "$out.lost/tuned.csv" # without it, the last bits differ: the comparison can fail
+    train "$out.lost" 8 -y 1
+    good "resuming" "$out.lost"
+    ! (same "$out.lost" 8 "$out") >/dev/null || fail "the configurations make no difference"
+
+    cp -r "$out.other" "$out.same"
+    train "$out.same" 8 -y 1 --tuned "$file"
+    good "resuming" "$out.same"
+    same "$out.same" 8 "$out"
+    ! grep 'note: --tuned' "$out.same.out" || fail "a note without a change"
+    tuned_rows "$other" "global_norm,Fake GPU,bf16,2,16,768,12,$V,256"
+    FAKE_CUDA_COUNT=$tmp/count train "$out.other" 8 -y 1 --tuned "$other"
+    good "resuming" "$out.other"
+    want "global_norm, with another file" "$(blocks global_norm_kernel4)" "256 "
+    want "the notes" "$(grep -c 'note: --tuned changes ' "$out.other.out")" 4
+    contains "note: --tuned changes the configuration of global_norm from 128 to 256: last bits may differ from here on" "$out.other.out"
+    contains "note: --tuned changes the configuration of fused_classifier from 1024 to 512: last bits" "$out.other.out"
+    cmp "$out.other/tuned.csv" "$other"
+    cp -r "$tmp/reference" "$out.late" # a run that had no file
+    train "$out.late" 9 -y 1 --tuned "$other"
+    good "resuming" "$out.late"
+    want "the notes" "$(grep 'note: --tuned' "$out.late.out")" \
+        "note: --tuned changes the configuration of global_norm from 512 to 256: last bits may differ from here on"
+}
+
+# a file of kernel configurations that cannot be used is refused before anything is written, one for another GPU only noted
+test_tuned_refused() {
+    reference
+    local out=$tmp/refused file=$tmp/refused.csv each
+    for each in "layernorm_forward,Fake GPU,bf16,2,16,32,2,9,96" "adamw,Fake GPU,bf16,2,16,32,2,9,256" \
+        "layernorm,Fake GPU,bf16,2,16,32,2,9,64" "adamw,Fake GPU,bf16,2,16,32,2,9"; do
+        tuned_rows "$file" "$each"
+        train "$out" 2 --tuned "$file"
+        refused "$each" "$out" "--tuned $file:2: " '; delete the line'
+        [ ! -e "$out" ] || fail "$each: has written to -o"
+    done
+    train "$out" 2 --tuned "$tmp/text"
+    refused "a text" "$out" "--tuned $tmp/text:1: is not 'op,gpu,dtype,"
+    train "$out" 2 --tuned "$tmp/not_there"
+    refused "no file" "$out" "--tuned $tmp/not_there: No such file"
+    tuned_rows "$file" "adamw,Other GPU,bf16,2,16,32,2,9,64"
+    FAKE_CUDA_COUNT=$tmp/count program "$out" -e "$tmp/reference" --prompt 'int ' --num-tokens 5 --tuned "$file"
+    want "exit code" $status 0
+    contains "note: $file has no row for Fake GPU in bf16" "$out.err"
+    cp -r "$tmp/reference" "$out.damaged"
+    head -c 70 "$file" >"$out.damaged/tuned.csv"
+    train "$out.damaged" 9 -y 1
+    refused "a damaged file beside the checkpoints" "$out.damaged" "$out.damaged/tuned.csv:2: the file is cut off here"
 }
 
 # stochastic rounding goes on with the same random numbers
@@ -445,8 +536,8 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks graph waiting matmul_choices stochastic_rounding fp16 out_of_memory no_pinned_memory no_memory_for_a_sample little_memory
-    lost_card error_at_the_start failing_matmul no_device ends program resume)
+tests=(tasks graph waiting matmul_choices tuned tuned_refused stochastic_rounding fp16 out_of_memory no_pinned_memory
+    no_memory_for_a_sample little_memory lost_card error_at_the_start failing_matmul no_device ends program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     # shellcheck disable=SC2046
