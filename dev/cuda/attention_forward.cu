@@ -2190,7 +2190,8 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
-    float size = b.V == 1 ? 30.0f : b.V == 2 ? 4.0f : 1.0f; // V of a check shape selects the size of the scores
+    const float sizes[] = {1.0f, 30.0f, 4.0f}; // of q and k
+    float size = sizes[b.cases({"normal", "scores of 10^4", "scores of a few dozen"}, false)];
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
     Buffer<floatX> qkv =
         b.input_from<floatX>("qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng); });
@@ -2253,13 +2254,32 @@ static void declare(Bench& b) {
 }
 
 int main(int argc, char** argv) {
-    return bench_main(
-        argc, argv, "attention_forward", declare, {16, 1024, 768, 12, 50257},
-        {{1, 1, 64, 1},     {2, 17, 64, 2},       {1, 64, 192, 3},      {1, 127, 128, 2},     {2, 128, 64, 1},
-         {2, 200, 128, 2},  {1, 333, 128, 2},     {1, 129, 64, 1},      {2, 513, 128, 2},     {3, 1000, 768, 12},
-         {1, 2100, 64, 1},  {1, 200, 64, 2},      {2, 127, 192, 2},     {1, 200, 256, 2},     {1, 65, 8, 1},
-         {1, 130, 240, 3},  {1, 100, 512, 2},     {1, 90, 416, 2},      {1, 300, 256, 4, 1},  {1, 300, 256, 4, 2},
-         {2, 1024, 192, 3}, {1, 1024, 256, 4, 1}, {1, 1024, 256, 4, 2}, {1, 4096, 128, 2, 1}, {1, 4096, 128, 2, 2},
-         {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
+    return bench_main(argc, argv, "attention_forward", declare, {16, 1024, 768, 12},
+                      {{1, 1, 64, 1},
+                       {2, 17, 64, 2},
+                       {1, 64, 192, 3},
+                       {1, 127, 128, 2},
+                       {2, 128, 64, 1},
+                       {2, 200, 128, 2},
+                       {1, 333, 128, 2},
+                       {1, 129, 64, 1},
+                       {2, 513, 128, 2},
+                       {3, 1000, 768, 12},
+                       {1, 2100, 64, 1},
+                       {1, 200, 64, 2},
+                       {2, 127, 192, 2},
+                       {1, 200, 256, 2},
+                       {1, 65, 8, 1},
+                       {1, 130, 240, 3},
+                       {1, 100, 512, 2},
+                       {1, 90, 416, 2},
+                       with_case(1, {1, 300, 256, 4}),
+                       with_case(2, {1, 300, 256, 4}),
+                       {2, 1024, 192, 3},
+                       with_case(1, {1, 1024, 256, 4}),
+                       with_case(2, {1, 1024, 256, 4}),
+                       with_case(1, {1, 4096, 128, 2}),
+                       with_case(2, {1, 4096, 128, 2}),
+                       {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
 }
 #endif

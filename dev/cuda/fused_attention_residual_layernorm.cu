@@ -20,7 +20,7 @@
    nvcc -O3 --use_fast_math fused_attention_residual_layernorm.cu -o fused_attention_residual_layernorm
    (or: make fused_attention_residual_layernorm)
    ./fused_attention_residual_layernorm 7      check kernel 7 against the CPU
-   ./fused_attention_residual_layernorm 6      the fastest kernel with one launch; block sizes are blocks per cluster
+   ./fused_attention_residual_layernorm 6      the fastest kernel with one launch, at all its cluster sizes
    ./fused_attention_residual_layernorm        every kernel, side by side
    Kernels from 4 on need -gencode arch=compute_90a,code=sm_90a.                                        */
 #include "bench.h"
@@ -1355,7 +1355,7 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
 
 // ---- inputs, checks and main ----------------------------------------------------------------------------------
 
-enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input; V of a check shape is the kind + 1
+enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input, in the order of b.cases()
 
 // Fills queries, keys and values (B,T,3,NH,HS) with normal numbers. LARGE: scores of the order of 10^4, and in every
 // other head all rows are equal, so that the softmax is uniform. ALIKE: values of 1 and scores of 0, so that the output
@@ -1383,7 +1383,7 @@ static void fill_inp(float* inp, int N, int C, int kind, uint32_t seed) {
 
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH, N = B * T;
-    int kind = b.V >= 1 && b.V <= HOT + 1 ? b.V - 1 : PLAIN;
+    int kind = b.cases({"normal", "scores of 10^4", "rows without variance", "one row 1000 times larger"}, false);
     cudaStream_t stream = b.stream;
     size_t n = (size_t)N * C, num_rows = (size_t)N * NH;
     Buffer<floatX> qkv =
@@ -1466,6 +1466,7 @@ static void declare(Bench& b) {
                                                             B, T, C, NH, stream, cs);
             },
             cluster_sizes, -90);
+        b.config("blocks per cluster");
         b.moves(1, fused);
         cluster_sizes.insert(cluster_sizes.begin(), 0);
         b.kernel(
@@ -1475,6 +1476,7 @@ static void declare(Bench& b) {
                                                             B, T, C, NH, stream, cs);
             },
             cluster_sizes, -90);
+        b.config("blocks per cluster");
         b.moves(1, fused);
     }
     if (has_tiles && C <= 2048) {
@@ -1488,12 +1490,12 @@ static void declare(Bench& b) {
         b.moves(2, 7 * tensor + rest);
     }
 #endif
-    b.promoted(fast ? 7 : 2);
+    b.best(fast ? 7 : 2);
 }
 
 // the fifth number of a shape, V, selects the kind of input
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "fused_attention_residual_layernorm", declare, {32, 512, 768, 12, 50257},
+    return bench_main(argc, argv, "fused_attention_residual_layernorm", declare, {32, 512, 768, 12},
                       {{1, 1, 64, 1},
                        {1, 1, 768, 12},
                        {2, 17, 128, 2},
@@ -1504,9 +1506,9 @@ int main(int argc, char** argv) {
                        {1, 333, 1024, 16},
                        {2, 513, 128, 2},
                        {1, 700, 320, 5},
-                       {1, 300, 256, 4, LARGE + 1},
-                       {2, 150, 768, 12, ALIKE + 1},
-                       {1, 260, 448, 7, HOT + 1},
+                       with_case(LARGE, {1, 300, 256, 4}),
+                       with_case(ALIKE, {2, 150, 768, 12}),
+                       with_case(HOT, {1, 260, 448, 7}),
                        {430, 100, 768, 12}, // the sum does not fit L2
                        {1, 90, 416, 2},
                        {2, 70, 80, 2}});

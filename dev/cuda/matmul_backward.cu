@@ -13,9 +13,8 @@
    nvcc -O3 --use_fast_math matmul_backward.cu -lcublasLt -o matmul_backward      (or: make matmul_backward)
    ./matmul_backward 5            check kernel 5 against the CPU
    ./matmul_backward              every kernel, side by side
-   ./matmul_backward -C 3072 -V 768 -NH 2      here -V is OC, and -NH the variant: 1 accumulates into dweight,
-                                  2 multiplies dinp by gelu' and overwrites dweight, 3 is 1 with the bias gradient
-                                  (kernel 7 only)                                                          */
+   ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
+                                  gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only)  */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
 #undef PROMOTED_ONLY
@@ -439,10 +438,10 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 }
 
 static void declare(Bench& b) {
-    require(b.NH >= 1 && b.NH <= 3); // the variant, see the top of this file
+    int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient"});
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_gelu = b.NH == 2, accumulate = b.NH != 2, has_bias = b.NH == 3;
+    bool has_gelu = kind == 1, accumulate = kind != 1, has_bias = kind == 2;
     size_t num_weights = (size_t)OC * C;
     Buffer<floatX> dout = b.input<floatX>("dout", (size_t)N * OC);
     Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
@@ -501,9 +500,9 @@ static void declare(Bench& b) {
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "matmul_backward", declare, {8, 1024, 768, 1, 3072},
                       {{1, 1, 8, 1, 8},
-                       {1, 5, 776, 2, 136},
+                       with_kind(1, {1, 5, 776, 1, 136}),
                        {3, 43, 264, 1, 200},
-                       {2, 65, 64, 2, 2304},
+                       with_kind(1, {2, 65, 64, 1, 2304}),
                        {1, 2100, 128, 1, 72},
-                       {1, 77, 200, 3, 96}});
+                       with_kind(2, {1, 77, 200, 1, 96})});
 }

@@ -11,8 +11,8 @@
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
    ./matmul_forward 8             check kernel 8 against the CPU
    ./matmul_forward               every kernel, side by side
-   ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH the epilogue:
-                                  1 bias, 2 bias and GELU, 3 bias and residual, 4 none             */
+   ./matmul_forward -C 768 -V 2304 --kind 3      here -V is OC; the kind is the epilogue: 0 bias, 1 bias and GELU,
+                                  2 bias and residual, 3 none             */
 #ifndef PROMOTED_ONLY // an op that includes this file has included gelu_forward.cu before
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
@@ -551,10 +551,10 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 #endif
 
 static void declare(Bench& b) {
-    require(b.NH >= 1 && b.NH <= 4); // the epilogue, see the top of this file
+    int kind = b.kinds({"bias", "bias and GELU", "bias and residual", "no bias"});
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_gelu = b.NH == 2, has_residual = b.NH == 3, has_bias = b.NH != 4;
+    bool has_gelu = kind == 1, has_residual = kind == 2, has_bias = kind != 3;
     size_t n = (size_t)N * OC;
     Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
@@ -597,27 +597,29 @@ static void declare(Bench& b) {
         8, "persistent, producer and two ping-pong consumers", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
-    if (choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
+    if (b.dry || choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
     b.kernel(
-        9, "gemm.cuh, the block size selects the form",
+        9, "gemm.cuh",
         [=](int form) {
             form ? matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
                  : matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
         },
         forms, -90);
+    b.config("form", gemm_form_name);
 #endif
     b.promoted(choice);
     b.matrix_rate(cublaslt_matrix_rate);
 }
 
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "matmul_forward", declare, {8, 1024, 768, 1, 3072},
-                      {{1, 1, 8, 1, 8},
-                       {1, 5, 776, 1, 136},
-                       {3, 43, 776, 2, 200},
-                       {2, 65, 64, 3, 2304},
-                       {1, 127, 1600, 4, 264},
-                       {2, 640, 256, 2, 1024},
-                       {3, 1000, 768, 2, 1920}}); // 360 tiles of 128x128: persistent blocks have up to three
+    return bench_main(
+        argc, argv, "matmul_forward", declare, {8, 1024, 768, 1, 3072},
+        {{1, 1, 8, 1, 8},
+         {1, 5, 776, 1, 136},
+         with_kind(1, {3, 43, 776, 1, 200}),
+         with_kind(2, {2, 65, 64, 1, 2304}),
+         with_kind(3, {1, 127, 1600, 1, 264}),
+         with_kind(1, {2, 640, 256, 1, 1024}),
+         with_kind(1, {3, 1000, 768, 1, 1920})}); // 360 tiles of 128x128: persistent blocks have up to three
 }
 #endif

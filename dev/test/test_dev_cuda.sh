@@ -155,7 +155,7 @@ test_planted_bugs() {
     # a launcher that does nothing while it is timed
     run 0 "$tmp/planted_bugs" 8 --check
     run 1 "$tmp/planted_bugs" 8 --repeats 10
-    grep -qE '^FAIL kernel 8 block_size +64: after the timed launches: out: [0-9]+ of [0-9]+ wrong' "$tmp/out" || fail "an idle launcher is timed"
+    grep -qE '^FAIL kernel 8 block size +64: after the timed launches: out: [0-9]+ of [0-9]+ wrong' "$tmp/out" || fail "an idle launcher is timed"
     return 0
 }
 
@@ -165,7 +165,7 @@ test_timing() {
     run 0 "$tmp/planted_bugs" 1 --repeats 5 --csv "$tmp/a.csv" --json "$tmp/a.json"
     contains "Using kernel 1" "$tmp/out"
     contains "All results match. Starting benchmarks." "$tmp/out"
-    grep -qE '^block_size   64 \| time [0-9.]+ ms \| bandwidth [0-9.]+ GB/s \| p10 ' "$tmp/out" || fail "no line of a time"
+    grep -qE '^block size   64 \| time [0-9.]+ ms \| bandwidth [0-9.]+ GB/s \| p10 ' "$tmp/out" || fail "no line of a time"
     want "the rows of the CSV" "$(wc -l <"$tmp/a.csv")" 3
     want "the columns" "$(head -n 1 "$tmp/a.csv" | tr -dc , | wc -c)" "$(sed -n 2p "$tmp/a.csv" | tr -dc , | wc -c)"
     contains '"name": "planted_bugs/kernel:1/block_size:64"' "$tmp/a.json"
@@ -181,19 +181,24 @@ test_update_results() {
     cp "$top/scripts/update_results.sh" scripts/
     printf '%s\n' 'above' '<!-- results: t4 -->' 'old' '<!-- end results: t4 -->' 'below' >dev/cuda/README.md
     cat >dev/cuda/results/t4/op.csv <<'CSV'
-op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
-op,0,0,bf16,64,1024,768,12,50257,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,0,0,Tesla T4,"vendor"
-op,1,64,bf16,64,1024,768,12,50257,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,0,0,Tesla T4,"naive"
-op,2,128,bf16,64,1024,768,12,50257,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,0,0,Tesla T4,"vectors, ""wide"""
+op,kernel,config,config_name,config_label,dtype,B,T,C,NH,V,kind,case,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,best_kernel,promoted,kernel_launches,bytes_moved,gpu,what
+op,0,0,,,bf16,64,1024,768,12,50257,0,0,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,0,0,0,Tesla T4,"vendor"
+op,1,64,block size,,bf16,64,1024,768,12,50257,0,0,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,0,0,0,Tesla T4,"naive"
+op,2,128,tile rows,,bf16,64,1024,768,12,50257,0,0,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,1,0,0,Tesla T4,"vectors, ""wide"""
 CSV
+    # as earlier versions wrote it, and a form
+    cut -d , -f 1-3,6-11,14-25,27- dev/cuda/results/t4/op.csv | sed -e '1s/config/block_size/' -e 's/^op,\([0-9]\)/past,\1/' >dev/cuda/results/t4/past.csv
+    sed -e '2,3d' -e 's/128,tile rows,/22,form,two consumers/' -e 's/^op,2/form,2/' dev/cuda/results/t4/op.csv >dev/cuda/results/t4/form.csv
     printf '%s\n' 'other 9 9' 'op 1.5000 nan' >dev/cuda/results/t4/pytorch.txt
     local twice
     for twice in 1 2; do scripts/update_results.sh || fail "run $twice"; done
     want "the row" "$(grep '^| op |.*bf16' dev/cuda/README.md)" \
-        '| op | B 64 T 1024 C 768, bf16 | 2: vectors, "wide" | 128 | 1.0000 (0.9000 to 1.1000) | 100 | 40.0% |  |  | 0.50 | 2.00 | 1.50 |  |'
+        '| op | B 64 T 1024 C 768, bf16 | 2: vectors, "wide" | tile rows 128 | 1.0000 (0.9000 to 1.1000) | 100 | 40.0% |  |  | 0.50 | 2.00 | 1.50 |  |'
+    grep -q '^| past | B 64 .* | 2: vectors, "wide" | block size 128 | 1.0000 ' dev/cuda/README.md || fail "no row of the older file"
+    grep -q '^| form | B 64 .* | 2: vectors, "wide" | form 22: two consumers | 1.0000 ' dev/cuda/README.md || fail "no row of the form"
     want "the text around" "$(grep -c -e above -e below -e old dev/cuda/README.md)" 2
-    want "the lines" "$(wc -l <dev/cuda/README.md)" 7
-    rm dev/cuda/results/t4/op.csv
+    want "the lines" "$(wc -l <dev/cuda/README.md)" 9
+    rm dev/cuda/results/t4/*.csv
     scripts/update_results.sh 2>"$tmp/err" && fail "no CSV, no error"
     contains "make bench writes them" "$tmp/err"
 }
