@@ -7,6 +7,7 @@
    steps of 2^-44, within 1e-5 of the exact value. A draw follows the rule of sample_token() in
    llmc/sampler.h and takes the same random numbers. Without top-k and top-p, both draw the same token, except for these
    roundings. With top-k or top-p, sample_token() adds up the tokens in another order, so the tokens may differ.
+   Kernel 4 has nothing to choose: the draw gives each of its 1024 threads a chunk of the vocabulary.
    Source: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
    Vigna 2016, arXiv:1402.6246 (xorshift64*).
 
