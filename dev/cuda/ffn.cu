@@ -8,6 +8,8 @@
    ulps of floatX at 1, because kernel 1 also rounds gelu's argument to floatX: this is eight standard deviations of the
    error of such a sum. In addition 16 fp32 roundings at the size of the terms' absolute sum, which is 0.64 * sqrt(4C)
    here. In case 1 the first row of inp is HOT_ROW times larger, and so are these errors.
+   Tuned: forms of kernel 3, rows per group of kernel 4. Kernels 1 and 2 are other ops and the library, which choose by
+   themselves.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the products: gemm.cuh;
    programmatic dependent launch: the CUDA C++ Programming Guide.
 

@@ -14,6 +14,8 @@
    ulp of floatX and 4 ulps of 1. Such an error can round a residual the other way, and a residual between 4 and 8 then
    moves by 4 ulps of 1, times rstd (at most 0.7) and weight (at most 1.4). A smaller residual moves less; if it is
    larger, normed is larger too, unless bias cancels it. fp32: 32 times as much. With scores of 10^4: 4e-3 more.
+   Tuned: the form of kernel 5. Kernels 1 and 2 are other ops; kernel 4 has as many heads per block as shared memory
+   holds.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Ba et al. 2016, arXiv:1607.06450.
 
    nvcc -O3 --use_fast_math fused_attention_projection_residual_layernorm.cu -lcublasLt -lcublas -o fused

@@ -6,6 +6,8 @@
    before the product: K roundings of terms of size 1/sqrt(K) add up like noise. In fp32, 32 ulps of the result, and 32
    ulps of the terms' absolute sum, which is 0.64 * sqrt(K) here: one large term makes all partial sums, and so their
    roundings, large. The result is finite for every finite inp.
+   Tuned: forms of kernels 4, 5 and 7. Kernels 3 and 6 have one block per SM with all of its shared memory, kernel 8 all
+   of its registers.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma, TMA, clusters: the PTX ISA;
    tiles and epilogue: gemm.cuh.
 
@@ -445,9 +447,19 @@ template <class G, class Kernel> void gelu_linear_launch7(Kernel kernel, floatX*
                GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
 }
 
+// form: 0 four stages, 1 three stages, 2 four stages without a cluster
 void gelu_linear7(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int K, int OC,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, int form) {
     typedef GemmCooperative256Pairs G;
+    typedef GemmTiles<128, 256, false, GemmPair, 3, 2> Three;
+    typedef GemmCooperative256 Single;
+    require(form >= 0 && form <= 2);
+    if (form == 1) {
+        return gelu_linear_launch7<Three>(gelu_linear_sm90_kernel7<Three>, out, inp, weight, bias, N, K, OC, stream);
+    }
+    if (form == 2) {
+        return gelu_linear_launch7<Single>(gelu_linear_sm90_kernel7<Single>, out, inp, weight, bias, N, K, OC, stream);
+    }
     gelu_linear_launch7<G>(gelu_linear_sm90_kernel7<G>, out, inp, weight, bias, N, K, OC, stream);
 }
 
@@ -612,7 +624,8 @@ static void declare(Bench& b) {
     b.moves(1, rows + weights + results);
     b.kernel(
         7, "6 in clusters of two that share the weight's tiles",
-        [=](int) { gelu_linear7(out, inp, weight, bias, N, K, OC, stream); }, {0}, -90);
+        [=](int form) { gelu_linear7(out, inp, weight, bias, N, K, OC, stream, form); }, {0}, -90);
+    b.config("form", {{0, "four stages"}, {1, "three stages"}, {2, "four stages without a cluster"}});
     b.moves(1, rows + weights + results);
     b.kernel(
         8, "7 with tiles of 384 columns: gelu twice per value, not three times",
