@@ -198,9 +198,9 @@ constexpr int KERNEL4_VECTORS = sizeof(floatX) == 4 ? 25 : 13;
 
 void fused_classifier4(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                        cudaStream_t stream, int block_size) {
-    require(V / x128::size <= KERNEL4_VECTORS * 512 && (block_size == 512 || block_size == 1024));
+    require(V / x128::size <= KERNEL4_VECTORS * 512 && (block_size == 256 || block_size == 512));
     auto kernel = block_size == 512 ? fused_classifier_kernel4<KERNEL4_VECTORS, 512>
-                                    : fused_classifier_kernel4<(KERNEL4_VECTORS + 1) / 2, 1024>;
+                                    : fused_classifier_kernel4<2 * KERNEL4_VECTORS, 256>;
     kernel<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
 }
@@ -601,7 +601,8 @@ static void declare(Bench& b) {
     kernel(2, "online softmax: two passes", fused_classifier2, sizes);
     kernel(3, "128-bit vectors", fused_classifier3, sizes);
     if (V / x128::size <= KERNEL4_VECTORS * 512) {
-        kernel(4, "row read once, kept in registers", fused_classifier4, {512, 1024});
+        kernel(4, "row read once, kept in registers", fused_classifier4,
+               {256, 512}); // 1024 threads have too few registers
     }
     if (b.dry || can_run((const void*)fused_classifier_kernel5, 0, shared5)) {
         kernel(5, "row read once, kept in shared memory", fused_classifier5, sizes);
