@@ -33,8 +33,8 @@ The int that a launcher takes is its configuration. It is a block size unless b.
         b.kernel(4, "wgmma, persistent", [=](int form) { ... }, {0}, -90);
         b.config("form", {{0, "default"}, {2, "ping-pong 128x192"}, {4, "cooperative 128x256"}}); // replaces the {0}
 
-An op that stands for several operations, such as a product with different epilogues, names them; `--kind N` selects one.
-A shape of check_shapes is of kind 0, or of another one by with_kind():
+An op that stands for several operations, such as a product with different epilogues, names them; `--kind N` selects
+one. A shape of check_shapes is of kind 0, or of another one by with_kind():
 
         bool has_gelu = b.kinds({"bias", "bias and GELU"}) == 1;
 
@@ -43,9 +43,9 @@ right values. Every run first calls declare without a GPU, to learn the numbers 
 buffers are NULL, and declare must not use the device.
 
 Checks after a launch: the outputs are right, the inputs are unchanged, and so are the 256 bytes before and after each
-buffer. Two more checks for the promoted or best kernel: a second launch gives the same bits, and the launcher reports the same
-cost to the profiler (struct Op) as b.cost() declares. The bytes around a buffer are NaN in every floating-point type,
-so a kernel that reads past the end fails too.
+buffer. Two more checks for the promoted or best kernel: a second launch gives the same bits, and the launcher, if it
+reports a cost to the profiler (struct Op), reports that of b.cost(). The bytes around a buffer are NaN in every
+floating-point type, so a kernel that reads past the end fails too.
 
 The timed launches are compared, too: with the outputs set to NaN before the first of them, the last one's results are
 checked when all are done.
@@ -54,8 +54,8 @@ Built by `make cpu`, the programs run on a CPU (dev/cuda/emulation, CUDA_EMULATI
 and what the emulation finds wrong in a kernel fails its check.
 
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
-restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and configuration. The speed
-of a copy on the device and the matrix rate of the vendor's library are measured first, without a rest.
+restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and configuration. The
+speed of a copy on the device and the matrix rate of the vendor's library are measured first, without a rest.
 */
 #pragma once
 
@@ -331,15 +331,16 @@ struct Bench {
     template <class T> Buffer<T> scratch(const char* name, size_t n) {
         return make<T>(BenchKind::scratch, name, n, false);
     }
-    // Names the kinds of input that the op is checked with; number 0 is the one that is timed. Returns the number of the kind
-    // to declare. at_every_shape: false if only those check shapes have a case other than 0 that name it, by with_case().
+    // Names the kinds of input that the op is checked with; number 0 is the one that is timed. Returns the number of the
+    // kind to declare. at_every_shape: true if every check shape is checked with all of them; false if with 0 only,
+    // except for the shapes that name another one by with_case().
     int cases(std::vector<const char*> names, bool at_every_shape = true) {
         state.cases = names, state.cases_at_every_shape = at_every_shape;
         require(state.which < (int)names.size());
         return state.which;
     }
-    // Names the kinds of operation that the op stands for; number 0 is the one that is timed unless --kind selects another.
-    // Returns the number of the kind to declare.
+    // Names the kinds of operation that the op stands for; number 0 is the one that is timed unless --kind selects
+    // another. Returns the number of the kind to declare.
     int kinds(std::vector<const char*> names) {
         state.kinds = names;
         require(state.kind < (int)names.size());
@@ -349,13 +350,13 @@ struct Bench {
     // but not if dry.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
     // The least that a launch must move and compute. bytes_by_data and flops_by_data are the part of it that depends on
-    // the inputs' values, which the launcher cannot know. The rest must equal the cost in the promoted launcher's Op.
+    // the inputs' values, which the launcher cannot know. The rest must equal the cost in the Op of the launcher.
     void cost(double least_bytes, double least_flops, double bytes_by_data = 0, double flops_by_data = 0) {
         state.bytes = least_bytes, state.flops = least_flops;
         state.bytes_by_data = bytes_by_data, state.flops_by_data = flops_by_data;
     }
-    // Declares a kernel; number 0 is the vendor's library. The run sweeps the configurations, which are block sizes unless
-    // config() says otherwise; {0} means that the kernel has one configuration only. A 0 among others means the
+    // Declares a kernel; number 0 is the vendor's library. The run sweeps the configurations, which are block sizes
+    // unless config() says otherwise; {0} means that the kernel has one configuration only. A 0 among others means the
     // launcher's default, and the run prints a note if another configuration is more than 2% faster.
     // min_arch: 80 if the kernel needs a device and a binary of compute capability 8.0 or more, -90 if it needs code
     // compiled for sm_90a. If they do not fit, the kernel is skipped.
@@ -390,8 +391,8 @@ struct Bench {
     // Lets the errors of the kernel declared last be `factor` times larger, because it computes in a coarser type or
     // sums in a worse order. The comment at the top of the op's file gives the reason.
     void coarser(float factor) { state.kernels.back().tolerance = factor; }
-    // The kernel that is copied to train_gpt2.cu; the op's file has the marks `// ==== promoted: OP ====`. The run prints a
-    // note if another kernel is faster by more than 2%.
+    // The kernel that is copied to train_gpt2.cu; the op's file has the marks `// ==== promoted: OP ====`. The run prints
+    // a note if another kernel is faster by more than 2%.
     void promoted(int number) { state.best = number, state.is_promoted = true; }
     // The same for an op without a copy in train_gpt2.cu.
     void best(int number) { state.best = number, state.is_promoted = false; }

@@ -1322,8 +1322,8 @@ template <int groups, bool once> void fused_attention_launch7(floatX* residual, 
 #endif
 
 #if !defined(ENABLE_FP32)
-// The forms of kernel 7: consumer warpgroups, and whether TMA loads each input as evict-first, which pays if L2 holds the
-// sum until the layernorm reads it.
+// The forms of kernel 7: two or four consumer warpgroups; ONCE: TMA loads the inputs evict-first, which pays if L2 holds
+// the sum until the layernorm reads it.
 enum { FUSED_ATTENTION_TWO_ONCE = 1, FUSED_ATTENTION_FOUR_ONCE, FUSED_ATTENTION_FOUR };
 static void fused_attention_form7(floatX* residual, float* lse, const floatX* qkv, const floatX* inp, int B, int T,
                                   int NH, cudaStream_t stream, int form) {

@@ -361,13 +361,13 @@ __global__ void matmul_backward_sum_kernel5(float* dweight, const float* parts, 
     store128(dweight + i, sum);
 }
 
-// The number of blocks that share a tile of dweight. It gives about blocks_per_sm blocks in all for each of 132 SMs, and
-// each block at least 512 of K.
+// The number of blocks that share a tile of dweight. It gives about blocks_per_sm blocks in all for each of 132 SMs,
+// and each block at least 512 of K.
 static int matmul_backward_num_parts(int N, int C, int OC, int blocks_per_sm) {
     int num_tiles = ceil_div(OC, 128) * ceil_div(C, 128);
     return std::max(1, std::min(blocks_per_sm * 132 / num_tiles, N / 512));
 }
-constexpr int MATMUL_BACKWARD_MAX_BLOCKS = 8; // per SM, of those that bench.h tries
+constexpr int MATMUL_BACKWARD_MAX_BLOCKS = 8; // per SM, the most that is tried
 
 // scratch holds the parts of MATMUL_BACKWARD_MAX_BLOCKS; blocks_per_sm 0 is the default
 void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t stream, int blocks_per_sm) {

@@ -1,7 +1,7 @@
 /*
 Plots the measurements of `make bench`. For each OP.csv in a folder, it writes a bar chart OP.svg next to it, with one
-bar per kernel in its best configuration. For each folder it writes roofline.svg, with a dot for the best kernel of each op
-that counts FLOPs.
+bar per kernel in its best configuration. For each folder it writes roofline.svg, with a dot for the best kernel of each
+op that counts FLOPs.
 
     make plots                              every folder of results/ that holds a CSV
     ./plot results/h200                     one or more folders

@@ -20,8 +20,8 @@
    Scores of +-1e4 are checked by attention_forward, not here: at this size one bf16 rounding of a score lets another
    key win the softmax.
 
-   Tuned: forms of the products in kernels 4, 6, 8, 11, 12, 14 and 15. The other kernels are made of tuned ops, or put one
-   of these kernels in a graph; kernel 5 is a single launch that fills the GPU.
+   Tuned: forms of the products in kernels 4, 6, 8, 11, 12, 14 and 15. The other kernels are made of tuned ops, or put
+   one of these kernels in a graph; kernel 5 is a single launch that fills the GPU.
    Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; e4m3: Micikevicius et al. 2022,
    arXiv:2209.05433.
 
