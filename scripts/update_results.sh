@@ -18,7 +18,7 @@ tmp=$(mktemp -d /tmp/llmc_results_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
 table() { # GPU
-    echo "| op | shape, type | fastest kernel | block size | ms (p10 to p90) | GB/s | of copy | TFLOP/s | of vendor's rate | x kernel 0 | x kernel 1 | x PyTorch eager | x compiled |"
+    echo "| op | shape, type | fastest kernel | configuration | ms (p10 to p90) | GB/s | of copy | TFLOP/s | of vendor's rate | x kernel 0 | x kernel 1 | x PyTorch eager | x compiled |"
     echo "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     local csv peer=results/$1/pytorch.txt
     [ -f "$peer" ] || peer=/dev/null
@@ -43,9 +43,13 @@ table() { # GPU
                 type = field("matrix_type", $at["dtype"]); type = (type == $at["dtype"]) ? "" : " of " type
                 clock = cell(" at %.0f MHz", field("sm_mhz", 0), 1)
                 hot = cell("; in a graph %.4f", field("graph_ms", 0), 1) cell("; sustained %.4f", field("sustained_ms", 0), 1)
-                size = ($at["block_size"] + 0 > 0) ? $at["block_size"] : "default"
+                # older files have a column block_size, and no names
+                size = $at["config" in at ? "config" : "block_size"] + 0
+                axis = ("config_name" in at) ? $at["config_name"] : "block size"
+                label = ("config_label" in at) ? $at["config_label"] : ""
+                config = (size > 0) ? axis " " size (label == "" ? "" : ": " label) : "default"
                 printf "| %s | B %d T %d C %d, %s | %d: %s | %s | %.4f (%.4f to %.4f)%s%s |", $at["op"], $at["B"], $at["T"],
-                    $at["C"], $at["dtype"], $at["kernel"], what, size, best, $at["p10_ms"], $at["p90_ms"], clock, hot
+                    $at["C"], $at["dtype"], $at["kernel"], what, config, best, $at["p10_ms"], $at["p90_ms"], clock, hot
                 printf " %s | %s |", cell("%.0f", gbs, 1), cell("%.1f%%" (reads ? " of read" : ""), 100 * gbs, roof)
                 printf " %s | %s |", cell("%.1f", tflops, 1), cell("%.1f%%" type, 100 * tflops, rate)
                 printf " %s | %s |", cell("%.2f", base[0], best), cell("%.2f", base[1], best)

@@ -8,6 +8,8 @@
    to 11 do 5 products, and sum dq over the keys in one fixed order.
    Constraint: HS a multiple of 8, at most 256; tensor cores for 32, 64, 96 and 128. Kernels 3, 4, 6 and 8: HS = 64.
    Kernels 9 to 11: HS = 64 and sm_90a. attention_backward() runs kernel 11, 7 or 5; the comment above it has a table.
+   Tuned: the tiles of kernel 7. Kernels 9 to 11 fill an SM with one block of fixed tiles; kernels 3, 4, 5, 6 and 8
+   have the tiles that their registers allow.
    Error: against the fp64 reference, which computes its own unrounded out. bf16 and fp16: one ulp of the gradient plus
    three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size 1 (emulated on a CPU:
    1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient plus 96 ulps of 1,
@@ -1829,6 +1831,21 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 
 #ifndef PROMOTED_ONLY
 
+#if !defined(ENABLE_FP32)
+// The configurations of kernel 7 for HS = 64; 0 is what attention_backward() takes.
+typedef void AttentionBackwardMma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
+                                  const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
+struct AttentionBackwardForm {
+    BenchConfig config;
+    AttentionBackwardMma* launch; // NULL: the default
+};
+static const std::vector<AttentionBackwardForm> attention_backward_forms7 = {
+    {{0, "dk dv: 32 rows x 16; dq: 32 rows x 32"}, NULL},
+    {{1, "dk dv: 32 rows x 16; dq: 32 rows x 16"}, attention_backward_mma_sized<64, 2, 2, 2, 2, 2, 2>},
+    {{2, "dk dv: 16 rows x 32; dq: 32 rows x 32"}, attention_backward_mma_sized<64, 1, 4, 2, 2, 4, 2>},
+    {{3, "dk dv: 32 rows x 16; dq: 16 rows x 32"}, attention_backward_mma_sized<64, 2, 2, 2, 1, 4, 3>}};
+#endif
+
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
@@ -1900,11 +1917,20 @@ static void declare(Bench& b) {
         b.kernel(6, "cp.async, two stages, swizzled, 16 rows per warp", kernel6, {0}, 80);
     }
     if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
-        auto kernel7 = [=](int) {
+        auto kernel7 = [=](int form) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            if (form > 0) {
+                AttentionBackwardMma* launch = attention_backward_forms7[form].launch;
+                return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            }
             attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
         };
         b.kernel(7, "6 with 32 rows per warp", kernel7, {0}, 80);
+        if (HS == 64) {
+            std::vector<BenchConfig> configs;
+            for (const AttentionBackwardForm& form : attention_backward_forms7) { configs.push_back(form.config); }
+            b.config("form", configs);
+        }
     }
     if (HS == 64) {
         Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);

@@ -4,6 +4,8 @@
    qkv (B,T,3,NH,HS) floatX in | C = NH * HS
    Bound: compute, 2*B*NH*T*T*HS FLOPs: two products of 2*T*T*HS per head, of which the causal mask leaves half.
    Constraint: HS % 8 == 0, HS <= 256.
+   Tuned: tiles of kernels 3 and 8, tile of 16. Kernels 4 to 7 and 9 to 15 differ in their configurations from rung to
+   rung; what is left to choose is fixed by registers and shared memory.
    Error: against the fp64 reference, one ulp of out plus one ulp of 1, because P is rounded to floatX before P V. That
    costs at most half an ulp of sum(p |v|), which is close to 2 in a few rows with few keys. fp32: 32 ulps of out plus
    32 ulps of 1, from the sums over HS and from exp. A score of size s has an error of about 4 s ulps of fp32.
@@ -2187,10 +2189,40 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::
     }
 }
 
+// The configurations of kernels 3, 8 and 16 for HS = 64; 0 is what attention_forward() takes.
+typedef void AttentionForward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream);
+
+template <int rows, int keys>
+static void attention_forward3(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream) {
+    attention_forward_plain_tiles<64, rows, keys>(out, lse, qkv, B, T, 64, NH, stream);
+}
+struct AttentionForwardForm {
+    BenchConfig config;
+    AttentionForward* launch; // NULL: the default
+};
+static const std::vector<AttentionForwardForm> attention_forward_forms3 = {
+    {{0, "64 queries x 64 keys"}, NULL},
+    {{1, "64 queries x 32 keys"}, attention_forward3<64, 32>},
+    {{2, "32 queries x 64 keys"}, attention_forward3<32, 64>},
+    {{3, "32 queries x 32 keys"}, attention_forward3<32, 32>}};
+#if !defined(ENABLE_FP32)
+static const std::vector<AttentionForwardForm> attention_forward_forms8 = {
+    {{0, "32 queries per warp; steps of 32 keys; 3 blocks per SM"}, NULL},
+    {{1, "32 queries per warp; steps of 16 keys; 3 blocks per SM"}, attention_forward_mma_tiles<64, 2, 16, 8, 3>},
+    {{2, "32 queries per warp; steps of 32 keys; 2 blocks per SM"}, attention_forward_mma_tiles<64, 2, 32, 8, 2>},
+    {{3, "16 queries per warp; steps of 32 keys; 4 blocks per SM"}, attention_forward_mma_tiles<64, 1, 32, 8, 4>},
+    {{4, "16 queries per warp; steps of 64 keys; 3 blocks per SM"}, attention_forward_mma_tiles<64, 1, 64, 8, 3>}};
+static const std::vector<AttentionForwardForm> attention_forward_forms16 = {
+    {{0, "by the number of tiles"}, NULL},
+    {{2, "two consumers: tiles of 128 queries"}, attention_forward_sm90_launch<2>},
+    {{4, "four consumers: tiles of 256 queries"}, attention_forward_sm90_launch<4>}};
+#endif
+
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
-    float size = b.V == 1 ? 30.0f : b.V == 2 ? 4.0f : 1.0f; // V of a check shape selects the size of the scores
+    const float sizes[] = {1.0f, 30.0f, 4.0f}; // of q and k
+    float size = sizes[b.cases({"normal", "scores of 10^4", "scores of a few dozen"}, false)];
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
     Buffer<floatX> qkv =
         b.input_from<floatX>("qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng); });
@@ -2214,21 +2246,29 @@ static void declare(Bench& b) {
     }
     // the kernel that attention_forward() chooses here is checked and timed through attention_forward()
     int promoted = !b.dry ? attention_forward_choice(HS) : sizeof(floatX) == 2 ? 16 : 3;
-    auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch) {
-        auto either = [=](int) {
+    auto kernel = [&](int number, const char* what, std::function<void()> launch, int min_arch,
+                      std::vector<AttentionForwardForm> forms = {}) {
+        auto either = [=](int config) {
+            for (const AttentionForwardForm& form : forms) {
+                if (config > 0 && form.config.value == config) { return form.launch(out, lse, qkv, B, T, NH, stream); }
+            }
             number == promoted ? attention_forward(out, lse, qkv, B, T, C, NH, stream) : launch();
         };
         b.kernel(number, what, either, {0}, min_arch);
+        if (forms.empty() || HS != 64) { return; }
+        std::vector<BenchConfig> configs;
+        for (const AttentionForwardForm& form : forms) { configs.push_back(form.config); }
+        b.config("form", configs);
     };
     kernel(
         3, "fp32 arithmetic, tiles in shared memory and registers, no T x T matrix",
-        [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream); }, 0);
+        [=] { attention_forward_plain(out, lse, qkv, B, T, HS, NH, stream); }, 0, attention_forward_forms3);
 #if !defined(ENABLE_FP32)
-    typedef void Rung(floatX * out, float* lse, const floatX* qkv, int B, int T, int NH, cudaStream_t stream);
-    auto rung = [&](int number, const char* what, Rung* launch, int min_arch) {
+    auto rung = [&](int number, const char* what, AttentionForward* launch, int min_arch,
+                    std::vector<AttentionForwardForm> forms = {}) {
         if (HS == LADDER_HS) {
             kernel(
-                number, what, [=] { launch(out, lse, qkv, B, T, NH, stream); }, min_arch);
+                number, what, [=] { launch(out, lse, qkv, B, T, NH, stream); }, min_arch, forms);
         }
     };
     rung(4, "mma.sync, 16 queries per warp, padded shared memory", attention_forward4, 80);
@@ -2238,7 +2278,7 @@ static void declare(Bench& b) {
     if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
         kernel(
             8, "steps of 32 keys, 3 blocks per SM", [=] { attention_forward_mma(out, lse, qkv, B, T, HS, NH, stream); },
-            80);
+            80, attention_forward_forms8);
     }
     rung(9, "wgmma and TMA, two blocks per SM", attention_forward9, -90);
     rung(10, "a producer and two consumer warpgroups, P V overlaps the softmax", attention_forward10, -90);
@@ -2247,19 +2287,39 @@ static void declare(Bench& b) {
     rung(13, "192 queries per tile, three consumer warpgroups", attention_forward13, -90);
     rung(14, "12 with consecutive tiles overlapped, single tiles at the end", attention_forward14, -90);
     rung(15, "14 with three consumers that skip keys they do not see", attention_forward15, -90);
-    rung(16, "four independent consumer warpgroups, steps of 64 keys", attention_forward_sm90, -90);
+    rung(16, "four independent consumer warpgroups, steps of 64 keys", attention_forward_sm90, -90,
+         attention_forward_forms16);
 #endif
     b.promoted(promoted);
 }
 
 int main(int argc, char** argv) {
-    return bench_main(
-        argc, argv, "attention_forward", declare, {16, 1024, 768, 12, 50257},
-        {{1, 1, 64, 1},     {2, 17, 64, 2},       {1, 64, 192, 3},      {1, 127, 128, 2},     {2, 128, 64, 1},
-         {2, 200, 128, 2},  {1, 333, 128, 2},     {1, 129, 64, 1},      {2, 513, 128, 2},     {3, 1000, 768, 12},
-         {1, 2100, 64, 1},  {1, 200, 64, 2},      {2, 127, 192, 2},     {1, 200, 256, 2},     {1, 65, 8, 1},
-         {1, 130, 240, 3},  {1, 100, 512, 2},     {1, 90, 416, 2},      {1, 300, 256, 4, 1},  {1, 300, 256, 4, 2},
-         {2, 1024, 192, 3}, {1, 1024, 256, 4, 1}, {1, 1024, 256, 4, 2}, {1, 4096, 128, 2, 1}, {1, 4096, 128, 2, 2},
-         {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
+    return bench_main(argc, argv, "attention_forward", declare, {16, 1024, 768, 12},
+                      {{1, 1, 64, 1},
+                       {2, 17, 64, 2},
+                       {1, 64, 192, 3},
+                       {1, 127, 128, 2},
+                       {2, 128, 64, 1},
+                       {2, 200, 128, 2},
+                       {1, 333, 128, 2},
+                       {1, 129, 64, 1},
+                       {2, 513, 128, 2},
+                       {3, 1000, 768, 12},
+                       {1, 2100, 64, 1},
+                       {1, 200, 64, 2},
+                       {2, 127, 192, 2},
+                       {1, 200, 256, 2},
+                       {1, 65, 8, 1},
+                       {1, 130, 240, 3},
+                       {1, 100, 512, 2},
+                       {1, 90, 416, 2},
+                       with_case(1, {1, 300, 256, 4}),
+                       with_case(2, {1, 300, 256, 4}),
+                       {2, 1024, 192, 3},
+                       with_case(1, {1, 1024, 256, 4}),
+                       with_case(2, {1, 1024, 256, 4}),
+                       with_case(1, {1, 4096, 128, 2}),
+                       with_case(2, {1, 4096, 128, 2}),
+                       {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
 }
 #endif

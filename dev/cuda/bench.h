@@ -1,5 +1,5 @@
 /*
-The harness of every dev/cuda program: flags, inputs, correctness check, block-size sweep, timing, tables.
+The harness of every dev/cuda program: flags, inputs, correctness check, sweep of configurations, timing, tables.
 
 An op file has a `declare` function. For one shape it declares the inputs, the outputs, a reference that computes the
 right outputs, and the kernels. The file's main is one call of bench_main:
@@ -15,7 +15,7 @@ right outputs, and the kernels. The file's main is one call of bench_main:
         b.kernel(2, "128-bit loads",                                          // bs = 0: the launcher's default
                  [=](int bs) { bs ? gelu_forward(out, inp, n, stream, bs) : gelu_forward(out, inp, n, stream); },
                  {0, 128, 256, 512});
-        b.promoted(2);
+        b.promoted(2);                                                        // or b.best(2): no copy in the trainer
     }
     int main(int argc, char** argv) {
         return bench_main(argc, argv, "gelu_forward", declare, {64, 1024, 768, 12, 50257}, {{1, 1, 8}, {3, 17, 776}});
@@ -26,14 +26,26 @@ An op whose arithmetic has weak points names further kinds of input, which --che
         int which = b.cases({"normal", "large mean"});
         Buffer<floatX> inp = b.input<floatX>("inp", n, 1.0f, which == 1 ? 30.0f : 0.0f);
 
+The int that a launcher takes is its configuration. It is a block size unless b.config() says what else it means:
+
+        b.kernel(3, "mma.sync", [=](int rows) { ... }, {0, 64, 128}, 80);
+        b.config("tile rows");
+        b.kernel(4, "wgmma, persistent", [=](int form) { ... }, {0}, -90);
+        b.config("form", {{0, "default"}, {2, "ping-pong 128x192"}, {4, "cooperative 128x256"}}); // replaces the {0}
+
+An op that stands for several operations, such as a product with different epilogues, names them; `--kind N` selects
+one. A shape of check_shapes is of kind 0, or of another one by with_kind():
+
+        bool has_gelu = b.kinds({"bias", "bias and GELU"}) == 1;
+
 Buffer<T> converts to T*. Its `host` member holds floats: for an input the values that were uploaded, for an output the
 right values. Every run first calls declare without a GPU, to learn the numbers of the kernels: then b.dry is true,
 buffers are NULL, and declare must not use the device.
 
 Checks after a launch: the outputs are right, the inputs are unchanged, and so are the 256 bytes before and after each
-buffer. Two more checks for the promoted kernel: a second launch gives the same bits, and the launcher reports the same
-cost to the profiler (struct Op) as b.cost() declares. The bytes around a buffer are NaN in every floating-point type,
-so a kernel that reads past the end fails too.
+buffer. Two more checks for the promoted or best kernel: a second launch gives the same bits, and the launcher, if it
+reports a cost to the profiler (struct Op), reports that of b.cost(). The bytes around a buffer are NaN in every
+floating-point type, so a kernel that reads past the end fails too.
 
 --tune times the configurations of the promoted kernel and writes the fastest to a file for train_gpt2cu. The ops for which
 it works are those of llmc/tuned.h; their ladders take the list of configurations from there, by bench_tunable().
@@ -45,7 +57,7 @@ Built by `make cpu`, the programs run on a CPU (dev/cuda/emulation, CUDA_EMULATI
 and what the emulation finds wrong in a kernel fails its check.
 
 Timing: each launch has its own pair of events. Before each launch the L2 cache is flushed and in-place buffers are
-restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and block size. Measured
+restored. For ops with FLOPs the GPU rests for 0.2 s before the timed launches of each kernel and configuration. Measured
 first: the speed of a copy and of a read on the device, the time of an empty launch, the matrix rate of the vendor's
 library. Each timing comes with the clock at which the SMs ran. Short kernels are also timed in a CUDA graph, and with
 --sustained all are timed back to back. The README has the whole protocol.
@@ -104,7 +116,18 @@ template <class T> struct Buffer {
 
 struct Shape {
     int B = 0, T = 0, C = 0, NH = 0, V = 0; // 0: the op's default
+    int kind = 0;                           // of operation, see Bench::kinds
+    int input_case = -1;                    // of a check shape: its only kind of input; -1: see Bench::cases
 };
+// A check shape of another kind of operation than 0; a check shape for one kind of input.
+inline Shape with_kind(int kind, Shape s) {
+    s.kind = kind;
+    return s;
+}
+inline Shape with_case(int which, Shape s) {
+    s.input_case = which;
+    return s;
+}
 
 // ---- buffers: memory, inputs, comparison ---------------------------------------------
 
@@ -238,12 +261,21 @@ inline void bench_fill_extremes(float* inp, size_t n, uint32_t seed) {
 
 // ---- what an op file declares ------------------------------------------------------------
 
+// A configuration of a kernel, and what it stands for; see Bench::config.
+struct BenchConfig {
+    int value;
+    std::string label; // without commas and quotes
+};
+
 struct BenchKernel {
     int number;
     const char* what;
     std::function<void(int)> launch;
-    std::vector<int> block_sizes;
-    int min_arch;         // see Bench::kernel
+    std::vector<int> configs;                 // what the run sweeps
+    int min_arch;                             // see Bench::kernel
+    const char* config_name = "block size";   // what the launcher's int means
+    std::vector<std::string> config_labels{}; // one per configuration, or empty
+
     int num_launches = 0; // 0: not declared
     double bytes = 0;     // memory traffic of all its launches, with intermediate results; 0: not declared
     float tolerance = 1;  // factor on the tolerances of the outputs
@@ -260,11 +292,15 @@ struct BenchState {
     double bytes = 0, flops = 0;                 // the least that a launch must move and compute
     double bytes_by_data = 0, flops_by_data = 0; // the part of these costs that depends on the inputs' values
     bool reads_only = false;                     // its writes are negligible
-    int promoted = -1;                           // number of the promoted kernel; -1: none
+    int best = -1;                               // number of the promoted or best kernel; -1: none
+    bool is_promoted = false;                    // true if a copy of kernel `best` is in train_gpt2.cu
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
-    std::vector<const char*> cases; // names of the kinds of input; empty: there is one kind
-    int which = 0;                  // the kind that declare() was called for
+    std::vector<const char*> cases;   // names of the kinds of input; empty: there is one kind
+    int which = 0;                    // the kind of input that declare() was called for
+    bool cases_at_every_shape = true; // false: a check shape has case 0 unless it names another one
+    std::vector<const char*> kinds;   // names of the kinds of operation; empty: there is one kind
+    int kind = 0;                     // the kind of operation that declare() was called for
     std::mt19937 rng;
     std::vector<BenchBuffer> buffers;
     std::vector<BenchKernel> kernels;
@@ -331,34 +367,59 @@ struct Bench {
     template <class T> Buffer<T> scratch(const char* name, size_t n) {
         return make<T>(BenchKind::scratch, name, n, false);
     }
-    // Names the kinds of input that the op is checked with; number 0 is the one that is timed. Returns the number of the kind
-    // to declare.
-    int cases(std::vector<const char*> names) {
-        state.cases = names;
+    // Names the kinds of input that the op is checked with; number 0 is the one that is timed. Returns the number of the
+    // kind to declare. at_every_shape: true if every check shape is checked with all of them; false if with 0 only,
+    // except for the shapes that name another one by with_case().
+    int cases(std::vector<const char*> names, bool at_every_shape = true) {
+        state.cases = names, state.cases_at_every_shape = at_every_shape;
         require(state.which < (int)names.size());
         return state.which;
+    }
+    // Names the kinds of operation that the op stands for; number 0 is the one that is timed unless --kind selects
+    // another. Returns the number of the kind to declare.
+    int kinds(std::vector<const char*> names) {
+        state.kinds = names;
+        require(state.kind < (int)names.size());
+        return state.kind;
     }
     // fn reads the .host of the inputs and writes the right values to the .host of the outputs. It runs once per shape,
     // but not if dry.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
     // The least that a launch must move and compute. bytes_by_data and flops_by_data are the part of it that depends on
-    // the inputs' values, which the launcher cannot know. The rest must equal the cost in the promoted launcher's Op.
+    // the inputs' values, which the launcher cannot know. The rest must equal the cost in the Op of the launcher.
     void cost(double least_bytes, double least_flops, double bytes_by_data = 0, double flops_by_data = 0) {
         state.bytes = least_bytes, state.flops = least_flops;
         state.bytes_by_data = bytes_by_data, state.flops_by_data = flops_by_data;
     }
     // The op writes next to nothing, so its bandwidth is compared with that of a read, not of a copy.
     void reads_only() { state.reads_only = true; }
-    // Declares a kernel; number 0 is the vendor's library. The run sweeps block_sizes; {0} means that the kernel has no
-    // choice of block size. A 0 among other sizes means the launcher's default, and the run prints a note if another
-    // size is more than 2% faster.
+    // Declares a kernel; number 0 is the vendor's library. The run sweeps the configurations, which are block sizes
+    // unless config() says otherwise; {0} means that the kernel has one configuration only. A 0 among others means the
+    // launcher's default, and the run prints a note if another configuration is more than 2% faster.
     // min_arch: 80 if the kernel needs a device and a binary of compute capability 8.0 or more, -90 if it needs code
     // compiled for sm_90a. If they do not fit, the kernel is skipped.
     void kernel(int number, const char* what, std::function<void(int)> launch,
-                std::vector<int> block_sizes = {64, 128, 256, 512, 1024}, int min_arch = 0) {
+                std::vector<int> configs = {64, 128, 256, 512, 1024}, int min_arch = 0) {
         for (const BenchKernel& k : state.kernels) { require(k.number != number); }
-        require(number >= 0 && !block_sizes.empty());
-        state.kernels.push_back({number, what, launch, block_sizes, min_arch});
+        require(number >= 0 && !configs.empty());
+        state.kernels.push_back({number, what, launch, configs, min_arch});
+    }
+    // Says what the configurations of the kernel declared last are, if they are not block sizes.
+    void config(const char* name) { state.kernels.back().config_name = name; }
+    // The same for configurations that need a name each. They replace the list given to kernel() ...
+    void config(const char* name, const std::vector<BenchConfig>& configs) {
+        BenchKernel& k = state.kernels.back();
+        k.config_name = name, k.configs.clear(), k.config_labels.clear();
+        for (const BenchConfig& c : configs) {
+            require(c.label.find_first_of(",\"") == std::string::npos);
+            k.configs.push_back(c.value), k.config_labels.push_back(c.label);
+        }
+    }
+    // ... or label(configuration) names each of that list.
+    void config(const char* name, std::function<std::string(int)> label) {
+        std::vector<BenchConfig> configs;
+        for (int value : state.kernels.back().configs) { configs.push_back({value, label(value)}); }
+        config(name, configs);
     }
     // Sets the number of launches of the kernel declared last, and the bytes that these launches move. For ops that
     // compare fused with unfused kernels.
@@ -373,8 +434,11 @@ struct Bench {
     // Lets the errors of the kernel declared last be `factor` times larger, because it computes in a coarser type or
     // sums in a worse order. The comment at the top of the op's file gives the reason.
     void coarser(float factor) { state.kernels.back().tolerance = factor; }
-    // The kernel that is copied to train_gpt2.cu. The run prints a note if another kernel is faster by more than 2%.
-    void promoted(int number) { state.promoted = number; }
+    // The kernel that is copied to train_gpt2.cu; the op's file has the marks `// ==== promoted: OP ====`. The run prints
+    // a note if another kernel is faster by more than 2%.
+    void promoted(int number) { state.best = number, state.is_promoted = true; }
+    // The same for an op without a copy in train_gpt2.cu.
+    void best(int number) { state.best = number, state.is_promoted = false; }
     // measure() returns the TFLOP/s that the vendor's library reaches in this run. It is called once, before timing.
     // For ops bound by FLOPs.
     void matrix_rate(std::function<double()> measure) { state.matrix_rate = measure; }
@@ -404,7 +468,7 @@ struct Bench {
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
     int list = 0, check = 0, full = 0, tune = 0, hot = 0, sustained = 0, guards = 1, verify = 1;
-    int block_size = 0, input_case = -1, seed = 1337, repeats = 100, schedule = -1;
+    int config = -1, input_case = -1, kind = -1, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;
     bool shape_given = false;
 };
@@ -421,14 +485,20 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_SECTION, 0, NULL, "What to do", NULL, NULL, NULL, 0, 0},
         {OPT_BOOL, 0, NULL, "list", &f.list, NULL, "list the kernels; needs no GPU", 0, 0},
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
-         "only check, do not time: every kernel and block size, at odd shapes or at the given shape", 0, 0},
+         "only check, do not time: every kernel and configuration, at odd shapes or at the given shape", 0, 0},
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
         {OPT_BOOL, 0, NULL, "tune", &f.tune, NULL,
          "time every configuration of the promoted kernel and keep the fastest, for train_gpt2cu --tuned", 0, 0},
-        {OPT_INT, 0, NULL, "block-size", &f.block_size, NULL,
-         "use only this block size; 0: sweep each kernel's own list", 0, 1024},
+        {OPT_INT, 0, NULL, "config", &f.config, NULL,
+         "use only this configuration (block size, tile rows, form: see --list) of the kernels that have it; 0: their "
+         "default; -1: sweep all",
+         -1, INT_MAX},
+        {OPT_INT, 0, NULL, "block-size", &f.config, NULL, "the older name of --config", -1, INT_MAX},
         {OPT_INT, 0, NULL, "case", &f.input_case, NULL,
          "kind of input, by its number in --list; -1: --check tries all of them, timing takes 0", -1, INT_MAX},
+        {OPT_INT, 0, NULL, "kind", &f.kind, NULL,
+         "kind of operation, by its number in --list; -1: --check tries all of them, timing takes the first that fits",
+         -1, INT_MAX},
         {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
         {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
         {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
@@ -443,7 +513,7 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
          "how the L2 cache is flushed; write leaves it full of dirty lines, whose write-back overlaps the timed kernel",
          0, 0},
         {OPT_INT, 0, NULL, "repeats", &f.repeats, "launches",
-         "timed launches per block size; fewer if they take more than a second", 1, 10000},
+         "timed launches per configuration; fewer if they take more than a second", 1, 10000},
         {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "seed of the random inputs", 0, INT_MAX},
         {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
          "check the bytes around each buffer; turn it off for compute-sanitizer, which then sees reads past the end", 0,
@@ -456,7 +526,7 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
          "order of warps and lanes: 0 by their numbers, others drawn; -1: another one for each launch", -1, INT_MAX},
 #endif
         {OPT_SECTION, 0, NULL, "Results", NULL, NULL, NULL, 0, 0},
-        {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "write one row per kernel and block size", 0, 0},
+        {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "write one row per kernel and configuration", 0, 0},
         {OPT_STR, 0, NULL, "json", &f.json, "FILE", "write the same in Google Benchmark's layout", 0, 0},
         {OPT_STR, 0, NULL, "tune-file", &f.tune_file, "FILE",
          "the file of --tune, which replaces its row of the same op, GPU, precision and shape; default: "
@@ -479,7 +549,7 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
     std::string about =
         std::string(name) +
         ": checks kernels against the CPU and times them. The first argument may be the number of a "
-        "kernel: then only that one runs, at all its block sizes. Without it all kernels run, side by side.";
+        "kernel: then only that one runs, in all its configurations. Without it all kernels run, side by side.";
     cli_parse((int)args.size() - 1, args.data(), about.c_str(), opts, num_opts);
     for (int i = 0; i < num_opts; i++) {
         const void* v = opts[i].value;
@@ -701,7 +771,7 @@ inline Bench bench_view(BenchState& s, const Shape& shape, cudaStream_t stream, 
 
 // Runs declare() for a shape and a kind of input, sets guards, takes the inputs' checksums and computes the references.
 inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape, int which) {
-    s.which = which;
+    s.which = which, s.kind = shape.kind;
     s.seed = (uint32_t)bench_flags().seed;
     s.rng.seed(s.seed);
     s.guards = bench_flags().guards;
@@ -728,9 +798,9 @@ inline void bench_reset(BenchState& s) {
 }
 
 // Launches after setting all buffers that the kernel may write.
-inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int block_size) {
+inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int config) {
     bench_reset(s);
-    k.launch(block_size);
+    k.launch(config);
 }
 
 // Checks the cost that the launcher reported to the profiler in its Op. The sum over the entries whose names begin with
@@ -754,24 +824,42 @@ inline std::string bench_check_cost(const BenchState& s, const char* op) {
     return text;
 }
 
+// A kernel with one configuration only.
+inline bool bench_is_fixed(const BenchKernel& k) { return k.configs.size() == 1 && k.configs[0] == 0; }
+// Returns what a form stands for, or "" for configurations that are plain numbers.
+inline std::string bench_config_label(const BenchKernel& k, int config) {
+    for (size_t i = 0; i < k.config_labels.size(); i++) {
+        if (k.configs[i] == config) { return k.config_labels[i]; }
+    }
+    return "";
+}
+// Returns "block size  256", "form   22 (two consumers)", or "default" if the kernel has one configuration only.
+inline std::string bench_config_text(const BenchKernel& k, int config, bool align = true) {
+    if (bench_is_fixed(k)) { return "default"; }
+    char text[64];
+    snprintf(text, sizeof(text), align ? "%s %4d" : "%s %d", k.config_name, config);
+    std::string label = bench_config_label(k, config);
+    return label.empty() ? text : text + (" (" + label + ")");
+}
+
 inline bool bench_is_output(const BenchBuffer& x) { return x.kind == BenchKind::output || x.kind == BenchKind::inout; }
 
 // Launches once and returns the errors, or "". *worst: the largest error in units of the tolerance.
-inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size,
-                               double* worst) {
+inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchKernel& k, int config, double* worst) {
     std::string wrong;
     auto say = [&](const BenchBuffer& x, const char* what) {
         wrong += (wrong.empty() ? "" : "; ") + std::string(x.name) + ": " + what;
     };
     *worst = 0;
     profile().entries.clear();
-    profile().listing = k.number == s.promoted;
-    bench_launch_fresh(s, k, block_size);
+    profile().listing = k.number == s.best;
+    bench_launch_fresh(s, k, config);
     profile().listing = false;
     cudaError_t e = cudaDeviceSynchronize();
     if (e != cudaSuccess) { // the CUDA context is lost, so no later kernel could run
-        printf("FAIL kernel %d block_size %4d: %s\n", k.number, block_size, cudaGetErrorString(e));
-        die("kernel %d, block_size %d: %s", k.number, block_size, cudaGetErrorString(e));
+        std::string text = bench_config_text(k, config);
+        printf("FAIL kernel %d %s: %s\n", k.number, text.c_str(), cudaGetErrorString(e));
+        die("kernel %d, %s: %s", k.number, text.c_str(), cudaGetErrorString(e));
     }
 #ifdef CUDA_EMULATION
     int num_findings; // races, deadlocks, accesses out of bounds
@@ -791,12 +879,12 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     }
     std::string cost = bench_check_cost(s, s.op);
     if (!cost.empty()) { wrong += (wrong.empty() ? "" : "; ") + cost; }
-    if (k.number != s.promoted || !wrong.empty()) { return wrong; }
+    if (k.number != s.best || !wrong.empty()) { return wrong; }
     std::vector<uint64_t> first;
     for (BenchBuffer& x : s.buffers) {
         if (bench_is_output(x)) { first.push_back(bench_checksum(d, x)); }
     }
-    bench_launch_fresh(s, k, block_size);
+    bench_launch_fresh(s, k, config);
     size_t i = 0;
     for (BenchBuffer& x : s.buffers) {
         if (bench_is_output(x) && bench_checksum(d, x) != first[i++]) { say(x, "differs from launch to launch"); }
@@ -804,10 +892,15 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     return wrong;
 }
 
-inline std::vector<int> bench_block_sizes(const BenchKernel& k) {
-    bool fixed = k.block_sizes.size() == 1 && k.block_sizes[0] == 0;
-    if (bench_flags().block_size == 0 || fixed) { return k.block_sizes; }
-    return {bench_flags().block_size};
+// True if --config may select this configuration. A kernel takes block sizes that it does not sweep, too.
+inline bool bench_has_config(const BenchKernel& k, int config) {
+    bool listed = std::find(k.configs.begin(), k.configs.end(), config) != k.configs.end();
+    bool is_block_size = !bench_is_fixed(k) && strcmp(k.config_name, "block size") == 0;
+    return listed || (is_block_size && config >= 1 && config <= 1024);
+}
+inline std::vector<int> bench_configs(const BenchKernel& k) {
+    int config = bench_flags().config;
+    return config >= 0 && bench_has_config(k, config) ? std::vector<int>{config} : k.configs;
 }
 inline bool bench_wanted(const BenchKernel& k) { return bench_flags().kernel < 0 || bench_flags().kernel == k.number; }
 
@@ -815,7 +908,7 @@ struct BenchCounts {
     int passed, failed, skipped;
 };
 
-// Prints one line per kernel and block size; if quiet, only for failures. failed_kernels may be NULL.
+// Prints one line per kernel and configuration; if quiet, only for failures. failed_kernels may be NULL.
 inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& shape, bool quiet, BenchCounts* counts,
                               std::vector<int>* failed_kernels) {
     for (const BenchKernel& k : s.kernels) {
@@ -826,24 +919,25 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             counts->skipped++;
             continue;
         }
-        for (int block_size : bench_block_sizes(k)) {
+        for (int config : bench_configs(k)) {
             double worst;
             std::string wrong;
 #ifdef CUDA_EMULATION
-            const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, block_size, &worst); });
+            const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, config, &worst); });
             if (missing) {
                 printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
                 counts->skipped++;
                 break;
             }
 #else
-            wrong = bench_check(d, s, k, block_size, &worst);
+            wrong = bench_check(d, s, k, config, &worst);
 #endif
             (wrong.empty() ? counts->passed : counts->failed)++;
             if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
             if (wrong.empty() && quiet) { continue; }
-            printf("%s kernel %d block_size %4d, B %d T %d C %d NH %d V %d%s%s: ", wrong.empty() ? "ok" : "FAIL",
-                   k.number, block_size, shape.B, shape.T, shape.C, shape.NH, shape.V, s.which ? ", " : "",
+            printf("%s kernel %d %s, B %d T %d C %d NH %d V %d%s%s%s%s: ", wrong.empty() ? "ok" : "FAIL", k.number,
+                   bench_config_text(k, config).c_str(), shape.B, shape.T, shape.C, shape.NH, shape.V,
+                   s.kinds.empty() ? "" : ", ", s.kinds.empty() ? "" : s.kinds[s.kind], s.which ? ", " : "",
                    s.which ? s.cases[s.which] : "");
             if (wrong.empty()) {
                 printf("error %.2f of ", worst);
@@ -864,7 +958,7 @@ inline void bench_check_case(const BenchDevice& d, const char* op, void (*declar
     state.op = op;
 #ifdef CUDA_EMULATION
     BenchState cost;
-    cost.which = which;
+    cost.which = which, cost.kind = s.kind;
     Bench dry = bench_view(cost, s, 0, true);
     declare(dry);
     const char* missing = may_skip && !emulation_affords(cost.bytes, cost.flops) ? "less time" : NULL;
@@ -884,17 +978,24 @@ inline void bench_check_case(const BenchDevice& d, const char* op, void (*declar
     bench_free(state);
 }
 
+// names: what declare() has declared without a device.
 inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
-                           const std::vector<Shape>& check_shapes, int num_cases) {
+                           const std::vector<Shape>& check_shapes, const BenchState& names) {
+    const BenchFlags& f = bench_flags();
     std::vector<Shape> shapes = check_shapes;
-    if (bench_flags().shape_given || bench_flags().full || shapes.empty()) { shapes = {shape}; }
+    bool given = f.shape_given || f.full || shapes.empty();
+    if (given) { shapes = {shape}; }
     BenchCounts counts = {0, 0, 0};
     for (size_t i = 0; i < shapes.size(); i++) {
         Shape s = shapes[i];
-        s = {s.B ? s.B : shape.B, s.T ? s.T : shape.T, s.C ? s.C : shape.C, s.NH ? s.NH : shape.NH,
-             s.V ? s.V : shape.V};
+        if (!given && f.kind >= 0 && s.kind != f.kind) { continue; }
+        s.B = s.B ? s.B : shape.B, s.T = s.T ? s.T : shape.T, s.C = s.C ? s.C : shape.C;
+        s.NH = s.NH ? s.NH : shape.NH, s.V = s.V ? s.V : shape.V;
+        int num_cases = std::max(1, (int)names.cases.size());
         for (int which = 0; which < num_cases; which++) {
-            if (bench_flags().input_case >= 0 && which != bench_flags().input_case) { continue; }
+            bool of_shape = s.input_case >= 0 ? which == s.input_case : names.cases_at_every_shape || which == 0;
+            bool wanted = f.input_case < 0 ? of_shape : which == f.input_case && (given || of_shape);
+            if (!wanted) { continue; }
             bench_check_case(d, op, declare, s, which, i > 0, &counts);
         }
     }
@@ -1011,7 +1112,7 @@ inline void bench_rest() { std::this_thread::sleep_for(std::chrono::milliseconds
 
 // Times `repeats` launches. If these would take longer than limit_ms, it times fewer, but at least 3. Before them all
 // outputs are set to NaN, so that bench_check_timed() sees what they wrote.
-inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, int repeats,
+inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k, int config, int repeats,
                             double limit_ms) {
     auto before = [&] {
         for (BenchBuffer& x : s.buffers) {
@@ -1020,7 +1121,7 @@ inline BenchTime bench_time(BenchDevice& d, BenchState& s, const BenchKernel& k,
         }
         bench_flush_l2(d);
     };
-    auto launch = [&] { k.launch(block_size); };
+    auto launch = [&] { k.launch(config); };
     double estimate_ms = bench_time_launches(d, 3, before, launch).median_ms; // also the warm-up
     if (repeats * estimate_ms > limit_ms) { repeats = std::max(3, (int)(limit_ms / estimate_ms)); }
     if (s.flops > 0 || bench_flags().sustained) { bench_rest(); }
@@ -1090,10 +1191,10 @@ inline double bench_time_together(BenchDevice& d, int n, const std::function<voi
 // Times a kernel in a graph, if it is short, and back to back, if --sustained was given. estimate_ms: its time by itself.
 // The launches work on buffers as bench_reset() leaves them. For an op without in-place buffers, the outputs are compared
 // afterwards, and errors are added to *wrong. In-place buffers drift from launch to launch, so nothing is compared.
-inline BenchHot bench_time_hot(BenchDevice& d, BenchState& s, const BenchKernel& k, int block_size, double estimate_ms,
+inline BenchHot bench_time_hot(BenchDevice& d, BenchState& s, const BenchKernel& k, int config, double estimate_ms,
                                std::string* wrong) {
     BenchHot hot;
-    auto launch = [&] { k.launch(block_size); };
+    auto launch = [&] { k.launch(config); };
     bool in_place = std::any_of(s.buffers.begin(), s.buffers.end(),
                                 [](const BenchBuffer& x) { return x.kind == BenchKind::inout; });
     auto check = [&] {
@@ -1212,7 +1313,7 @@ inline void bench_measure_rates(BenchDevice& d, BenchState& s) {
 
 struct BenchResult {
     const BenchKernel* kernel;
-    int block_size;
+    int config;
     BenchTime time;
     BenchHot hot = {};
 };
@@ -1248,9 +1349,9 @@ inline std::string bench_clock_notes(const std::vector<BenchResult>& results) {
     for (const BenchResult& r : results) {
         if (!bench_is_slow_clock(r.time.sm_mhz, first)) { continue; }
         char line[256];
-        snprintf(line, sizeof(line),
-                 "note: kernel %d block_size %d ran at %.0f MHz, %.1f%% below the first timing's %.0f\n",
-                 r.kernel->number, r.block_size, r.time.sm_mhz, 100 * (1 - r.time.sm_mhz / first), first);
+        snprintf(line, sizeof(line), "note: kernel %d %s ran at %.0f MHz, %.1f%% below the first timing's %.0f\n",
+                 r.kernel->number, bench_config_text(*r.kernel, r.config).c_str(), r.time.sm_mhz,
+                 100 * (1 - r.time.sm_mhz / first), first);
         notes += line;
     }
     return notes;
@@ -1308,9 +1409,14 @@ inline const BenchResult* bench_best(const std::vector<BenchResult>& results, in
     return best;
 }
 
+// Returns " (promoted)" or " (best)" for the kernel that b.promoted() or b.best() names, otherwise "".
+inline const char* bench_mark(const BenchState& s, const BenchKernel& k) {
+    return k.number != s.best ? "" : s.is_promoted ? " (promoted)" : " (best)";
+}
+
 inline void bench_print_line(const BenchDevice& d, const BenchState& s, const std::vector<BenchResult>& results,
                              const BenchResult& r) {
-    printf("block_size %4d | time %.4f ms", r.block_size, r.time.median_ms);
+    printf("%s | time %.4f ms", bench_config_text(*r.kernel, r.config).c_str(), r.time.median_ms);
     if (s.bytes > 0) { printf(" | bandwidth %.2f GB/s", bench_gbs(s, r)); }
     printf(" | p10 %.4f p90 %.4f ms%s", r.time.p10_ms, r.time.p90_ms, bench_clock_text(r).c_str());
     if (s.flops > 0) { printf(" | %.2f TFLOP/s", bench_tflops(s, r)); }
@@ -1340,7 +1446,7 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
     const BenchResult *vendor = bench_best(results, 0), *naive = bench_best(results, 1);
     bool moves =
         std::any_of(s.kernels.begin(), s.kernels.end(), [](const BenchKernel& k) { return k.num_launches > 0; });
-    printf("\nkernel block_size   time ms       p10       p90%s      GB/s  %% %s   TFLOP/s  %% rate  x kernel 0  x "
+    printf("\nkernel     config   time ms       p10       p90%s      GB/s  %% %s   TFLOP/s  %% rate  x kernel 0  x "
            "kernel 1%s  what\n",
            bench_clock_cells(results, NULL).c_str(), bench_roof_name(s), moves ? "  launches  MB moved" : "");
     bool any_slow = false;
@@ -1350,8 +1456,8 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
         if (!r) { continue; }
         char cells[8][24];
         for (auto& cell : cells) { snprintf(cell, sizeof(cell), "-"); }
-        if (r->block_size) { snprintf(cells[0], sizeof(cells[0]), "%d", r->block_size); }
-        if (!r->block_size && k.block_sizes.size() > 1) { snprintf(cells[0], sizeof(cells[0]), "default"); }
+        if (r->config) { snprintf(cells[0], sizeof(cells[0]), "%d", r->config); }
+        if (!r->config && k.configs.size() > 1) { snprintf(cells[0], sizeof(cells[0]), "default"); }
         if (s.bytes > 0) {
             snprintf(cells[1], sizeof(cells[1]), "%.1f", bench_gbs(s, *r));
             snprintf(cells[2], sizeof(cells[2]), "%.1f", 100 * bench_gbs(s, *r) / bench_roof_gbs(d, s));
@@ -1365,7 +1471,10 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
                r->time.p10_ms, r->time.p90_ms, bench_clock_cells(results, r).c_str(), cells[1], cells[2], cells[3],
                cells[4], cells[5], cells[6]);
         if (moves) { printf("  %8d  %8.1f", k.num_launches, k.bytes / 1e6); }
-        printf("  %s%s\n", k.what, k.number == s.promoted ? " (promoted)" : "");
+        bool named = !bench_is_fixed(k) && strcmp(k.config_name, "block size") != 0;
+        printf("  %s%s", k.what, bench_mark(s, k));
+        if (named) { printf(", %s", bench_config_text(k, r->config, false).c_str()); }
+        printf("\n");
         any_slow |= bench_is_slow_clock(r->time.sm_mhz, first_mhz);
     }
     if (any_slow) { printf("* below 95%% of the first timing's clock, %.0f MHz\n", first_mhz); }
@@ -1375,27 +1484,27 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
     }
     const BenchResult* winner = bench_best(results, -1);
     if (winner) {
-        printf("\nfastest: kernel %d (%s), block_size %d, %.4f ms\n", winner->kernel->number, winner->kernel->what,
-               winner->block_size, winner->time.median_ms);
+        printf("\nfastest: kernel %d (%s), %s, %.4f ms\n", winner->kernel->number, winner->kernel->what,
+               bench_config_text(*winner->kernel, winner->config, false).c_str(), winner->time.median_ms);
     }
 }
 
-// Prints a note if a default block size, or the promoted kernel, is no longer the best by more than 2%.
+// Prints a note if a default configuration, or the promoted or best kernel, is no longer the best by more than 2%.
 inline void bench_print_notes(const BenchState& s, const std::vector<BenchResult>& results) {
     for (const BenchResult& r : results) {
         const BenchResult* best = bench_best(results, r.kernel->number);
         double more = r.time.median_ms / best->time.median_ms - 1;
-        if (r.block_size == 0 && more > 0.02) {
-            printf("note: kernel %d takes %.1f%% longer with its default argument than with block_size %d\n",
-                   r.kernel->number, 100 * more, best->block_size);
+        if (r.config == 0 && more > 0.02) {
+            printf("note: kernel %d takes %.1f%% longer with its default argument than with %s\n", r.kernel->number,
+                   100 * more, bench_config_text(*best->kernel, best->config, false).c_str());
         }
     }
-    const BenchResult *ours = s.promoted >= 0 ? bench_best(results, s.promoted) : NULL, *best = NULL;
+    const BenchResult *ours = s.best >= 0 ? bench_best(results, s.best) : NULL, *best = NULL;
     for (const BenchResult& r : results) { // except kernel 0, which is the vendor's
         if (r.kernel->number > 0 && (!best || r.time.median_ms < best->time.median_ms)) { best = &r; }
     }
     if (ours && best && ours->time.median_ms > 1.02 * best->time.median_ms) {
-        printf("note: kernel %d, promoted, takes %.1f%% longer than kernel %d\n", s.promoted,
+        printf("note: kernel %d, %s, takes %.1f%% longer than kernel %d\n", s.best, s.is_promoted ? "promoted" : "best",
                100 * (ours->time.median_ms / best->time.median_ms - 1), best->kernel->number);
     }
 }
@@ -1412,24 +1521,28 @@ inline void bench_close(FILE* f, const char* path) {
     if (fclose(f) != 0 || failed) { die("%s: cannot be written: %s", path, strerror(errno)); }
 }
 
-// `what` is the last field, because it may contain commas; a reader can split the fields before it at commas.
+// `what` is the last field, because it may contain commas; a reader can split the fields before it at commas. best: the
+// fastest configuration of its kernel; best_kernel: the kernel of b.promoted() or b.best().
 inline void bench_write_csv(const char* path, const BenchDevice& d, const BenchState& s, const char* op,
                             const Shape& shape, const std::vector<BenchResult>& results) {
     FILE* f = bench_create(path);
     fprintf(f,
-            "op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,"
-            "tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,%s,gpu,what\n",
+            "op,kernel,config,config_name,config_label,dtype,B,T,C,NH,V,kind,case,median_ms,p10_ms,p90_ms,launches,l2,"
+            "bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,best_kernel,promoted,kernel_launches,bytes_moved,"
+            "%s,gpu,what\n",
             bench_clock_columns());
     for (const BenchResult& r : results) {
         std::string what;
         for (const char* p = r.kernel->what; *p; p++) { what += *p == '"' ? "\"\"" : std::string(1, *p); }
         fprintf(f,
-                "%s,%d,%d,%s,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f,%d,%s,%.0f,%.2f,%.2f,%.0f,%.3f,%.3f,%d,%d,%d,%.0f,%s,%s,\"%"
-                "s\"\n",
-                op, r.kernel->number, r.block_size, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH, shape.V,
-                r.time.median_ms, r.time.p10_ms, r.time.p90_ms, r.time.launches, bench_flags().hot ? "hot" : "cold",
-                s.bytes, bench_gbs(s, r), d.copy_gbs, s.flops, bench_tflops(s, r), bench_matrix_tflops(d, *r.kernel),
-                &r == bench_best(results, r.kernel->number), r.kernel->number == s.promoted, r.kernel->num_launches,
+                "%s,%d,%d,%s,%s,%s,%d,%d,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f,%d,%s,%.0f,%.2f,%.2f,%.0f,%.3f,%.3f,%d,%d,%d,%d,"
+                "%.0f,%s,%s,\"%s\"\n",
+                op, r.kernel->number, r.config, bench_is_fixed(*r.kernel) ? "" : r.kernel->config_name,
+                bench_config_label(*r.kernel, r.config).c_str(), PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH,
+                shape.V, s.kind, s.which, r.time.median_ms, r.time.p10_ms, r.time.p90_ms, r.time.launches,
+                bench_flags().hot ? "hot" : "cold", s.bytes, bench_gbs(s, r), d.copy_gbs, s.flops, bench_tflops(s, r),
+                bench_matrix_tflops(d, *r.kernel), &r == bench_best(results, r.kernel->number),
+                r.kernel->number == s.best, r.kernel->number == s.best && s.is_promoted, r.kernel->num_launches,
                 r.kernel->bytes, bench_clock_values(d, s, r).c_str(), d.name, what.c_str());
     }
     bench_close(f, path);
@@ -1456,11 +1569,11 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
             "\"cpu_scaling_enabled\": false, \"caches\": [], \"library_build_type\": \"release\", \"gpu\": %s, "
             "\"driver\": %s, \"dtype\": \"%s\", \"l2\": \"%s\", \"copy_gb_s\": %.2f, \"read_gb_s\": %.2f, "
             "\"empty_ms\": %.5f, \"B\": %d, \"T\": %d, \"C\": %d, "
-            "\"NH\": %d, \"V\": %d},\n  \"benchmarks\": [",
+            "\"NH\": %d, \"V\": %d, \"kind\": %d, \"case\": %d},\n  \"benchmarks\": [",
             date, bench_json_string(cli_program(NULL)).c_str(), std::thread::hardware_concurrency(),
             bench_json_string(d.name).c_str(), bench_json_string(bench_driver().c_str()).c_str(), PRECISION_NAME,
             bench_flags().hot ? "hot" : "cold", d.copy_gbs, d.read_gbs, d.empty_ms, shape.B, shape.T, shape.C, shape.NH,
-            shape.V);
+            shape.V, s.kind, s.which);
     int family = -1, instance = 0;
     for (size_t i = 0; i < results.size(); i++) {
         const BenchResult& r = results[i];
@@ -1468,7 +1581,11 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
         instance = same ? instance + 1 : 0;
         family += !same;
         char name[256];
-        snprintf(name, sizeof(name), "%s/kernel:%d/block_size:%d", op, r.kernel->number, r.block_size);
+        std::string axis = bench_is_fixed(*r.kernel) ? "config" : r.kernel->config_name; // as in "tile_rows:128"
+        std::replace(axis.begin(), axis.end(), ' ', '_');
+        snprintf(name, sizeof(name), "%s/kernel:%d/%s:%d", op, r.kernel->number, axis.c_str(), r.config);
+        std::string label = r.kernel->what, form = bench_config_label(*r.kernel, r.config);
+        if (!form.empty()) { label += "; " + form; }
         fprintf(f,
                 "%s\n    {\"name\": \"%s\", \"family_index\": %d, \"per_family_instance_index\": %d, \"run_name\": "
                 "\"%s\", \"run_type\": \"iteration\", \"repetitions\": 1, \"repetition_index\": 0, \"threads\": 1, "
@@ -1477,7 +1594,7 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
                 "\"sm_mhz\": %.0f, \"graph_ms\": %.5f, \"sustained_ms\": %.5f, \"sustained_mhz\": %.0f, \"label\": %s}",
                 i ? "," : "", name, family, instance, name, r.time.launches, r.time.median_ms, r.time.median_ms,
                 1e9 * bench_gbs(s, r), 1e12 * bench_tflops(s, r), r.time.p10_ms, r.time.p90_ms, r.time.sm_mhz,
-                r.hot.graph_ms, r.hot.sustained_ms, r.hot.sustained_mhz, bench_json_string(r.kernel->what).c_str());
+                r.hot.graph_ms, r.hot.sustained_ms, r.hot.sustained_mhz, bench_json_string(label.c_str()).c_str());
     }
     fprintf(f, "\n  ]\n}\n");
     bench_close(f, path);
@@ -1488,18 +1605,18 @@ inline void bench_write_json(const char* path, const BenchDevice& d, const Bench
 // Ends the program unless --tune can be done for this op and with the other flags. Returns the kernel to be timed.
 inline int bench_tune_kernel(const char* op, const BenchState& declared) {
     const BenchFlags& f = bench_flags();
-    if (declared.promoted < 0) { cli_fail("--tune: %s has no promoted kernel", op); }
+    if (!declared.is_promoted) { cli_fail("--tune: %s has no promoted kernel", op); }
     if (tunable_op(op) < 0) { cli_fail("--tune: the promoted kernel of %s takes no configuration", op); }
-    if (f.kernel >= 0 && f.kernel != declared.promoted) {
-        cli_fail("--tune times kernel %d, the promoted one, not kernel %d", declared.promoted, f.kernel);
+    if (f.kernel >= 0 && f.kernel != declared.best) {
+        cli_fail("--tune times kernel %d, the promoted one, not kernel %d", declared.best, f.kernel);
     }
-    if (f.check || f.block_size || !f.verify) {
-        cli_fail("--tune cannot be combined with --check, --block-size or --no-verify");
+    if (f.check || f.config >= 0 || !f.verify) {
+        cli_fail("--tune cannot be combined with --check, --config or --no-verify");
     }
 #ifdef CUDA_EMULATION
     cli_fail("--tune needs a GPU: the emulation's times would mean nothing");
 #endif
-    return declared.promoted;
+    return declared.best;
 }
 
 // The name of a GPU's folder in results, as `make bench` spells it: "h200" for "NVIDIA H200".
@@ -1522,15 +1639,15 @@ inline bool bench_is_faster(const BenchTime& x, const BenchTime& y) {
 inline void bench_tune(BenchDevice& d, BenchState& s, const char* op, const Shape& shape,
                        const std::vector<BenchResult>& results) {
     const BenchFlags& f = bench_flags();
-    const BenchResult* best = bench_best(results, s.promoted);
-    if (!best) { die("--tune: kernel %d cannot run here", s.promoted); }
+    const BenchResult* best = bench_best(results, s.best);
+    if (!best) { die("--tune: kernel %d cannot run here", s.best); }
     BenchTime usual = results[0].time, chosen = usual; // the list of configurations begins with the default
-    require(results[0].block_size == 0);
+    require(results[0].config == 0);
     int config = 0;
     if (bench_is_faster(best->time, usual)) {
-        chosen = bench_time(d, s, *best->kernel, best->block_size, f.repeats, 1000);
+        chosen = bench_time(d, s, *best->kernel, best->config, f.repeats, 1000);
         usual = bench_time(d, s, *best->kernel, 0, f.repeats, 1000);
-        config = bench_is_faster(chosen, usual) ? best->block_size : 0;
+        config = bench_is_faster(chosen, usual) ? best->config : 0;
     }
     if (config == 0) { chosen = usual; }
     TunedRow row = {};
@@ -1569,6 +1686,8 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     bench_declare(s, d, declare, shape, std::max(0, f.input_case));
     std::stable_sort(s.kernels.begin(), s.kernels.end(),
                      [](const BenchKernel& a, const BenchKernel& b) { return a.number < b.number; });
+    if (!s.kinds.empty()) { printf("kind %d: %s\n", s.kind, s.kinds[s.kind]); }
+    if (s.which > 0) { printf("case %d: %s\n", s.which, s.cases[s.which]); }
     if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
     BenchCounts counts = {0, 0, 0};
     std::vector<int> failed;
@@ -1594,18 +1713,18 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
             continue;
         }
         if (wanted) { printf("%skernel %d: %s\n", f.kernel < 0 ? "\n" : "", k.number, k.what); }
-        for (int block_size : wanted ? bench_block_sizes(k) : k.block_sizes) {
-            results.push_back(
-                {&k, block_size, bench_time(d, s, k, block_size, wanted ? f.repeats : 20, wanted ? 1000 : 100)});
+        for (int config : wanted ? bench_configs(k) : k.configs) {
+            results.push_back({&k, config, bench_time(d, s, k, config, wanted ? f.repeats : 20, wanted ? 1000 : 100)});
             if (wanted) {
                 BenchResult& r = results.back();
                 std::string wrong = f.verify ? bench_check_timed(d, s, k) : "", wrong_hot;
-                r.hot = bench_time_hot(d, s, k, block_size, r.time.median_ms, &wrong_hot);
+                r.hot = bench_time_hot(d, s, k, config, r.time.median_ms, &wrong_hot);
                 shown.push_back(r);
                 bench_print_line(d, s, results, r);
                 auto report = [&](const char* when, const std::string& errors) {
                     if (errors.empty()) { return; }
-                    printf("FAIL kernel %d block_size %4d: after %s: %s\n", k.number, block_size, when, errors.c_str());
+                    printf("FAIL kernel %d %s: after %s: %s\n", k.number, bench_config_text(k, config).c_str(), when,
+                           errors.c_str());
                     counts.failed++;
                 };
                 report("the timed launches", wrong);
@@ -1614,8 +1733,8 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
         }
         if (is_base) {
             const BenchResult* best = bench_best(results, k.number);
-            printf("to compare with, not checked: kernel %d, block_size %d, %.4f ms: %s\n", k.number, best->block_size,
-                   best->time.median_ms, k.what);
+            printf("to compare with, not checked: kernel %d, %s, %.4f ms: %s\n", k.number,
+                   bench_config_text(k, best->config, false).c_str(), best->time.median_ms, k.what);
         }
     }
     if (f.kernel < 0 && !results.empty()) { bench_print_table(d, s, results); }
@@ -1632,32 +1751,85 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
+// What declare() declares without a device: for all kinds of operation, or for the one that --kind selects.
+struct BenchNames {
+    BenchState first;                 // what the first of these kinds has declared
+    std::vector<BenchKernel> kernels; // of all of them, ascending
+    std::vector<const char*> marks;   // one per kernel, see bench_mark
+    int kind = -1;                    // the first kind that has the kernel asked for
+};
+inline BenchNames bench_names(void (*declare)(Bench&), const Shape& shape) {
+    const BenchFlags& f = bench_flags();
+    BenchNames names;
+    int num_kinds = 1;
+    for (int kind = 0; kind < num_kinds; kind++) {
+        BenchState s;
+        s.kind = kind;
+        Bench dry = bench_view(s, shape, 0, true);
+        declare(dry);
+        num_kinds = std::max(1, (int)s.kinds.size());
+        if (f.kind >= num_kinds) { cli_fail("no kind %d, there are 0 to %d", f.kind, num_kinds - 1); }
+        if (f.kind >= 0 && kind != f.kind) { continue; }
+        for (const BenchKernel& k : s.kernels) {
+            if (names.kind < 0 && bench_wanted(k)) { names.kind = kind; }
+            size_t at = 0;
+            while (at < names.kernels.size() && names.kernels[at].number < k.number) { at++; }
+            if (at < names.kernels.size() && names.kernels[at].number == k.number) { continue; }
+            names.kernels.insert(names.kernels.begin() + (long)at, k);
+            names.marks.insert(names.marks.begin() + (long)at, bench_mark(s, k));
+        }
+        if (names.first.kernels.empty()) { names.first = std::move(s); }
+    }
+    return names;
+}
+
+// --list: a line per kernel; below it what its configurations are, if they are not block sizes. Then kinds and cases.
+inline void bench_print_list(const BenchNames& names) {
+    for (size_t i = 0; i < names.kernels.size(); i++) {
+        const BenchKernel& k = names.kernels[i];
+        if (!bench_wanted(k)) { continue; }
+        printf("%d  %s%s\n", k.number, k.what, names.marks[i]);
+        bool named = !bench_is_fixed(k) && strcmp(k.config_name, "block size") != 0;
+        if (!k.config_labels.empty()) {
+            for (int config : k.configs) { printf("     %s\n", bench_config_text(k, config).c_str()); }
+        } else if (named) {
+            printf("     %s", k.config_name);
+            for (int config : k.configs) { config ? printf(" %d", config) : printf(" default"); }
+            printf("\n");
+        }
+    }
+    auto print = [](const char* what, const std::vector<const char*>& texts) {
+        for (size_t i = 0; i < texts.size(); i++) { printf("%s %zu  %s\n", what, i, texts[i]); }
+    };
+    print("kind", names.first.kinds);
+    if (names.first.cases.size() > 1) { print("case", names.first.cases); }
+}
+
 // shape: the shape that is timed. check_shapes: those that --check uses; a 0 in them stands for the value of `shape`.
 inline int bench_main(int argc, char** argv, const char* name, void (*declare)(Bench&), Shape shape,
                       std::vector<Shape> check_shapes) {
     BenchFlags& f = bench_flags();
     bench_parse(argc, argv, name, &shape);
-    BenchState names; // filled by declare() without a device, for the numbers and names of the kernels
-    Bench dry = bench_view(names, shape, 0, true);
-    declare(dry);
-    std::string known;
-    bool found = f.kernel < 0;
-    for (const BenchKernel& k : names.kernels) {
-        known += (known.empty() ? "" : " ") + std::to_string(k.number);
-        found |= k.number == f.kernel;
+    BenchNames names = bench_names(declare, shape);
+    if (names.kind < 0) {
+        std::string known;
+        for (const BenchKernel& k : names.kernels) { known += (known.empty() ? "" : " ") + std::to_string(k.number); }
+        cli_fail("no kernel %d, there are %s", f.kernel, known.c_str());
     }
-    if (!found) { cli_fail("no kernel %d, there are %s", f.kernel, known.c_str()); }
-    int num_cases = std::max(1, (int)names.cases.size());
+    shape.kind = names.kind;
+    int num_cases = std::max(1, (int)names.first.cases.size());
     if (f.input_case >= num_cases) { cli_fail("no case %d, there are 0 to %d", f.input_case, num_cases - 1); }
+    for (const BenchKernel& k : names.kernels) {
+        if (f.kernel != k.number || f.config < 0 || bench_has_config(k, f.config)) { continue; }
+        std::string known;
+        for (int config : k.configs) { known += " " + std::to_string(config); }
+        cli_fail("kernel %d has no configuration %d, there are%s", k.number, f.config, known.c_str());
+    }
     if (f.list) {
-        for (const BenchKernel& k : names.kernels) {
-            if (!bench_wanted(k)) { continue; }
-            printf("%d  %s%s\n", k.number, k.what, k.number == names.promoted ? " (promoted)" : "");
-        }
-        for (int i = 0; i < num_cases && num_cases > 1; i++) { printf("case %d  %s\n", i, names.cases[i]); }
+        bench_print_list(names);
         return EXIT_SUCCESS;
     }
-    if (f.tune) { f.kernel = bench_tune_kernel(name, names); }
+    if (f.tune) { f.kernel = bench_tune_kernel(name, names.first); }
     if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
 #ifdef CUDA_EMULATION
     if (!f.check) { printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n"); }
@@ -1666,6 +1838,6 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
 #endif
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
-    return f.check ? bench_run_check(device, name, declare, shape, check_shapes, num_cases)
+    return f.check ? bench_run_check(device, name, declare, shape, check_shapes, names.first)
                    : bench_run(device, name, declare, shape);
 }

@@ -5,6 +5,7 @@
    Bound: memory, 2*B*(position+1)*C*sizeof(floatX) bytes; with few sequences, latency.
    Constraint: HS % 8 == 0, HS <= 256.
    Error: one ulp of floatX, and 1e-5 of the values' size for the exponentials of the softmax.
+   Tuned: blocks per SM of kernels 3 and 4. Kernel 2 is kernel 4 with one part per head.
    This file also has decode_cache_fill, which copies the prompt's keys and values; the small shapes check it.
    Source: online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; split over the keys: Dao et al. 2023,
    "Flash-Decoding for long-context inference".
@@ -291,8 +292,8 @@ __global__ void decode_attention_combine_kernel3(floatX* out, float* scratch, co
 }
 
 void decode_attention3(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
-    int HS = C / NH, num_vec = HS / x128::size, part_keys = decode_attention_part_keys(B, NH, capacity);
+                       const int* positions, int B, int C, int NH, int capacity, int part_keys, cudaStream_t stream) {
+    int HS = C / NH, num_vec = HS / x128::size;
     require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
     auto kernel = decode_attention_split_kernel3<8, 1>;
     if (num_vec > 8) { kernel = decode_attention_split_kernel3<16, 1>; }
@@ -428,10 +429,22 @@ static std::function<void()> declare_cache_fill(Bench& b, int capacity) {
     return [=] { decode_cache_fill(keys, values, qkv, B, T, C, capacity, stream); };
 }
 
+// Keys per part for kernels 3 and 4, so that a full cache gives `blocks` blocks per SM; 0: as decode_attention().
+static int decode_attention_part_of(int B, int NH, int capacity, int blocks) {
+    if (blocks == 0) { return decode_attention_part_keys(B, NH, capacity); }
+    int parts = std::min(ceil_div(blocks * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP));
+    return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
+}
+
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T + T / 2;
     cudaStream_t stream = b.stream;
-    size_t n = (size_t)B * capacity * C, num_scratch = b.dry ? 0 : decode_attention_scratch(B, C, NH, capacity);
+    size_t n = (size_t)B * capacity * C, num_scratch = 0;
+    // the smallest parts give the most partial results: as decode_attention_scratch(), with parts of one step
+    if (!b.dry) {
+        num_scratch = (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
+    }
+    require(b.dry || num_scratch >= decode_attention_scratch(B, C, NH, capacity));
     Buffer<floatX> qkv = b.input<floatX>("qkv", (size_t)B * 3 * C, 1.5f);
     Buffer<int> positions = b.input_from<int>("positions", B, [=](float* p) {
         for (int i = 0; i < B; i++) { p[i] = T - 1 - i % 3 * (T / 4); } // sequences of different lengths
@@ -456,21 +469,46 @@ static void declare(Bench& b) {
     b.reads_only();
 
     bool twice = T <= 100 || C != 768; // small shapes: the second launch fails if the first did not reset its counters
-    auto launch = [=](void (*op)(floatX*, floatX*, floatX*, float*, const floatX*, const int*, int, int, int, int,
-                                 cudaStream_t)) {
+    auto launch = [=](std::function<void()> op) {
         cache_fill();
-        op(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
+        op();
         if (!twice) { return; }
         cudaCheck(cudaMemsetAsync(out, 0xFF, (size_t)B * C * sizeof(floatX), stream));
-        op(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
+        op();
     };
     b.kernel(1, "one block per head, scores in shared memory", [=](int bs) {
         cache_fill();
         decode_attention1(out, keys, values, qkv, positions, B, C, NH, capacity, stream, bs);
     });
-    b.kernel(2, "one block per head, online softmax in registers", [=](int) { launch(decode_attention2); }, {0});
-    b.kernel(3, "keys split over blocks, a second kernel combines", [=](int) { launch(decode_attention3); }, {0});
-    b.kernel(4, "keys split over blocks, the last block combines", [=](int) { launch(decode_attention); }, {0});
+    b.kernel(
+        2, "one block per head, online softmax in registers",
+        [=](int) {
+            launch([=] { decode_attention2(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream); });
+        },
+        {0});
+    b.kernel(3, "keys split over blocks, a second kernel combines",
+             [=](int blocks) {
+                 int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
+                 launch([=] {
+                     decode_attention3(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, part_keys,
+                                       stream);
+                 });
+             },
+             {0, 1, 2, 8});
+    b.config("blocks per SM");
+    b.kernel(4, "keys split over blocks, the last block combines",
+             [=](int blocks) {
+                 int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
+                 launch([=] {
+                     if (blocks > 0) {
+                         return decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
+                                                        part_keys, stream);
+                     }
+                     decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
+                 });
+             },
+             {0, 1, 2, 8});
+    b.config("blocks per SM");
     b.promoted(4);
 }
 

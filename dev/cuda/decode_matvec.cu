@@ -11,9 +11,9 @@
    Source: layernorm: Ba et al. 2016, arXiv:1607.06450; gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415;
    overlap: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 
-   Shape flags: K = T*C and OC = V. T = 1 is the first half of the feed-forward layer, with a layernorm before the
-   product and gelu after it. T > 1 adds a residual instead; T = 4 with V = C is the second half of the feed-forward
-   layer. V over 32,768 is the head: a layernorm before the product and nothing after it.
+   Shape flags: K = T*C and OC = V. Kind 0 is the first half of the feed-forward layer, with a layernorm before the
+   product and gelu after it. Kind 1 adds a residual instead; with T = 4 and V = C it is the second half of the
+   feed-forward layer. Kind 2 is the head: a layernorm before the product and nothing after it.
 
    nvcc -O3 --use_fast_math decode_matvec.cu -o decode_matvec      (or: make decode_matvec)
    ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
@@ -434,7 +434,8 @@ static std::function<void()> declare_embed(Bench& b) {
 
 static void declare(Bench& b) {
     int B = b.B, K = b.T * b.C, OC = b.V;
-    bool head = OC > 32768, norm = head || b.T == 1, gelu = norm && !head;
+    int kind = b.kinds({"layernorm, product, gelu", "product, residual", "layernorm, product, float out"});
+    bool head = kind == 2, norm = kind != 1, gelu = kind == 0;
     cudaStream_t stream = b.stream;
     Buffer<floatX> x = b.input<floatX>("x", (size_t)B * K, 1.0f, 0.1f);
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
@@ -504,10 +505,10 @@ int main(int argc, char** argv) {
                       {{1, 1, 8, 1, 1},
                        {2, 1, 128, 1, 77},
                        {5, 1, 776, 1, 33},
-                       {13, 3, 64, 1, 129},
-                       {1, 4, 768, 1, 768},
+                       with_kind(1, {13, 3, 64, 1, 129}),
+                       with_kind(1, {1, 4, 768, 1, 768}),
                        {3, 1, 1600, 1, 65},
-                       {9, 4, 1600, 1, 50},
-                       {1, 1, 64, 1, 32769},
-                       {7, 1, 64, 1, 50257}});
+                       with_kind(1, {9, 4, 1600, 1, 50}),
+                       with_kind(2, {1, 1, 64, 1, 32769}),
+                       with_kind(2, {7, 1, 64, 1, 50257})});
 }

@@ -7,14 +7,13 @@
    steps of 2^-44, within 1e-5 of the exact value. A draw follows the rule of sample_token() in
    llmc/sampler.h and takes the same random numbers. Without top-k and top-p, both draw the same token, except for these
    roundings. With top-k or top-p, sample_token() adds up the tokens in another order, so the tokens may differ.
+   Kernel 4 has nothing to choose: the draw gives each of its 1024 threads a chunk of the vocabulary.
    Source: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
    Vigna 2016, arXiv:1402.6246 (xorshift64*).
 
-   Shape flags: T selects the mode. 1: the largest logit; 2: temperature 0.8; 3: temperature and top-k 50;
-   4: temperature and top-p 0.9; 5: all three.
-
    nvcc -O3 --use_fast_math decode_sample.cu -o decode_sample      (or: make decode_sample)
    ./decode_sample 3      check kernel 3 against the CPU and sweep its block sizes
+   ./decode_sample 4 --kind 3      draw with top-p 0.9
    ./decode_sample        every kernel, side by side                                         */
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
@@ -336,7 +335,9 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
 // ==== end promoted: decode_sample ====
 
 static void declare(Bench& b) {
-    int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128, mode = b.T;
+    int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128;
+    int mode = 1 + b.kinds({"the largest", "temperature 0.8", "temperature and top-k 50", "temperature and top-p 0.9",
+                            "temperature, top-k and top-p"});
     cudaStream_t stream = b.stream;
     float temperature = mode == 1 ? 0.0f : 0.8f, top_p = mode >= 4 ? 0.9f : 1.0f;
     int top_k = mode == 3 || mode == 5 ? 50 : 0;
@@ -394,13 +395,13 @@ int main(int argc, char** argv) {
                       {{1, 1, 0, 0, 1},
                        {3, 1, 0, 0, 77},
                        {5, 1, 0, 0, 9000},
-                       {1, 2, 0, 0, 1},
-                       {3, 2, 0, 0, 77},
-                       {3, 3, 0, 0, 1234},
-                       {3, 4, 0, 0, 6001},
-                       {4, 5, 0, 0, 9000},
-                       {4, 2, 0, 0, 50257},
-                       {4, 3, 0, 0, 50257},
-                       {4, 4, 0, 0, 50257},
-                       {4, 5, 0, 0, 50257}});
+                       with_kind(1, {1, 1, 0, 0, 1}),
+                       with_kind(1, {3, 1, 0, 0, 77}),
+                       with_kind(2, {3, 1, 0, 0, 1234}),
+                       with_kind(3, {3, 1, 0, 0, 6001}),
+                       with_kind(4, {4, 1, 0, 0, 9000}),
+                       with_kind(1, {4, 1, 0, 0, 50257}),
+                       with_kind(2, {4, 1, 0, 0, 50257}),
+                       with_kind(3, {4, 1, 0, 0, 50257}),
+                       with_kind(4, {4, 1, 0, 0, 50257})});
 }

@@ -14,13 +14,15 @@
    attention_forward), half an ulp if the output of attention is rounded before the sum, and half an ulp for the rounded
    sum. normed: the error of residual times rstd * weight. mean and rstd: a quarter of an ulp, because the errors of a
    row cancel. fp32: 32 ulps instead of one, from the sums over HS and from exp.
+   Tuned: blocks per cluster of kernels 5 and 6, consumers and cache hints of kernel 7. Kernels 1 and 2 are other ops; a
+   block of kernel 4 fills an SM.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Shah et al. 2024, FlashAttention-3, arXiv:2407.08608; Ba et al.
    2016, arXiv:1607.06450; Chan et al. 1979, Updating formulae and a pairwise algorithm for computing sample variances.
 
    nvcc -O3 --use_fast_math fused_attention_residual_layernorm.cu -o fused_attention_residual_layernorm
    (or: make fused_attention_residual_layernorm)
    ./fused_attention_residual_layernorm 7      check kernel 7 against the CPU
-   ./fused_attention_residual_layernorm 6      the fastest kernel with one launch; block sizes are blocks per cluster
+   ./fused_attention_residual_layernorm 6      the fastest kernel with one launch, at all its cluster sizes
    ./fused_attention_residual_layernorm        every kernel, side by side
    Kernels from 4 on need -gencode arch=compute_90a,code=sm_90a.                                        */
 #include "bench.h"
@@ -1319,6 +1321,19 @@ template <int groups, bool once> void fused_attention_launch7(floatX* residual, 
 }
 #endif
 
+#if !defined(ENABLE_FP32)
+// The forms of kernel 7: two or four consumer warpgroups; ONCE: TMA loads the inputs evict-first, which pays if L2 holds
+// the sum until the layernorm reads it.
+enum { FUSED_ATTENTION_TWO_ONCE = 1, FUSED_ATTENTION_FOUR_ONCE, FUSED_ATTENTION_FOUR };
+static void fused_attention_form7(floatX* residual, float* lse, const floatX* qkv, const floatX* inp, int B, int T,
+                                  int NH, cudaStream_t stream, int form) {
+    auto attention = form == FUSED_ATTENTION_TWO_ONCE    ? fused_attention_launch7<2, true>
+                     : form == FUSED_ATTENTION_FOUR_ONCE ? fused_attention_launch7<4, true>
+                                                         : fused_attention_launch7<4, false>;
+    attention(residual, lse, qkv, inp, B, T, NH, stream);
+}
+#endif
+
 // Whether kernel 7 supports this shape on this device.
 inline bool fused_attention_has_sm90(int C, int NH) {
 #if defined(ENABLE_FP32)
@@ -1331,23 +1346,23 @@ inline bool fused_attention_has_sm90(int C, int NH) {
 
 // residual, normed (B,T,C), mean, rstd (B,T), lse (B,NH,T) or NULL | att (B,T,C) scratch | qkv (B,T,3,NH,HS), inp
 // (B,T,C), weight, bias (C). C = NH * HS. All pointers are aligned to 16 bytes. If fused_attention_has_sm90(), this
-// runs kernel 7 and att may be NULL, otherwise it runs kernel 2.
+// runs kernel 7 and att may be NULL, otherwise it runs kernel 2. form: of kernel 7; 0: the best one for the shape.
 void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, float* lse,
                                                 floatX* att, const floatX* qkv, const floatX* inp, const floatX* weight,
-                                                const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream) {
+                                                const floatX* bias, int B, int T, int C, int NH, cudaStream_t stream,
+                                                int form = 0) {
 #if !defined(ENABLE_FP32)
     if (fused_attention_has_sm90(C, NH)) {
         require((size_t)B * T * NH <= INT_MAX);
         bool few = attention_forward_sm90_groups(B, T, NH) == 2; // few tiles, so that L2 holds everything
         bool fits = (size_t)B * T * C * sizeof(floatX) <= (size_t)device_attribute(cudaDevAttrL2CacheSize);
-        auto attention = few    ? fused_attention_launch7<2, true>
-                         : fits ? fused_attention_launch7<4, true>
-                                : fused_attention_launch7<4, false>;
-        attention(residual, lse, qkv, inp, B, T, NH, stream);
+        int best = few ? FUSED_ATTENTION_TWO_ONCE : fits ? FUSED_ATTENTION_FOUR_ONCE : FUSED_ATTENTION_FOUR;
+        fused_attention_form7(residual, lse, qkv, inp, B, T, NH, stream, form ? form : best);
         return fused_residual_layernorm_forward9(NULL, normed, mean, rstd, residual, NULL, weight, bias, B * T, C,
                                                  stream);
     }
 #endif
+    (void)form;
     require(att != NULL);
     fused_attention_residual_layernorm_forward2(residual, normed, mean, rstd, lse, att, qkv, inp, weight, bias, B, T, C,
                                                 NH, stream);
@@ -1355,7 +1370,7 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
 
 // ---- inputs, checks and main ----------------------------------------------------------------------------------
 
-enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input; V of a check shape is the kind + 1
+enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input, in the order of b.cases()
 
 // Fills queries, keys and values (B,T,3,NH,HS) with normal numbers. LARGE: scores of the order of 10^4, and in every
 // other head all rows are equal, so that the softmax is uniform. ALIKE: values of 1 and scores of 0, so that the output
@@ -1383,7 +1398,7 @@ static void fill_inp(float* inp, int N, int C, int kind, uint32_t seed) {
 
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH, N = B * T;
-    int kind = b.V >= 1 && b.V <= HOT + 1 ? b.V - 1 : PLAIN;
+    int kind = b.cases({"normal", "scores of 10^4", "rows without variance", "one row 1000 times larger"}, false);
     cudaStream_t stream = b.stream;
     size_t n = (size_t)N * C, num_rows = (size_t)N * NH;
     Buffer<floatX> qkv =
@@ -1466,6 +1481,7 @@ static void declare(Bench& b) {
                                                             B, T, C, NH, stream, cs);
             },
             cluster_sizes, -90);
+        b.config("blocks per cluster");
         b.moves(1, fused);
         cluster_sizes.insert(cluster_sizes.begin(), 0);
         b.kernel(
@@ -1475,25 +1491,30 @@ static void declare(Bench& b) {
                                                             B, T, C, NH, stream, cs);
             },
             cluster_sizes, -90);
+        b.config("blocks per cluster");
         b.moves(1, fused);
     }
     if (has_tiles && C <= 2048) {
         b.kernel(
             7, "attention adds inp in its epilogue; layernorm launched early",
-            [=](int) {
+            [=](int form) {
                 fused_attention_residual_layernorm_forward(residual, normed, mean, rstd, lse, NULL, qkv, inp, weight,
-                                                           bias, B, T, C, NH, stream);
+                                                           bias, B, T, C, NH, stream, form);
             },
             {0}, -90);
+        b.config("form", {{0, "by the shape"},
+                          {FUSED_ATTENTION_TWO_ONCE, "two consumers; evict-first"},
+                          {FUSED_ATTENTION_FOUR_ONCE, "four consumers; evict-first"},
+                          {FUSED_ATTENTION_FOUR, "four consumers"}});
         b.moves(2, 7 * tensor + rest);
     }
 #endif
-    b.promoted(fast ? 7 : 2);
+    b.best(fast ? 7 : 2);
 }
 
 // the fifth number of a shape, V, selects the kind of input
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "fused_attention_residual_layernorm", declare, {32, 512, 768, 12, 50257},
+    return bench_main(argc, argv, "fused_attention_residual_layernorm", declare, {32, 512, 768, 12},
                       {{1, 1, 64, 1},
                        {1, 1, 768, 12},
                        {2, 17, 128, 2},
@@ -1504,9 +1525,9 @@ int main(int argc, char** argv) {
                        {1, 333, 1024, 16},
                        {2, 513, 128, 2},
                        {1, 700, 320, 5},
-                       {1, 300, 256, 4, LARGE + 1},
-                       {2, 150, 768, 12, ALIKE + 1},
-                       {1, 260, 448, 7, HOT + 1},
+                       with_case(LARGE, {1, 300, 256, 4}),
+                       with_case(ALIKE, {2, 150, 768, 12}),
+                       with_case(HOT, {1, 260, 448, 7}),
                        {430, 100, 768, 12}, // the sum does not fit L2
                        {1, 90, 416, 2},
                        {2, 70, 80, 2}});

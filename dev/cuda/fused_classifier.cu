@@ -162,9 +162,9 @@ void fused_classifier3(floatX* logits, float* losses, const int* targets, const 
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 4: the row is read once; 512 threads hold it in registers ----
+// ---- kernel 4: the row is read once; the block's threads hold it in registers ----
 
-template <int vectors_per_thread> __global__ void __launch_bounds__(512)
+template <int vectors_per_thread, int threads> __global__ void __launch_bounds__(threads)
     fused_classifier_kernel4(floatX* logits, float* losses, const int* targets, const float* dloss, int V, int Vp) {
     __shared__ float shared[32];
     floatX* row = logits + (size_t)blockIdx.x * Vp;
@@ -193,13 +193,15 @@ template <int vectors_per_thread> __global__ void __launch_bounds__(512)
     classifier_rest(row, losses, *dloss, max, sum, x_tail, correct, target, blockIdx.x, V, Vp);
 }
 
-// vectors per thread: GPT-2's 50257 logits per row take 52 registers per thread in 16 bits, 100 in fp32
+// vectors per thread of 512: GPT-2's 50257 logits per row take 52 registers per thread in 16 bits, 100 in fp32
 constexpr int KERNEL4_VECTORS = sizeof(floatX) == 4 ? 25 : 13;
 
 void fused_classifier4(floatX* logits, float* losses, const int* targets, const float* dloss, int N, int V, int Vp,
                        cudaStream_t stream, int block_size) {
-    require(V / x128::size <= KERNEL4_VECTORS * block_size);
-    fused_classifier_kernel4<KERNEL4_VECTORS><<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
+    require(V / x128::size <= KERNEL4_VECTORS * 512 && (block_size == 256 || block_size == 512));
+    auto kernel = block_size == 512 ? fused_classifier_kernel4<KERNEL4_VECTORS, 512>
+                                    : fused_classifier_kernel4<2 * KERNEL4_VECTORS, 256>;
+    kernel<<<N, block_size, 0, stream>>>(logits, losses, targets, dloss, V, Vp);
     cudaCheck(cudaGetLastError());
 }
 
@@ -600,7 +602,8 @@ static void declare(Bench& b) {
     kernel(2, "online softmax: two passes", fused_classifier2, sizes);
     kernel(3, "128-bit vectors", fused_classifier3, sizes);
     if (V / x128::size <= KERNEL4_VECTORS * 512) {
-        kernel(4, "row read once, kept in registers", fused_classifier4, {512});
+        kernel(4, "row read once, kept in registers", fused_classifier4,
+               {256, 512}); // 1024 threads have too few registers
     }
     if (b.dry || can_run((const void*)fused_classifier_kernel5, 0, shared5)) {
         kernel(5, "row read once, kept in shared memory", fused_classifier5, sizes);

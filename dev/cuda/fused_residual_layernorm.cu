@@ -525,14 +525,14 @@ __device__ inline void fused_residual_layernorm_store8(__nv_fp8_e4m3* p, const f
 
 // residual (N,C) = inp1 + inp2. norm (N,C) = layernorm(residual) times *multiplier, or times 1 if multiplier is NULL.
 // mean and rstd (N) may be NULL. If inp2 is NULL, norm is the layernorm of inp1, and residual is not written.
-// One warp per row, eight per block. A warp keeps its row in registers: num_vectors vectors of 8 elements per lane.
-template <class Norm, int num_vectors> __global__ void __launch_bounds__(256)
+// One warp per row, `warps` per block. A warp keeps its row in registers: num_vectors vectors of 8 elements per lane.
+template <class Norm, int num_vectors, int warps = 8> __global__ void __launch_bounds__(32 * warps)
     fused_residual_layernorm_kernel8(Norm* norm, floatX* residual, float* mean, float* rstd, const floatX* inp1,
                                      const floatX* inp2, const floatX* weight, const floatX* bias,
                                      const float* multiplier, int N, int C) {
     grid_launch_dependents();
     grid_wait_dependency();
-    int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    int row = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= N) { return; }
     size_t start = (size_t)row * C;
     x128 x[num_vectors] = {}, y[num_vectors];
@@ -695,18 +695,18 @@ template <int num_vectors, bool whole> __global__ void __launch_bounds__(32 * FU
 template <int num_vectors = 1>
 void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                       cudaStream_t stream) {
-    require(N >= 1 && C % 8 == 0 && C <= 8 * 256);
+                                       cudaStream_t stream, int max_stages = FUSED_RESIDUAL_LAYERNORM_STAGES) {
+    require(N >= 1 && C % 8 == 0 && C <= 8 * 256 && max_stages <= FUSED_RESIDUAL_LAYERNORM_STAGES);
     if constexpr (num_vectors < 8) {
         if (C > 256 * num_vectors) {
             return fused_residual_layernorm_forward9<num_vectors + 1>(residual, normed, mean, rstd, inp1, inp2, weight,
-                                                                      bias, N, C, stream);
+                                                                      bias, N, C, stream, max_stages);
         }
     }
     auto kernel = C == 256 * num_vectors ? fused_residual_layernorm_kernel9<num_vectors, true>
                                          : fused_residual_layernorm_kernel9<num_vectors, false>;
     int stage_bytes = FUSED_RESIDUAL_LAYERNORM_WARPS * C * sizeof(floatX) * (inp2 ? 2 : 1);
-    int stages = min(FUSED_RESIDUAL_LAYERNORM_STAGES, (220 << 10) / stage_bytes), bytes = stages * stage_bytes;
+    int stages = min(max_stages, (220 << 10) / stage_bytes), bytes = stages * stage_bytes;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int blocks = min(num_multiprocessors(), ceil_div(N, FUSED_RESIDUAL_LAYERNORM_WARPS));
     launch_early(kernel, dim3(blocks), dim3(32 * FUSED_RESIDUAL_LAYERNORM_WARPS), bytes, stream, normed, residual, mean,
@@ -716,6 +716,25 @@ void fused_residual_layernorm_forward9(floatX* residual, floatX* normed, float* 
 #endif
 
 #ifndef PROMOTED_ONLY
+
+#if !defined(ENABLE_FP32)
+// fused_residual_layernorm_early() with `warps` warps per block.
+template <int warps, int num_vectors = 1>
+static void fused_residual_layernorm_forward8(floatX* residual, floatX* normed, float* mean, float* rstd,
+                                              const floatX* inp1, const floatX* inp2, const floatX* weight,
+                                              const floatX* bias, int N, int C, cudaStream_t stream) {
+    require(C % 8 == 0 && C <= 8 * 256);
+    if constexpr (num_vectors < 8) {
+        if (C > 256 * num_vectors) {
+            return fused_residual_layernorm_forward8<warps, num_vectors + 1>(residual, normed, mean, rstd, inp1, inp2,
+                                                                             weight, bias, N, C, stream);
+        }
+    }
+    launch_early(fused_residual_layernorm_kernel8<floatX, num_vectors, warps>, dim3(ceil_div(N, warps)),
+                 dim3(32 * warps), 0, stream, normed, residual, mean, rstd, inp1, inp2, weight, bias,
+                 (const float*)NULL, N, C);
+}
+#endif
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
@@ -767,17 +786,27 @@ static void declare(Bench& b) {
 #if !defined(ENABLE_FP32)
     if (C <= 2048) {
         b.kernel(8, "one warp per row, programmatic dependent launch",
-                 [=](int) {
+                 [=](int bs) {
+                     auto launch = bs == 64    ? fused_residual_layernorm_forward8<2>
+                                   : bs == 128 ? fused_residual_layernorm_forward8<4>
+                                   : bs == 512 ? fused_residual_layernorm_forward8<16>
+                                               : fused_residual_layernorm_forward8<8>;
+                     require(bs == 0 || bs == 64 || bs == 128 || bs == 256 || bs == 512);
+                     if (bs > 0) {
+                         return launch(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream);
+                     }
                      fused_residual_layernorm_early<floatX>(normed, residual, mean, rstd, inp1, inp2, weight, bias,
                                                             NULL, N, C, stream);
                  },
-                 {0});
+                 {0, 64, 128, 256, 512});
         b.kernel(
             9, "persistent, a ring of rows per warp by bulk copies",
-            [=](int) {
-                fused_residual_layernorm_forward9(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream);
+            [=](int stages) {
+                fused_residual_layernorm_forward9(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream,
+                                                  stages ? stages : FUSED_RESIDUAL_LAYERNORM_STAGES);
             },
-            {0}, -90);
+            {0, 2, 3, 4}, -90);
+        b.config("stages");
     }
 #endif
 }

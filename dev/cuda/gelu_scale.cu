@@ -128,7 +128,7 @@ static void declare(Bench& b) {
     b.kernel(5, "fused, two vectors per thread in flight",
              [=](int bs) { gelu_scale5(out, inp, n, scale, stream, bs); });
     b.moves(1, 2 * tensor);
-    b.promoted(4);
+    b.best(4);
 }
 
 int main(int argc, char** argv) {

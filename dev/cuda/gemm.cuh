@@ -505,7 +505,7 @@ typedef GemmTiles<128, 192, true, GemmSingle, 4, 4> GemmPingPong192;
 typedef GemmTiles<128, 256, false, GemmSingle, 4, 2> GemmCooperative256;
 typedef GemmTiles<128, 256, false, GemmPair, 4, 2> GemmCooperative256Pairs;
 typedef GemmTiles<128, 128, true, GemmPair, 5, 4> GemmPingPong128Pairs;
-// The numbers of the forms, which the benchmark takes and prints as block sizes.
+// The numbers of the forms, which the benchmark takes as configurations.
 enum {
     GEMM_PING_PONG_192 = 1,
     GEMM_PING_PONG_192_PAIRS, // the promoted form
@@ -513,6 +513,16 @@ enum {
     GEMM_COOPERATIVE_256_PAIRS,
     GEMM_PING_PONG_128_PAIRS
 };
+// What these numbers stand for; 0 stands for the launcher's default.
+inline const char* gemm_form_name(int form) {
+    const char* names[] = {"default",
+                           "ping-pong 128x192",
+                           "ping-pong 128x192 in clusters of two",
+                           "cooperative 128x256",
+                           "cooperative 128x256 in clusters of two",
+                           "ping-pong 128x128 in clusters of two"};
+    return form >= 0 && form < 6 ? names[form] : "unknown";
+}
 
 // The main loop of a cooperative consumer. As gemm_multiply, but for the tile's 64 rows from first_row on, and without
 // ping-pong.

@@ -252,12 +252,13 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX
 
 void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int) {
-    require(C % x128::size == 0 && C <= 6144);
+                         const float* rstd, int N, int C, cudaStream_t stream, int blocks_per_sm) {
+    require(C % x128::size == 0 && C <= 6144 && blocks_per_sm <= 4);
     constexpr int most = x128::size == 4 ? 2 : 1; // vectors per thread for the longest row
     int num_vecs = C / x128::size <= LAYERNORM_BACKWARD_MAX_BLOCK_SIZE4 ? 1 : most;
     int block_size = ceil_div(C / x128::size, 32 * num_vecs) * 32; // fixed by the length of a row
-    int grid_size = min(N, num_multiprocessors() * 4);             // scratch holds the partial sums of 4 blocks per SM
+    // scratch holds the partial sums of 4 blocks per SM
+    int grid_size = min(N, num_multiprocessors() * (blocks_per_sm ? blocks_per_sm : 4));
     auto kernel = num_vecs == 1 ? layernorm_backward_kernel4<1> : layernorm_backward_kernel4<most>;
     kernel<<<grid_size, block_size, 0, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
@@ -370,8 +371,8 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_MAX
 
 void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int) {
-    require(C % x128::size == 0 && C <= 6144);
+                         const float* rstd, int N, int C, cudaStream_t stream, int blocks_per_sm) {
+    require(C % x128::size == 0 && C <= 6144 && blocks_per_sm <= 4);
     constexpr int most = x128::size == 4 ? 4 : 2; // vectors per thread for the longest row
     int num_vecs = 1;
     while (C / x128::size > num_vecs * LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5) { num_vecs *= 2; }
@@ -380,7 +381,8 @@ void layernorm_backward5(floatX* dinp, float* dweight, float* dbias, float* scra
                   : num_vecs == 2 ? layernorm_backward_kernel5<2>
                                   : layernorm_backward_kernel5<most>;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, 0));
-    int grid_size = min(ceil_div(N, 4 / num_vecs), num_multiprocessors() * min(resident, 4));
+    int grid_size =
+        min(ceil_div(N, 4 / num_vecs), num_multiprocessors() * min(resident, blocks_per_sm ? blocks_per_sm : 4));
     kernel<<<grid_size, block_size, 0, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N, C);
     cudaCheck(cudaGetLastError());
     layernorm_backward_sum_kernel3<<<ceil_div(2 * C, 64), 64, 0, stream>>>(dweight, dbias, scratch, grid_size, C);
@@ -822,8 +824,8 @@ static void declare(Bench& b) {
     Buffer<float> dweight_start = b.input<float>("dweight_start", C);
     Buffer<float> dbias_start = b.input<float>("dbias_start", C);
     Tolerance rounding = {64 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
-    // some of the checked shapes have no dresidual, some work in place (dresidual is dinp)
-    const bool no_residual = C % 16 != 0, in_place = !no_residual && C % 128 != 0;
+    int kind = b.kinds({"with dresidual", "dresidual is dinp", "without dresidual"});
+    const bool no_residual = kind == 2, in_place = kind == 1;
     Buffer<floatX> dinp =
         in_place ? b.inout<floatX>("dinp", n, dresidual, rounding) : b.output<floatX>("dinp", n, rounding);
     floatX* dresidual_dev = no_residual ? NULL : in_place ? dinp.dev : dresidual.dev;
@@ -853,8 +855,10 @@ static void declare(Bench& b) {
     b.coarser(2);
     variant(3, "no atomics: a second kernel rereads the inputs for the column sums", layernorm_backward3,
             {64, 128, 256, 512, 1024});
-    variant(4, "one block per row, column sums in registers", layernorm_backward4, {0});
-    variant(5, "one block for 4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0});
+    variant(4, "one block per row, column sums in registers", layernorm_backward4, {0, 1, 2});
+    b.config("blocks per SM");
+    variant(5, "one block for 4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0, 1, 2});
+    b.config("blocks per SM");
     variant(6, "one warp per row, column sums per warp in shared memory", layernorm_backward6, {64, 128, 256, 512});
     variant(7, "one warp per row, persistent, all sums in registers, inputs read once", layernorm_backward7,
             {128, 256, 512});
@@ -872,5 +876,11 @@ static void declare(Bench& b) {
 
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "layernorm_backward", declare, {64, 1024, 768, 12, 50257},
-                      {{1, 1, 8}, {3, 17, 776}, {1, 5, 768}, {2, 33, 1600}, {1, 7, 3080}, {1, 3, 6144}, {7, 129, 264}});
+                      {with_kind(2, {1, 1, 8}),
+                       with_kind(2, {3, 17, 776}),
+                       {1, 5, 768},
+                       with_kind(1, {2, 33, 1600}),
+                       with_kind(2, {1, 7, 3080}),
+                       {1, 3, 6144},
+                       with_kind(2, {7, 129, 264})});
 }

@@ -8,14 +8,15 @@
    their magnitudes, which is 0.64 * sqrt(OC) here. With gelu', 1.5 ulp (fp32: 8) of |dinp| + 0.3, because the library's
    tanh is approximate.
    Error of dweight: two ulp of float, and 16 roundings of the sum of the magnitudes, which is 0.64 * N here.
+   Tuned: stages of the ring of kernel 4, blocks that share a tile of kernel 5. Kernels 2 and 3 have the tiles that
+   shared memory and registers suggest; kernels 0, 6 and 7 are the library, which chooses by itself.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
    nvcc -O3 --use_fast_math matmul_backward.cu -lcublasLt -o matmul_backward      (or: make matmul_backward)
    ./matmul_backward 5            check kernel 5 against the CPU
    ./matmul_backward              every kernel, side by side
-   ./matmul_backward -C 3072 -V 768 -NH 2      here -V is OC, and -NH the variant: 1 accumulates into dweight,
-                                  2 multiplies dinp by gelu' and overwrites dweight, 3 is 1 with the bias gradient
-                                  (kernel 7 only)                                                          */
+   ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
+                                  gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only)  */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
 #undef PROMOTED_ONLY
@@ -212,11 +213,9 @@ void matmul_backward3(const MatmulBackwardArgs& g, cudaStream_t stream) {
 
 // ---- kernel 4: tensor cores by mma.sync; ldmatrix transposes the operands that need it ----
 
-constexpr int MATMUL_BACKWARD_RING = 4;
-struct MatmulBackwardSMem {
-    floatX a[MATMUL_BACKWARD_RING][128 * 32], b[MATMUL_BACKWARD_RING][32 * 128];
-};
-static_assert(sizeof(MatmulBackwardSMem) == 64 * 1024, "three blocks would fit an SM, registers allow two");
+// With 4 stages three blocks would fit an SM, registers allow two.
+template <int ring> struct MatmulBackwardSMem { floatX a[ring][128 * 32], b[ring][32 * 128]; };
+constexpr int MATMUL_BACKWARD_RING = 4; // the default
 
 // Swizzles: the offset of chunk `chunk` (8 elements) of a row, in a tile (128,32) or (32,128). The same chunk of the 8
 // neighbouring rows that ldmatrix reads at once is then in 8 different groups of 4 banks.
@@ -237,11 +236,10 @@ template <bool is_128x32> __device__ inline void matmul_backward_load4(floatX* t
 }
 
 // Computes the tile of a b at (m0, n0), summed over k_begin <= k < k_end only; k_begin is a multiple of 32.
-template <bool a_by_k>
+template <bool a_by_k, int ring>
 __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m0, int n0, int k_begin, int k_end) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    MatmulBackwardSMem& shared = *reinterpret_cast<MatmulBackwardSMem*>(dynamic_shared);
-    const int ring = MATMUL_BACKWARD_RING;
+    auto& shared = *reinterpret_cast<MatmulBackwardSMem<ring>*>(dynamic_shared);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
     int num_steps = ceil_div(k_end - k_begin, 32);
@@ -308,24 +306,36 @@ __device__ inline void matmul_backward_mma(const MatmulBackwardProduct& p, int m
     }
 }
 
-template <bool a_by_k> __global__ void __launch_bounds__(256, 2) matmul_backward_kernel4(MatmulBackwardProduct p) {
+template <bool a_by_k, int ring> __global__ void __launch_bounds__(256, 2)
+    matmul_backward_kernel4(MatmulBackwardProduct p) {
     int m0, n0;
     matmul_backward_tile(p, blockIdx.x, 128, &m0, &n0);
-    matmul_backward_mma<a_by_k>(p, m0, n0, 0, p.K);
+    matmul_backward_mma<a_by_k, ring>(p, m0, n0, 0, p.K);
 }
 
-template <bool a_by_k> static void matmul_backward_product4(const MatmulBackwardProduct& p, cudaStream_t stream) {
-    auto kernel = matmul_backward_kernel4<a_by_k>;
+template <bool a_by_k, int ring>
+static void matmul_backward_product4(const MatmulBackwardProduct& p, cudaStream_t stream) {
+    auto kernel = matmul_backward_kernel4<a_by_k, ring>;
     require(p.a_by_k == a_by_k && compiled_arch(kernel) >= 80);
-    const int bytes = sizeof(MatmulBackwardSMem);
+    const int bytes = sizeof(MatmulBackwardSMem<ring>);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<matmul_backward_num_tiles(p, 128), 256, bytes, stream>>>(p);
     cudaCheck(cudaGetLastError());
 }
 
-void matmul_backward4(const MatmulBackwardArgs& g, cudaStream_t stream) {
-    matmul_backward_product4<false>(g.input, stream);
-    matmul_backward_product4<true>(g.weight, stream);
+template <int ring> static void matmul_backward4_stages(const MatmulBackwardArgs& g, cudaStream_t stream) {
+    matmul_backward_product4<false, ring>(g.input, stream);
+    matmul_backward_product4<true, ring>(g.weight, stream);
+}
+void matmul_backward4(const MatmulBackwardArgs& g, cudaStream_t stream, int stages) {
+    switch (stages) { // with 2 stages registers are spilled
+    case 3:
+        return matmul_backward4_stages<3>(g, stream);
+    case 5:
+        return matmul_backward4_stages<5>(g, stream);
+    }
+    require(stages == 0);
+    matmul_backward4_stages<MATMUL_BACKWARD_RING>(g, stream);
 }
 
 // ---- kernel 5: split-K for dweight, which has few tiles and a long K; a second kernel adds up the parts ----
@@ -336,7 +346,7 @@ __global__ void __launch_bounds__(256, 2)
     matmul_backward_tile(p, blockIdx.x, 128, &m0, &n0);
     p.dweight = parts + (size_t)part * p.M * p.N;
     p.accumulate = false;
-    matmul_backward_mma<true>(p, m0, n0, part * part_length, min((part + 1) * part_length, p.K));
+    matmul_backward_mma<true, MATMUL_BACKWARD_RING>(p, m0, n0, part * part_length, min((part + 1) * part_length, p.K));
 }
 
 __global__ void matmul_backward_sum_kernel5(float* dweight, const float* parts, size_t n, int num_parts,
@@ -351,27 +361,29 @@ __global__ void matmul_backward_sum_kernel5(float* dweight, const float* parts, 
     store128(dweight + i, sum);
 }
 
-// The number of blocks that share a tile of dweight. It gives about 4 blocks in all for each of 132 SMs, and each block
-// at least 512 of K.
-static int matmul_backward_num_parts(int N, int C, int OC) {
+// The number of blocks that share a tile of dweight. It gives about blocks_per_sm blocks in all for each of 132 SMs,
+// and each block at least 512 of K.
+static int matmul_backward_num_parts(int N, int C, int OC, int blocks_per_sm) {
     int num_tiles = ceil_div(OC, 128) * ceil_div(C, 128);
-    return std::max(1, std::min(4 * 132 / num_tiles, N / 512));
+    return std::max(1, std::min(blocks_per_sm * 132 / num_tiles, N / 512));
 }
+constexpr int MATMUL_BACKWARD_MAX_BLOCKS = 8; // per SM, the most that is tried
 
-void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t stream, int block_size) {
-    matmul_backward_product4<false>(g.input, stream);
+// scratch holds the parts of MATMUL_BACKWARD_MAX_BLOCKS; blocks_per_sm 0 is the default
+void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t stream, int blocks_per_sm) {
+    matmul_backward_product4<false, MATMUL_BACKWARD_RING>(g.input, stream);
     const MatmulBackwardProduct& p = g.weight;
-    const int bytes = sizeof(MatmulBackwardSMem);
+    const int bytes = sizeof(MatmulBackwardSMem<MATMUL_BACKWARD_RING>);
     cudaCheck(cudaFuncSetAttribute(matmul_backward_split_kernel5, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int num_parts = matmul_backward_num_parts(p.K, p.N, p.M);
+    int num_parts = matmul_backward_num_parts(p.K, p.N, p.M, blocks_per_sm ? blocks_per_sm : 4);
     int part_length = ceil_div(ceil_div(p.K, num_parts), 32) * 32;
     num_parts = ceil_div(p.K, part_length); // because part_length was rounded up, the last parts may be empty
     dim3 grid(matmul_backward_num_tiles(p, 128), num_parts);
     matmul_backward_split_kernel5<<<grid, 256, bytes, stream>>>(p, scratch, part_length);
     cudaCheck(cudaGetLastError());
     size_t n = (size_t)p.M * p.N;
-    unsigned num_blocks = (unsigned)ceil_div(n, (size_t)block_size * f128::size);
-    matmul_backward_sum_kernel5<<<num_blocks, block_size, 0, stream>>>(p.dweight, scratch, n, num_parts, p.accumulate);
+    unsigned num_blocks = (unsigned)ceil_div(n, (size_t)256 * f128::size);
+    matmul_backward_sum_kernel5<<<num_blocks, 256, 0, stream>>>(p.dweight, scratch, n, num_parts, p.accumulate);
     cudaCheck(cudaGetLastError());
 }
 
@@ -439,10 +451,10 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 }
 
 static void declare(Bench& b) {
-    require(b.NH >= 1 && b.NH <= 3); // the variant, see the top of this file
+    int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient"});
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_gelu = b.NH == 2, accumulate = b.NH != 2, has_bias = b.NH == 3;
+    bool has_gelu = kind == 1, accumulate = kind != 1, has_bias = kind == 2;
     size_t num_weights = (size_t)OC * C;
     Buffer<floatX> dout = b.input<floatX>("dout", (size_t)N * OC);
     Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
@@ -485,11 +497,16 @@ static void declare(Bench& b) {
         b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
         b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_backward3(g, stream); }, {0});
 #if !defined(ENABLE_FP32)
-        Buffer<float> scratch = b.scratch<float>("scratch", num_weights * matmul_backward_num_parts(N, C, OC));
+        size_t num_parts = matmul_backward_num_parts(N, C, OC, MATMUL_BACKWARD_MAX_BLOCKS);
+        Buffer<float> scratch = b.scratch<float>("scratch", num_weights * num_parts);
         b.kernel(
-            4, "mma.sync, operands transposed by ldmatrix", [=](int) { matmul_backward4(g, stream); }, {0}, 80);
+            4, "mma.sync, operands transposed by ldmatrix", [=](int stages) { matmul_backward4(g, stream, stages); },
+            {0, 3, 5}, 80);
+        b.config("stages");
         b.kernel(
-            5, "mma.sync, split K for dweight", [=](int bs) { matmul_backward5(g, scratch, stream, bs); }, {256}, 80);
+            5, "mma.sync, split K for dweight", [=](int blocks) { matmul_backward5(g, scratch, stream, blocks); },
+            {0, 1, 2, MATMUL_BACKWARD_MAX_BLOCKS}, 80);
+        b.config("blocks per SM");
 #endif
         b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { matmul_backward_cublaslt(g, stream); }, {0});
         b.promoted(6);
@@ -501,9 +518,9 @@ static void declare(Bench& b) {
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "matmul_backward", declare, {8, 1024, 768, 1, 3072},
                       {{1, 1, 8, 1, 8},
-                       {1, 5, 776, 2, 136},
+                       with_kind(1, {1, 5, 776, 1, 136}),
                        {3, 43, 264, 1, 200},
-                       {2, 65, 64, 2, 2304},
+                       with_kind(1, {2, 65, 64, 1, 2304}),
                        {1, 2100, 128, 1, 72},
-                       {1, 77, 200, 3, 96}});
+                       with_kind(2, {1, 77, 200, 1, 96})});
 }

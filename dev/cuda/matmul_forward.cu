@@ -6,13 +6,15 @@
    Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of the sum of their
    magnitudes, which is 0.64 * sqrt(C) here. After GELU, 1.5 ulp (fp32: 8) of |out| + 0.1, because pre_gelu may be
    rounded before GELU.
+   Tuned: stages of the rings of kernels 4, 7 and 8, form of 9. Kernels 2 and 3 have the tiles that shared memory and
+   registers suggest; kernels 0 and 6 are the library, which chooses by itself.
    Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
    ./matmul_forward 8             check kernel 8 against the CPU
    ./matmul_forward               every kernel, side by side
-   ./matmul_forward -C 768 -V 2304 -NH 4      here -V is OC, and -NH the epilogue:
-                                  1 bias, 2 bias and GELU, 3 bias and residual, 4 none             */
+   ./matmul_forward -C 768 -V 2304 --kind 3      here -V is OC; the kind is the epilogue: 0 bias, 1 bias and GELU,
+                                  2 bias and residual, 3 none             */
 #ifndef PROMOTED_ONLY // an op that includes this file has included gelu_forward.cu before
 #define PROMOTED_ONLY
 #include "gelu_forward.cu"
@@ -188,11 +190,8 @@ __device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, con
     }
 }
 
-constexpr int MATMUL_FORWARD_RING4 = 4;
-struct MatmulForwardSMem4 {
-    floatX inp[MATMUL_FORWARD_RING4][128][32], weight[MATMUL_FORWARD_RING4][128][32];
-};
-static_assert(sizeof(MatmulForwardSMem4) == 64 * 1024, "three blocks would fit an SM, registers allow two");
+// With 4 stages three blocks would fit an SM, registers allow two.
+template <int ring> struct MatmulForwardSMem4 { floatX inp[ring][128][32], weight[ring][128][32]; };
 
 // Swizzle of a tile with rows of 64 bytes: chunk c (16 bytes) of row r is at position c ^ (r / 2 % 4). The 8 rows that
 // ldmatrix reads at once are then in 8 different groups of 4 banks:
@@ -214,10 +213,9 @@ __device__ inline void matmul_forward_load4(floatX tile[128][32], const floatX* 
     }
 }
 
-__global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForwardArgs f) {
+template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForwardArgs f) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    MatmulForwardSMem4& shared = *reinterpret_cast<MatmulForwardSMem4*>(dynamic_shared);
-    const int ring = MATMUL_FORWARD_RING4;
+    auto& shared = *reinterpret_cast<MatmulForwardSMem4<ring>*>(dynamic_shared);
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
@@ -258,12 +256,25 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForwardAr
     for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
 }
 
-void matmul_forward4(const MatmulForwardArgs& f, cudaStream_t stream) {
-    require(compiled_arch(matmul_forward_kernel4) >= 80);
-    const int bytes = sizeof(MatmulForwardSMem4);
-    cudaCheck(cudaFuncSetAttribute(matmul_forward_kernel4, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    matmul_forward_kernel4<<<matmul_forward_num_tiles(f, 128, 128), 256, bytes, stream>>>(f);
+template <int ring> static void matmul_forward4_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
+    auto kernel = matmul_forward_kernel4<ring>;
+    require(compiled_arch(kernel) >= 80);
+    const int bytes = sizeof(MatmulForwardSMem4<ring>);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<matmul_forward_num_tiles(f, 128, 128), 256, bytes, stream>>>(f);
     cudaCheck(cudaGetLastError());
+}
+void matmul_forward4(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    switch (stages) {
+    case 2:
+        return matmul_forward4_stages<2>(f, stream);
+    case 3:
+        return matmul_forward4_stages<3>(f, stream);
+    case 5:
+        return matmul_forward4_stages<5>(f, stream);
+    }
+    require(stages == 0);
+    matmul_forward4_stages<4>(f, stream);
 }
 
 #endif
@@ -358,14 +369,13 @@ __device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, co
     }
 }
 
-constexpr int MATMUL_FORWARD_RING7 = 3; // stages; 2 blocks fit an SM: 97 KB each
-__global__ void __launch_bounds__(256, 2)
+// With 3 stages of the ring 2 blocks fit an SM: 97 KB each.
+template <int ring> __global__ void __launch_bounds__(256, 2)
     matmul_forward_sm90_kernel7(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                 const __grid_constant__ CUtensorMap weight_map) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    __shared__ uint64_t full[MATMUL_FORWARD_RING7];
+    __shared__ uint64_t full[ring];
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
-    const int ring = MATMUL_FORWARD_RING7;
     int n0, o0, warp = threadIdx.x / 32, group = warp / 4;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int num_steps = ceil_div(f.C, 64);
@@ -396,29 +406,41 @@ __global__ void __launch_bounds__(256, 2)
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
-void matmul_forward7(const MatmulForwardArgs& f, cudaStream_t stream) {
-    require(compiled_arch(matmul_forward_sm90_kernel7) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+template <int ring> static void matmul_forward7_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
+    auto kernel = matmul_forward_sm90_kernel7<ring>;
+    require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
     CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-    const int bytes = MATMUL_FORWARD_RING7 * sizeof(MatmulForwardStage) + 1024;
-    cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const int bytes = ring * sizeof(MatmulForwardStage) + 1024;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-    matmul_forward_sm90_kernel7<<<num_tiles, 256, bytes, stream>>>(f, inp_map, weight_map);
+    kernel<<<num_tiles, 256, bytes, stream>>>(f, inp_map, weight_map);
     cudaCheck(cudaGetLastError());
+}
+void matmul_forward7(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    switch (stages) {
+    case 2:
+        return matmul_forward7_stages<2>(f, stream);
+    case 4:
+        return matmul_forward7_stages<4>(f, stream);
+    case 6:
+        return matmul_forward7_stages<6>(f, stream);
+    }
+    require(stages == 0);
+    matmul_forward7_stages<3>(f, stream);
 }
 
 // ---- kernel 8: persistent blocks, a producer and two consumers in ping-pong: one stores while the other multiplies --
 
-constexpr int MATMUL_FORWARD_RING8 = 6; // stages; 193 KB, so one block per SM
-__global__ void __launch_bounds__(384, 1)
+// With 6 stages of the ring a block takes 193 KB, so there is one block per SM.
+template <int ring> __global__ void __launch_bounds__(384, 1)
     matmul_forward_sm90_kernel8(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                 const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
-    __shared__ uint64_t full[MATMUL_FORWARD_RING8], empty[MATMUL_FORWARD_RING8];
+    __shared__ uint64_t full[ring], empty[ring];
     __shared__ uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives once it issued its products
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
-    const int ring = MATMUL_FORWARD_RING8;
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
     int num_steps = ceil_div(f.C, 64);
     if (threadIdx.x == 0) {
@@ -477,16 +499,29 @@ __global__ void __launch_bounds__(384, 1)
     }
 }
 
-void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream) {
-    require(compiled_arch(matmul_forward_sm90_kernel8) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+template <int ring> static void matmul_forward8_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
+    auto kernel = matmul_forward_sm90_kernel8<ring>;
+    require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
     CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-    const int bytes = MATMUL_FORWARD_RING8 * sizeof(MatmulForwardStage) + 1024;
-    cudaCheck(cudaFuncSetAttribute(matmul_forward_sm90_kernel8, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const int bytes = ring * sizeof(MatmulForwardStage) + 1024;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int num_tiles = matmul_forward_num_tiles(f, 128, 128);
     int num_blocks = std::min(num_tiles, num_multiprocessors());
-    matmul_forward_sm90_kernel8<<<num_blocks, 384, bytes, stream>>>(f, inp_map, weight_map, num_tiles);
+    kernel<<<num_blocks, 384, bytes, stream>>>(f, inp_map, weight_map, num_tiles);
     cudaCheck(cudaGetLastError());
+}
+void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    switch (stages) {
+    case 3:
+        return matmul_forward8_stages<3>(f, stream);
+    case 4:
+        return matmul_forward8_stages<4>(f, stream);
+    case 7:
+        return matmul_forward8_stages<7>(f, stream);
+    }
+    require(stages == 0);
+    matmul_forward8_stages<6>(f, stream);
 }
 
 #endif
@@ -551,10 +586,10 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 #endif
 
 static void declare(Bench& b) {
-    require(b.NH >= 1 && b.NH <= 4); // the epilogue, see the top of this file
+    int kind = b.kinds({"bias", "bias and GELU", "bias and residual", "no bias"});
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_gelu = b.NH == 2, has_residual = b.NH == 3, has_bias = b.NH != 4;
+    bool has_gelu = kind == 1, has_residual = kind == 2, has_bias = kind != 3;
     size_t n = (size_t)N * OC;
     Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
     Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
@@ -584,7 +619,9 @@ static void declare(Bench& b) {
     b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_forward3(f, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
-        4, "mma.sync, ring of cp.async stages", [=](int) { matmul_forward4(f, stream); }, {0}, 80);
+        4, "mma.sync, ring of cp.async stages", [=](int stages) { matmul_forward4(f, stream, stages); }, {0, 2, 3, 5},
+        80);
+    b.config("stages");
 #endif
     b.kernel(5, "cuBLASLt for the product, epilogue in a second kernel",
              [=](int bs) { matmul_forward5(f, in_float, stream, bs); }, {256, 512});
@@ -592,32 +629,37 @@ static void declare(Bench& b) {
              [=](int) { matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
-        7, "wgmma and TMA", [=](int) { matmul_forward7(f, stream); }, {0}, -90);
+        7, "wgmma and TMA", [=](int stages) { matmul_forward7(f, stream, stages); }, {0, 2, 4, 6}, -90);
+    b.config("stages");
     b.kernel(
-        8, "persistent, producer and two ping-pong consumers", [=](int) { matmul_forward8(f, stream); }, {0}, -90);
+        8, "persistent, producer and two ping-pong consumers", [=](int stages) { matmul_forward8(f, stream, stages); },
+        {0, 3, 4, 7}, -90);
+    b.config("stages");
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
-    if (choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
+    if (b.dry || choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
     b.kernel(
-        9, "gemm.cuh, the block size selects the form",
+        9, "gemm.cuh",
         [=](int form) {
             form ? matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
                  : matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
         },
         forms, -90);
+    b.config("form", gemm_form_name);
 #endif
     b.promoted(choice);
     b.matrix_rate(cublaslt_matrix_rate);
 }
 
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "matmul_forward", declare, {8, 1024, 768, 1, 3072},
-                      {{1, 1, 8, 1, 8},
-                       {1, 5, 776, 1, 136},
-                       {3, 43, 776, 2, 200},
-                       {2, 65, 64, 3, 2304},
-                       {1, 127, 1600, 4, 264},
-                       {2, 640, 256, 2, 1024},
-                       {3, 1000, 768, 2, 1920}}); // 360 tiles of 128x128: persistent blocks have up to three
+    return bench_main(
+        argc, argv, "matmul_forward", declare, {8, 1024, 768, 1, 3072},
+        {{1, 1, 8, 1, 8},
+         {1, 5, 776, 1, 136},
+         with_kind(1, {3, 43, 776, 1, 200}),
+         with_kind(2, {2, 65, 64, 1, 2304}),
+         with_kind(3, {1, 127, 1600, 1, 264}),
+         with_kind(1, {2, 640, 256, 1, 1024}),
+         with_kind(1, {3, 1000, 768, 1, 1920})}); // 360 tiles of 128x128: persistent blocks have up to three
 }
 #endif

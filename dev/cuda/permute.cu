@@ -1,6 +1,6 @@
 /* permute: packed qkv (B,T,3,NH,HS), the output of the matmul before attention, to q, k, v (B,NH,T,HS), or back
 
-   q, k, v (B,NH,T,HS) floatX out | packed (B,T,3,NH,HS) floatX in; with -V 2 the reverse; C = NH*HS
+   q, k, v (B,NH,T,HS) floatX out | packed (B,T,3,NH,HS) floatX in; of kind 1 the reverse; C = NH*HS
    Bound: memory, 2*B*T*3*C*sizeof(floatX) bytes. Constraint: HS % x128::size == 0 from kernel 3 on.
    Error: none, values are only moved.
    The HS elements of a head stay contiguous: 64 elements of 16 bits are a cache line of 128 bytes, so no order of
@@ -12,7 +12,7 @@
    nvcc -O3 --use_fast_math permute.cu -o permute      (or: make permute)
    ./permute 4           check kernel 4 against the CPU and sweep its block sizes
    ./permute             every kernel, side by side
-   ./permute -V 2        the reverse: q, k, v to packed                                      */
+   ./permute --kind 1    the reverse: q, k, v to packed                                      */
 #include "bench.h"
 
 // The tensors in both layouts. If the kernels' template parameter `back` is false, packed is the input; if it is true,
@@ -251,9 +251,9 @@ template <bool back> static void declare_kernels(Bench& b, const Permute& p) {
 }
 
 static void declare(Bench& b) {
-    require((b.V == 1 || b.V == 2) && b.C % b.NH == 0);
+    require(b.C % b.NH == 0);
     int B = b.B, T = b.T, NH = b.NH, HS = b.C / NH;
-    bool back = b.V == 2;
+    bool back = b.kinds({"packed to q k v", "q k v to packed"}) == 1;
     size_t n = (size_t)B * T * b.C;
     auto part = [&](const char* name) {
         return back ? b.input<floatX>(name, n) : b.output<floatX>(name, n, {0.0f, 0.0f});
@@ -277,13 +277,13 @@ static void declare(Bench& b) {
 }
 
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "permute", declare, {64, 1024, 768, 12, 1},
-                      {{1, 1, 8, 1, 1},
-                       {2, 5, 15, 3, 1},
-                       {2, 5, 15, 3, 2},
-                       {2, 17, 776, 97, 1},
-                       {1, 33, 776, 1, 2},
-                       {3, 70, 192, 3, 1},
-                       {3, 70, 192, 3, 2},
-                       {1, 127, 1600, 25, 2}});
+    return bench_main(argc, argv, "permute", declare, {64, 1024, 768, 12},
+                      {{1, 1, 8, 1},
+                       {2, 5, 15, 3},
+                       with_kind(1, {2, 5, 15, 3}),
+                       {2, 17, 776, 97},
+                       with_kind(1, {1, 33, 776, 1}),
+                       {3, 70, 192, 3},
+                       with_kind(1, {3, 70, 192, 3}),
+                       with_kind(1, {1, 127, 1600, 25})});
 }

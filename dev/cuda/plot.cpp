@@ -1,7 +1,7 @@
 /*
 Plots the measurements of `make bench`. For each OP.csv in a folder, it writes a bar chart OP.svg next to it, with one
-bar per kernel at its best block size. For each folder it writes roofline.svg, with a dot for the best kernel of each op
-that counts FLOPs.
+bar per kernel in its best configuration. For each folder it writes roofline.svg, with a dot for the best kernel of each
+op that counts FLOPs.
 
     make plots                              every folder of results/ that holds a CSV
     ./plot results/h200                     one or more folders
@@ -45,13 +45,13 @@ __attribute__((format(printf, 1, 2))) static std::string text(const char* format
 
 // ---- the CSV files of bench.h ----------------------------------------------------------------------
 
-// One line of a CSV: one kernel at one block size.
+// One line of a CSV: one kernel in one configuration.
 struct Row {
-    std::string op, dtype, l2, gpu, what;
-    int kernel, block_size, B, T, C, NH, V, num_launches;
+    std::string op, config_name, dtype, l2, gpu, what;
+    int kernel, config, B, T, C, NH, V, num_launches;
     double time_ms, bytes, copy_gbs, flops, matrix_tflops, bytes_moved; // 0 means unknown, except for the time
+    bool promoted, reads_only, best_kernel; // best_kernel: also of an op that has no copy in train_gpt2.cu
     double read_gbs;
-    bool promoted, reads_only;
     std::string matrix_type; // of the products whose rate is matrix_tflops
 };
 
@@ -136,7 +136,10 @@ struct Fields {
 static Row read_row(const Fields& f) {
     Row r;
     r.op = f.word("op"), r.dtype = f.word("dtype"), r.l2 = f.word("l2"), r.gpu = f.word("gpu"), r.what = f.word("what");
-    r.kernel = f.integer("kernel"), r.block_size = f.integer("block_size");
+    r.kernel = f.integer("kernel");
+    // older files have a column block_size, and neither names nor best_kernel
+    r.config = f.integer(f.find("config") ? "config" : "block_size");
+    r.config_name = f.find("config_name") ? f.word("config_name") : "block size";
     r.B = f.integer("B"), r.T = f.integer("T"), r.C = f.integer("C"), r.NH = f.integer("NH"), r.V = f.integer("V");
     r.time_ms = f.number("median_ms"), r.bytes = f.number("bytes"), r.flops = f.number("flops");
     r.copy_gbs = f.number("copy_gb_s"), r.matrix_tflops = f.number("matrix_tflop_s");
@@ -144,6 +147,7 @@ static Row read_row(const Fields& f) {
     r.promoted = f.integer("promoted") != 0;
     r.read_gbs = f.number("read_gb_s", true), r.reads_only = f.integer("reads_only", true) != 0;
     r.matrix_type = f.find("matrix_type") ? f.word("matrix_type") : r.dtype; // older files do not have it
+    r.best_kernel = f.find("best_kernel") ? f.integer("best_kernel") != 0 : r.promoted;
     if (r.time_ms == 0) { die("%s:%zu: median_ms is 0", f.path.c_str(), f.line); }
     return r;
 }
@@ -254,7 +258,7 @@ static std::string roof_name(const Row& r) {
 
 static std::string bar_text(const Row& r) {
     std::string s = text("%.4f ms", r.time_ms);
-    if (r.block_size) { s += text(", block %d", r.block_size); }
+    if (r.config) { s += text(", %s %d", r.config_name == "block size" ? "block" : r.config_name.c_str(), r.config); }
     if (r.flops > 0) {
         s += text(", %.1f TFLOP/s", r.flops / r.time_ms / 1e9);
     } else if (r.bytes > 0) {
@@ -274,10 +278,10 @@ static Svg draw_bars(const Op& op) {
         8; // bars longer than this multiple of the fastest are cut, so that the others stay distinguishable
     const Row& first = op.best[0];
     double fastest = first.time_ms, slowest = first.time_ms;
-    bool has_promoted = false, has_library = false;
+    bool has_promoted = false, has_best = false, has_library = false;
     for (const Row& r : op.best) {
         fastest = std::min(fastest, r.time_ms), slowest = std::max(slowest, r.time_ms);
-        has_promoted |= r.promoted, has_library |= r.kernel == 0;
+        has_promoted |= r.promoted, has_best |= r.best_kernel && !r.promoted, has_library |= r.kernel == 0;
     }
     bool has_cut = slowest > cut * fastest;
     double per_ms = longest / (has_cut ? cut * fastest : slowest);
@@ -288,7 +292,7 @@ static Svg draw_bars(const Op& op) {
               text("%s, %s, B %d T %d C %d NH %d V %d", first.op.c_str(), first.dtype.c_str(), first.B, first.T,
                    first.C, first.NH, first.V),
               "start", Svg::BOLD);
-    std::string about = first.gpu + ", medians at the best block size, L2 " + first.l2;
+    std::string about = first.gpu + ", medians in the best configuration, L2 " + first.l2;
     if (first.bytes > 0) { about += ", at least " + bytes_text(first.bytes); }
     if (first.flops > 0) { about += text(", %.4g GFLOP", first.flops / 1e9); }
     if (has_cut) { about += text("; bars over %.4f ms are cut", cut * fastest); }
@@ -308,15 +312,16 @@ static Svg draw_bars(const Op& op) {
     };
     if (has_library) { legend(LIBRARY, "library", 65); }
     if (has_promoted) { legend(PROMOTED, "promoted", 80); }
+    if (has_best) { legend(PROMOTED, "best", 50); }
 
     for (size_t i = 0; i < op.best.size(); i++) {
         const Row& r = op.best[i];
         double y = top + step * (double)i;
-        const char* color = r.promoted ? PROMOTED : r.kernel == 0 ? LIBRARY : RUNG;
+        const char* color = r.best_kernel ? PROMOTED : r.kernel == 0 ? LIBRARY : RUNG;
         double width = std::min(r.time_ms * per_ms, longest);
         std::string name = text("%d  ", r.kernel) + r.what;
         if (name.size() > 110) { name = name.substr(0, 107) + "..."; }
-        name += r.promoted ? " (promoted)" : r.kernel == 0 ? " (library)" : "";
+        name += r.promoted ? " (promoted)" : r.best_kernel ? " (best)" : r.kernel == 0 ? " (library)" : "";
         svg.label(left, y + 12, 13, INK, name);
         svg.rect(left, y + 18, width, bar_height, color, text(" id=\"kernel%d\"", r.kernel));
         if (r.time_ms > cut * fastest) { // a slanted gap marks a cut bar

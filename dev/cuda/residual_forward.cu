@@ -10,7 +10,7 @@
    ./residual_forward        every kernel, side by side                                         */
 #include "bench.h"
 
-#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
+#ifndef PROMOTED_ONLY // set by other ops that include this file for kernel 2 alone
 
 // ---- kernel 1: one thread per element -----------------------------------------------------------
 
@@ -28,7 +28,6 @@ void residual_forward1(floatX* out, const floatX* inp1, const floatX* inp2, size
 
 // ---- kernel 2: one 128-bit vector per thread; with 16-bit types that is 1/8 of the instructions ----
 
-// ==== promoted: residual_forward ====
 __global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const floatX* inp2, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= n) { return; }
@@ -45,7 +44,6 @@ void residual_forward(floatX* out, const floatX* inp1, const floatX* inp2, size_
     residual_forward_kernel2<<<grid_size, block_size, 0, stream>>>(out, inp1, inp2, n);
     cudaCheck(cudaGetLastError());
 }
-// ==== end promoted: residual_forward ====
 
 #ifndef PROMOTED_ONLY
 
@@ -99,7 +97,7 @@ static void declare(Bench& b) {
                  bs ? residual_forward(out, inp1, inp2, n, stream, bs) : residual_forward(out, inp1, inp2, n, stream);
              },
              {0, 64, 128, 256, 512, 1024});
-    b.promoted(2);
+    b.best(2);
     b.kernel(3, "persistent, 4 vectors per input in flight",
              [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); }, {64, 128, 256, 512});
 }

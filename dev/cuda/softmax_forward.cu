@@ -238,7 +238,7 @@ void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 8: a cluster of four blocks per row, each with a quarter of the row in registers ----
+// ---- kernel 8: a cluster of blocks per row, each with its part of the row in registers ----
 // The blocks exchange their maxima and sums through distributed shared memory.
 
 // Vectors per thread with which 4 blocks of 512 threads hold a row of GPT-2's vocabulary: 4 in 16 bits, 7 in 32 bits.
@@ -287,9 +287,10 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
 #endif
 }
 
-void softmax_forward8(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int block_size) {
-    const int cluster = 4;
-    require(Vp % 8 == 0);
+// cluster: blocks per cluster, 4 of 512 threads or 8 of 256
+void softmax_forward8(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int cluster) {
+    int block_size = 2048 / cluster;
+    require(Vp % 8 == 0 && (cluster == 4 || cluster == 8));
     require(V / x128::size <= KERNEL8_VECTORS * cluster * block_size);
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -347,7 +348,8 @@ static void declare(Bench& b) {
     }
     bool fits8 = V / x128::size <= KERNEL8_VECTORS * 4 * 512;
     if (fits8 && (b.dry || can_run((const void*)softmax_forward_sm90_kernel8, 90, 0))) {
-        kernel(8, "one read: cluster of 4 blocks, registers", softmax_forward8, {512});
+        kernel(8, "one read: a cluster of blocks, registers", softmax_forward8, {4, 8});
+        b.config("blocks per cluster");
     }
 }
 

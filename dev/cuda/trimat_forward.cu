@@ -5,6 +5,7 @@
    Constraint: HS % 8 == 0 from kernel 3 on; T <= 65535, B*NH <= 65535.
    Error: against the fp64 reference, one ulp of floatX plus, because terms cancel, 16 ulps of fp32 of the sum of their
    absolute values, which is 0.64 * sqrt(HS) here.
+   Kernels 2 to 5 have nothing to choose: all take tiles of 128x128 by 256 threads, so that they differ in one idea.
    Source: Vaswani et al. 2017, arXiv:1706.03762. The kernels optimise as for any matrix product, see matmul_forward.cu.
 
    The ladder. Both operands are small (25 MB at the default shape) and the result is large (100 MB), but each result is

@@ -50,7 +50,7 @@ static std::vector<BenchResult> some_results(const std::vector<BenchKernel>& ker
 
 static std::vector<BenchKernel> some_kernels() {
     std::vector<BenchKernel> kernels;
-    for (int number : {0, 3, 7}) { kernels.push_back({number, "what, with a comma", nullptr, {0}, 0}); }
+    for (int number : {0, 3, 7}) { kernels.push_back({number, "what, with a comma", nullptr, {0, 64, 128, 192}, 0}); }
     kernels[2].rate_type = "e4m3", kernels[2].matrix_tflops = 1200;
     return kernels;
 }
@@ -61,7 +61,7 @@ static void check_texts() {
     check(!bench_is_slow_clock(1900, 2000) && bench_is_slow_clock(1899, 2000));
     check(!bench_is_slow_clock(0, 2000) && !bench_is_slow_clock(1000, 0)); // not known
     check(bench_clock_notes(results) ==
-          "note: kernel 7 block_size 192 ran at 1890 MHz, 5.5% below the first timing's 2000\n");
+          "note: kernel 7 block size  192 ran at 1890 MHz, 5.5% below the first timing's 2000\n");
     check(bench_clock_notes({}) == "");
     check(bench_clock_text(results[0]) == "");
     check(bench_clock_text(results[1]) == " | 2000 MHz");

@@ -64,26 +64,26 @@ done
 if [ -n "$want_all_ops" ] && [ ${#ops[@]} -eq 0 ]; then ops=("${all_ops[@]}"); fi
 
 # shapes OP: prints a line of flags for each run of the op. The shapes are small enough for racecheck and, where the op
-# allows it, no multiple of a tile. Where an op uses a letter in a way of its own, the op's file documents it.
+# allows it, no multiple of a tile. --list names the kinds of an op.
 shapes() {
     [ "$SHAPES" = small ] || { echo; return; }
     case $1 in
-    adamw) printf '%s\n' "-B 1 -T 17 -C 776" "-B 2 -T 16 -C 777" ;; # stochastic rounding; a master copy
+    adamw) printf '%s\n' "-B 1 -T 17 -C 776 --kind 3" "-B 2 -T 16 -C 777" ;; # stochastic rounding; a master copy
     global_norm) echo "-B 2 -T 17 -C 777" ;;
     ffn | gelu_linear | layernorm_linear | linear_gelu) echo "-B 1 -T 130 -C 136" ;; # two tiles of rows
     fused_attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 130 -C 384 -NH 6" ;;
-    transformer_block) echo "-B 1 -T 130 -C 384 -NH 6 -V 3" ;;
+    transformer_block) echo "-B 1 -T 130 -C 384 -NH 6" ;;
     attention_forward) # the last shape wraps around the rings of the kernels that have one
         printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 1 -T 600 -C 64 -NH 1"
         ;;
     attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" ;;
     decode_attention) echo "-B 2 -T 70 -C 128 -NH 2" ;;
-    decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200" ;; # one with layernorm, one with residual
-    decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 5 -V 1003" ;; # one greedy (the most probable token), one with top-k and top-p
-    matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 -NH 2" "-B 1 -T 130 -C 200 -V 136 -NH 3" ;;
-    matmul_backward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 -NH 2" "-B 1 -T 130 -C 200 -V 136 -NH 3" ;;
+    decode_matvec) printf '%s\n' "-B 1 -T 1 -C 768 -V 77" "-B 3 -T 4 -C 128 -V 200 --kind 1" ;; # one with layernorm, one with residual
+    decode_sample) printf '%s\n' "-B 2 -T 1 -V 1003" "-B 2 -T 1 -V 1003 --kind 4" ;; # one greedy (the most probable token), one with top-k and top-p
+    matmul_forward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;
+    matmul_backward) printf '%s\n' "-B 1 -T 17 -C 136 -V 264 --kind 1" "-B 1 -T 130 -C 200 -V 136 --kind 2" ;;
     trimat_forward) echo "-B 1 -T 70 -C 128 -NH 2" ;;
-    permute) printf '%s\n' "-B 2 -T 17 -C 776 -NH 97 -V 1" "-B 2 -T 17 -C 776 -NH 97 -V 2" ;;
+    permute) printf '%s\n' "-B 2 -T 17 -C 776 -NH 97" "-B 2 -T 17 -C 776 -NH 97 --kind 1" ;;
     *) echo "-B 2 -T 17 -C 776 -V 1003" ;;
     esac
 }

@@ -155,11 +155,11 @@ test_planted_bugs() {
     # a launcher that does nothing while it is timed
     run 0 "$tmp/planted_bugs" 8 --check
     run 1 "$tmp/planted_bugs" 8 --repeats 10
-    grep -qE '^FAIL kernel 8 block_size +64: after the timed launches: out: [0-9]+ of [0-9]+ wrong' "$tmp/out" || fail "an idle launcher is timed"
+    grep -qE '^FAIL kernel 8 block size +64: after the timed launches: out: [0-9]+ of [0-9]+ wrong' "$tmp/out" || fail "an idle launcher is timed"
     # one that does nothing from its 201st call on, which only --sustained reaches
-    run 0 "$tmp/planted_bugs" 9 --repeats 10 --block-size 64
-    run 1 "$tmp/planted_bugs" 9 --repeats 10 --block-size 64 --sustained
-    grep -qE '^FAIL kernel 9 block_size +64: after the launches in a graph or back to back: out: ' "$tmp/out" || fail "an idle launcher is timed back to back"
+    run 0 "$tmp/planted_bugs" 9 --repeats 10 --config 64
+    run 1 "$tmp/planted_bugs" 9 --repeats 10 --config 64 --sustained
+    grep -qE '^FAIL kernel 9 block size +64: after the launches in a graph or back to back: out: ' "$tmp/out" || fail "an idle launcher is timed back to back"
     return 0
 }
 
@@ -176,14 +176,14 @@ test_timing() {
     run 0 "$tmp/planted_bugs" 1 --repeats 5 --csv "$tmp/a.csv" --json "$tmp/a.json"
     contains "Using kernel 1" "$tmp/out"
     contains "All results match. Starting benchmarks." "$tmp/out"
-    grep -qE '^block_size   64 \| time [0-9.]+ ms \| bandwidth [0-9.]+ GB/s \| p10 ' "$tmp/out" || fail "no line of a time"
+    grep -qE '^block size   64 \| time [0-9.]+ ms \| bandwidth [0-9.]+ GB/s \| p10 ' "$tmp/out" || fail "no line of a time"
     want "the rows of the CSV" "$(wc -l <"$tmp/a.csv")" 3
     want "the columns" "$(head -n 1 "$tmp/a.csv" | tr -dc , | wc -c)" "$(sed -n 2p "$tmp/a.csv" | tr -dc , | wc -c)"
     contains '"name": "planted_bugs/kernel:1/block_size:64"' "$tmp/a.json"
     grep -qE '^read on the device: [0-9.]+ GB/s ' "$tmp/out" || fail "no speed of a read"
     grep -qE '^empty launch: [0-9.]+ us' "$tmp/out" || fail "no time of an empty launch"
     # the clock is that of a GPU, and the launches are short enough for a graph
-    grep -qE '^block_size   64 .* \| [1-9][0-9]{2,3} MHz \| in a graph 0\.[0-9]+ ms \| ' "$tmp/out" || fail "no clock, or no graph"
+    grep -qE '^block size   64 .* \| [1-9][0-9]{2,3} MHz \| in a graph 0\.[0-9]+ ms \| ' "$tmp/out" || fail "no clock, or no graph"
     grep -q sustained "$tmp/out" && fail "sustained without --sustained"
     local mhz copy read empty graph time
     read -r mhz copy read empty graph time <<<"$(columns "$tmp/a.csv" sm_mhz copy_gb_s read_gb_s empty_ms graph_ms median_ms)"
@@ -191,14 +191,14 @@ test_timing() {
     holds "a read is about as fast as a copy" "$read > 0.8 * $copy && $read < 1.5 * $copy"
     holds "an empty launch takes no longer than a kernel" "$empty > 0 && $empty <= 1.2 * $time"
     holds "in a graph, hot, no longer than alone" "$graph > 0 && $graph <= $time"
-    run 0 "$tmp/planted_bugs" 1 --repeats 5 --block-size 64 --sustained --csv "$tmp/b.csv"
+    run 0 "$tmp/planted_bugs" 1 --repeats 5 --config 64 --sustained --csv "$tmp/b.csv"
     grep -qE ' \| sustained 0\.[0-9]+ ms at [1-9][0-9]{2,3} MHz' "$tmp/out" || fail "no sustained time"
     read -r time mhz <<<"$(columns "$tmp/b.csv" sustained_ms sustained_mhz)"
     holds "the sustained time" "$time > 0 && $time < 1 && $mhz > 200"
     # a launcher that waits for the GPU cannot be recorded: the run goes on, and times it alone
     run 0 "$tmp/planted_bugs" 10 --repeats 5
     grep -q 'in a graph' "$tmp/out" && { cat "$tmp/out" && fail "a launcher that waits was recorded"; }
-    want "the lines of times" "$(grep -c '^block_size ' "$tmp/out")" 2
+    want "the lines of times" "$(grep -c '^block size ' "$tmp/out")" 2
     if command -v python3 >/dev/null; then python3 -m json.tool "$tmp/a.json" >/dev/null || fail "not JSON"; fi
     run 1 "$tmp/planted_bugs" 1 --csv "$tmp/no/such/folder/a.csv"
 }
@@ -280,17 +280,22 @@ test_update_results() {
     cp "$top/scripts/update_results.sh" scripts/
     printf '%s\n' 'above' '<!-- results: t4 -->' 'old' '<!-- end results: t4 -->' 'below' >dev/cuda/README.md
     cat >dev/cuda/results/t4/op.csv <<'CSV'
-op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
-op,0,0,bf16,64,1024,768,12,50257,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,0,0,Tesla T4,"vendor"
-op,1,64,bf16,64,1024,768,12,50257,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,0,0,Tesla T4,"naive"
-op,2,128,bf16,64,1024,768,12,50257,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,0,0,Tesla T4,"vectors, ""wide"""
+op,kernel,config,config_name,config_label,dtype,B,T,C,NH,V,kind,case,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,best_kernel,promoted,kernel_launches,bytes_moved,gpu,what
+op,0,0,,,bf16,64,1024,768,12,50257,0,0,0.50000,0.49000,0.51000,100,cold,1000,200.00,250.00,0,0.000,0.000,1,0,0,0,0,Tesla T4,"vendor"
+op,1,64,block size,,bf16,64,1024,768,12,50257,0,0,2.00000,1.90000,2.10000,100,cold,1000,50.00,250.00,0,0.000,0.000,1,0,0,0,0,Tesla T4,"naive"
+op,2,128,tile rows,,bf16,64,1024,768,12,50257,0,0,1.00000,0.90000,1.10000,100,cold,1000,100.00,250.00,0,0.000,0.000,1,1,1,0,0,Tesla T4,"vectors, ""wide"""
 CSV
+    # as earlier versions wrote it, and a form
+    cut -d , -f 1-3,6-11,14-25,27- dev/cuda/results/t4/op.csv | sed -e '1s/config/block_size/' -e 's/^op,\([0-9]\)/past,\1/' >dev/cuda/results/t4/past.csv
+    sed -e '2,3d' -e 's/128,tile rows,/22,form,two consumers/' -e 's/^op,2/form,2/' dev/cuda/results/t4/op.csv >dev/cuda/results/t4/form.csv
     printf '%s\n' 'other 9 9' 'op 1.5000 nan' >dev/cuda/results/t4/pytorch.txt
     echo 'op,gpu,dtype,B,T,C,NH,V,config,median_ms,default_ms' >dev/cuda/results/t4/tuned.csv # no result of make bench
     local twice
     for twice in 1 2; do scripts/update_results.sh || fail "run $twice"; done
     want "the row" "$(grep '^| op |.*bf16' dev/cuda/README.md)" \
-        '| op | B 64 T 1024 C 768, bf16 | 2: vectors, "wide" | 128 | 1.0000 (0.9000 to 1.1000) | 100 | 40.0% |  |  | 0.50 | 2.00 | 1.50 |  |'
+        '| op | B 64 T 1024 C 768, bf16 | 2: vectors, "wide" | tile rows 128 | 1.0000 (0.9000 to 1.1000) | 100 | 40.0% |  |  | 0.50 | 2.00 | 1.50 |  |'
+    grep -q '^| past | B 64 .* | 2: vectors, "wide" | block size 128 | 1.0000 ' dev/cuda/README.md || fail "no row of the older file"
+    grep -q '^| form | B 64 .* | 2: vectors, "wide" | form 22: two consumers | 1.0000 ' dev/cuda/README.md || fail "no row of the form"
     # a newer CSV: an op that only reads, a kernel in e4m3, with the clock and hot times; its columns are in another order
     cat >dev/cuda/results/t4/op.csv <<'CSV'
 sm_mhz,graph_ms,sustained_ms,sustained_mhz,empty_ms,read_gb_s,reads_only,matrix_type,op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
@@ -299,9 +304,9 @@ sm_mhz,graph_ms,sustained_ms,sustained_mhz,empty_ms,read_gb_s,reads_only,matrix_
 CSV
     scripts/update_results.sh || fail "a newer CSV"
     want "the newer row" "$(grep '^| op |.*bf16' dev/cuda/README.md)" \
-        '| op | B 64 T 1024 C 768, bf16 | 2: vectors | 128 | 0.0100 (0.0090 to 0.0110) at 1585 MHz; in a graph 0.0031; sustained 0.0123 | 100 | 25.0% of read | 2.0 | 10.0% of e4m3 |  | 2.00 | 150.00 |  |'
+        '| op | B 64 T 1024 C 768, bf16 | 2: vectors | block size 128 | 0.0100 (0.0090 to 0.0110) at 1585 MHz; in a graph 0.0031; sustained 0.0123 | 100 | 25.0% of read | 2.0 | 10.0% of e4m3 |  | 2.00 | 150.00 |  |'
     want "the text around" "$(grep -c -e above -e below -e old dev/cuda/README.md)" 2
-    want "the lines" "$(wc -l <dev/cuda/README.md)" 7
+    want "the lines" "$(wc -l <dev/cuda/README.md)" 9
     rm dev/cuda/results/t4/*.csv
     scripts/update_results.sh 2>"$tmp/err" && fail "no CSV, no error"
     contains "make bench writes them" "$tmp/err"

@@ -46,6 +46,80 @@ test_programs() {
     contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
 }
 
+# The choices of a program: configurations, kinds of operation, kinds of input.
+test_choices() {
+    needs_compiler
+    copy_tree
+    cat >"$tmp/tree/dev/cuda/choices.cu" <<'CU'
+#include "bench.h"
+__global__ void add_kernel(float* out, const float* inp, float x, int n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) { out[i] = inp[i] + x; }
+}
+static void declare(Bench& b) {
+    int n = b.C, kind = b.kinds({"plus one", "plus two"});
+    float x = kind + 1.0f;
+    Buffer<float> inp = b.input<float>("inp", n, b.cases({"normal", "zeros"}, false) == 1 ? 0.0f : 1.0f);
+    Buffer<float> out = b.output<float>("out", n, {0, 0});
+    b.reference([=] { for (int i = 0; i < n; i++) { out.host[i] = inp.host[i] + x; } });
+    b.kernel(1, "any block size", [=](int bs) { add_kernel<<<1, bs>>>(out, inp, x, n); }, {32, 64});
+    b.kernel(2, "wrong if it adds 22", [=](int form) { add_kernel<<<1, 32>>>(out, inp, form ? form : x, n); }, {0, 22});
+    b.config("summand", {{0, "that of the kind"}, {22, "large"}});
+    b.kernel(3, "one configuration", [=](int) { add_kernel<<<1, 32>>>(out, inp, x, n); }, {0});
+    if (kind == 1) { b.kernel(4, "two only", [=](int rows) { add_kernel<<<1, rows>>>(out, inp, x, n); }, {32, 96}), b.config("rows"); }
+    b.best(kind == 1 ? 4 : 1);
+}
+int main(int argc, char** argv) {
+    return bench_main(argc, argv, "choices", declare, {1, 1, 100},
+                      {{1, 1, 5}, with_kind(1, {1, 1, 6}), with_case(1, {1, 1, 7}), with_kind(1, with_case(1, {1, 1, 8}))});
+}
+CU
+    make_cpu cpu OP=choices
+    rm "$tmp/tree/dev/cuda/choices.cu"
+    local program=$tmp/tree/dev/cuda/choices_cpu
+    want "--list" "$("$program" --list)" "1  any block size (best)
+2  wrong if it adds 22
+     summand    0 (that of the kind)
+     summand   22 (large)
+3  one configuration
+4  two only (best)
+     rows 32 96
+kind 0  plus one
+kind 1  plus two
+case 0  normal
+case 1  zeros"
+    # checked WANT FLAG ...: the C of the shapes that are checked with these flags
+    checked() {
+        "$program" "${@:2}" --check >"$tmp/out" 2>&1
+        want "the shapes of ${*:2}" "$(sed -n 's/.* C \([0-9]*\) .*/\1/p' "$tmp/out" | sort -un | tr '\n' ' ')" "$1"
+    }
+    checked "5 6 7 8 " 3
+    checked "6 8 " 4
+    checked "7 8 " 3 --case 1
+    checked "5 7 " 3 --kind 0
+    checked "8 " 3 --kind 1 --case 1
+    checked "9 " 3 -C 9 --kind 1
+    contains 'ok kernel 3 default, B 1 T 1 C 9 NH 0 V 0, plus two: ' "$tmp/out"
+    "$program" 2 --check >"$tmp/out" && fail "a wrong configuration passes"
+    contains 'FAIL kernel 2 summand   22 (large), B 1 T 1 C 5 ' "$tmp/out"
+    want "its failures" "$(grep -c '^FAIL' "$tmp/out")" 4
+    local flags
+    for flags in "2 --config 0" "3 --config 0" "1 --config 96" "1 --block-size 64" "1 --config -1" "4 --config 96"; do
+        # shellcheck disable=SC2086
+        "$program" $flags --check >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "$flags"; }
+    done
+    contains 'ok kernel 4 rows   96, ' "$tmp/out"
+    ! grep -q 'rows   32' "$tmp/out" || fail "--config 96 tries 32, too"
+    for flags in "2 --config 1 :kernel 2 has no configuration 1, there are 0 22" "1 --config 2000 :no configuration 2000" \
+        "3 --config 64 :kernel 3 has no configuration 64, there are 0" "--kind 2 :no kind 2, there are 0 to 1" \
+        "--case 2 :no case 2, there are 0 to 1" "4 --kind 0 :no kernel 4, there are 1 2 3"; do
+        local rc=0
+        # shellcheck disable=SC2086
+        "$program" ${flags%%:*} --check >"$tmp/out" 2>"$tmp/err" || rc=$?
+        want "the exit code of ${flags%%:*}" $rc 2
+        contains "${flags#*:}" "$tmp/err"
+    done
+}
+
 # What the ops use rarely: 20 schedules each, with one and with four workers.
 test_features() {
     needs_compiler
@@ -153,5 +227,5 @@ test_mutants() {
 }
 
 [ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
-tests=(programs features bench_functions reports kernels mutants)
+tests=(programs choices features bench_functions reports kernels mutants)
 run_tests_once "$@"

@@ -2,8 +2,8 @@
 # dev/cuda/plot.cpp on made-up CSV files: what it draws where, and which files it rejects.
 . "$(dirname "$0")/test.sh"
 CXX=${CXX:-g++}
-header=op,kernel,block_size,dtype,B,T,C,NH,V,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s,flops,tflop_s
-header+=,matrix_tflop_s,best,promoted,kernel_launches,bytes_moved,gpu,what
+header=op,kernel,config,config_name,config_label,dtype,B,T,C,NH,V,kind,case,median_ms,p10_ms,p90_ms,launches,l2,bytes,gb_s,copy_gb_s
+header+=,flops,tflop_s,matrix_tflop_s,best,best_kernel,promoted,kernel_launches,bytes_moved,gpu,what
 
 build() {
     command -v "$CXX" >/dev/null || skip "needs a C++ compiler"
@@ -13,11 +13,11 @@ build() {
     mkdir "$tmp/t4"
 }
 
-# row OP KERNEL BLOCK_SIZE MS BYTES FLOPS PROMOTED WHAT: prints a row; copy rate 1000 GB/s, library 100 TFLOP/s
+# row OP KERNEL CONFIG MS BYTES FLOPS PROMOTED WHAT: prints a row; copy rate 1000 GB/s, library 100 TFLOP/s
 row() {
     local rate=0
     [ "$6" = 0 ] || rate=100.000
-    echo "$1,$2,$3,bf16,4,64,768,12,50257,$4,$4,$4,100,cold,$5,0.00,1000.00,$6,0.000,$rate,1,$7,2,3000000,Tesla T4,\"$8\""
+    echo "$1,$2,$3,block size,,bf16,4,64,768,12,50257,0,0,$4,$4,$4,100,cold,$5,0.00,1000.00,$6,0.000,$rate,1,$7,$7,2,3000000,Tesla T4,\"$8\""
 }
 
 # run RC FOLDER ...: fails unless the exit code is RC
@@ -92,6 +92,28 @@ test_bars_uncut() {
     ! grep -q promoted "$svg" || fail "none is promoted"
 }
 
+# a named configuration; a best kernel without a copy in the trainer; the columns of earlier versions
+test_columns() {
+    build
+    {
+        echo "$header"
+        row op 1 64 2.00000 1500000 0 0 a
+        row op 2 22 0.50000 1500000 0 1 b | sed -e 's/block size,/form,two consumers/' -e 's/,1,1,1,2,3000000/,1,1,0,2,3000000/'
+    } >"$tmp/t4/op.csv"
+    run 0 "$tmp/t4"
+    contains "0.5000 ms, form 22, " "$tmp/t4/op.svg"
+    contains ">2  b (best)<" "$tmp/t4/op.svg"
+    ! grep -q promoted "$tmp/t4/op.svg" || fail "best is shown as promoted"
+    [ "$(attribute fill kernel1 "$tmp/t4/op.svg")" != "$(attribute fill kernel2 "$tmp/t4/op.svg")" ] || fail "best has no colour"
+    { echo "$header"; row op 2 64 0.50000 1500000 0 1 b; } >"$tmp/t4/op.csv"
+    run 0 "$tmp/t4"
+    mv "$tmp/t4/op.svg" "$tmp/new.svg"
+    cut -d , -f 1-3,6-11,14-25,27- "$tmp/t4/op.csv" | sed 's/^op,kernel,config/op,kernel,block_size/' >"$tmp/t4/old"
+    mv "$tmp/t4/old" "$tmp/t4/op.csv"
+    run 0 "$tmp/t4"
+    cmp "$tmp/t4/op.svg" "$tmp/new.svg" || fail "a file of an earlier version is drawn otherwise"
+}
+
 # copy rate 1 TB/s, library 100 TFLOP/s: the two roofs meet at 100 FLOPs per byte
 test_roofline() {
     build
@@ -159,7 +181,7 @@ test_same_bytes() {
     run 0 "$tmp/t4"
     cmp "$tmp/t4/op.svg" "$tmp/t4/first/op.svg" || fail "another chart for the same columns"
     # old files, without the columns kernel_launches and bytes_moved
-    cut -d , -f 2-23,26- "$tmp/t4/op.csv" >"$tmp/t4/new"
+    cut -d , -f 2-28,31- "$tmp/t4/op.csv" >"$tmp/t4/new"
     mv "$tmp/t4/new" "$tmp/t4/op.csv"
     run 0 "$tmp/t4"
     contains "1.0000 ms, block 64, " "$tmp/t4/op.svg"
@@ -183,8 +205,8 @@ test_broken_csv() {
     printf '' | refused "no line of a kernel"
     echo "$header" | refused "no line of a kernel"
     printf '%s\n' "${header/median_ms/median}" "$line" | refused "no column 'median_ms'"
-    printf '%s\n' "$header" "$line" "${line%,*}" | refused "3: 25 fields, the header has 26"
-    printf '%s\n' "$header" "$line,1" | refused "2: 27 fields"
+    printf '%s\n' "$header" "$line" "${line%,*}" | refused "3: 30 fields, the header has 31"
+    printf '%s\n' "$header" "$line,1" | refused "2: 32 fields"
     printf '%s\n' "$header" "${line/1.00000/1.0x}" | refused "2: median_ms is '1.0x', not a number"
     printf '%s\n' "$header" "${line/1.00000/nan}" | refused "2: median_ms is 'nan'"
     printf '%s\n' "$header" "${line/1.00000/-1}" | refused "2: median_ms is '-1'"
@@ -285,5 +307,5 @@ test_readme_picture() {
     cmp "$tmp/t4/training.svg" dev/measured/training.svg || fail "draw it again: make plots in dev/cuda"
 }
 
-tests=(bars bars_uncut roofline other_roofs same_bytes broken_csv arguments speed loss readme_picture)
+tests=(bars bars_uncut columns roofline other_roofs same_bytes broken_csv arguments speed loss readme_picture)
 run_tests_once "$@"

@@ -234,6 +234,41 @@ CU
     done
 }
 
+# misnamed FILE: prints a line if declare() of an op says b.promoted() although the file has no marks, or b.best() although it
+# has. An op may have neither.
+misnamed() {
+    local marks=0 promoted=0 best=0
+    grep -q '^// ==== promoted: ' "$1" && marks=1
+    grep -qE '(^|[^A-Za-z0-9_])b\.promoted\(' "$1" && promoted=1
+    grep -qE '(^|[^A-Za-z0-9_])b\.best\(' "$1" && best=1
+    [ $promoted -le $marks ] || { echo "$1: b.promoted() without a block for train_gpt2.cu: b.best()"; return 1; }
+    [ $marks -le $promoted ] || { echo "$1: a promoted block without b.promoted()"; return 1; }
+    [ $((promoted + best)) -le 1 ] || { echo "$1: b.promoted() and b.best()"; return 1; }
+}
+
+# --list, tables and CSV say (promoted) only of kernels whose copy is in train_gpt2.cu, of others (best)
+test_promoted_or_best() {
+    local file name failed=0
+    for file in dev/cuda/*.cu; do
+        [ ! -e "$file" ] || misnamed "$file" || failed=$((failed + 1))
+        for name in $(sed -n 's|^// ==== promoted: \([A-Za-z0-9_]*\) ====$|\1|p' "$file"); do
+            grep -qx "// ==== promoted: $name ====" train_gpt2.cu || { echo "$file: $name is not in train_gpt2.cu" && failed=1; }
+        done
+    done
+    [ $failed -eq 0 ] || fail "$failed ops of dev/cuda call their best kernel by the wrong name"
+    printf '// ==== promoted: gelu ====\n    b.promoted(2);\n' >"$tmp/good.cu"
+    misnamed "$tmp/good.cu" || fail "a promoted kernel is refused"
+    printf '    b.best(2);\n' >"$tmp/good.cu"
+    misnamed "$tmp/good.cu" || fail "a best kernel is refused"
+    local bad
+    for bad in '    b.promoted(2);' '// ==== promoted: gelu ====\n    b.best(2);' '// ==== promoted: gelu ====' \
+        '// ==== promoted: gelu ====\n    b.promoted(2);\n    b.best(2);'; do
+        printf "$bad\n" >"$tmp/bad.cu"
+        misnamed "$tmp/bad.cu" >"$tmp/out" && fail "not seen: $bad"
+        contains "$tmp/bad.cu:" "$tmp/out"
+    done
+}
+
 # nameless FILE: prints a line for each promoted block that launches kernels but does not declare their cost with an Op,
 # and for each launcher `void NAME(..., int block_size) {` without an Op, or without its overload directly after it.
 # Only blocks count that define the op of the same name (NAME, NAME_forward or NAME_backward) as a plain function: a
@@ -307,5 +342,5 @@ CU
 }
 
 tests=(copies pieces idempotent check_finds_one_digit check_finds_a_changed_op refuses_missing_marks refuses_wrong_names usage
-    ladders_ascend order_is_checked launchers_say_their_cost missing_cost_is_seen)
+    ladders_ascend order_is_checked promoted_or_best launchers_say_their_cost missing_cost_is_seen)
 run_tests_once "$@"
