@@ -311,7 +311,7 @@ struct Bench {
         state.bytes = least_bytes, state.flops = least_flops;
         state.bytes_by_data = bytes_by_data, state.flops_by_data = flops_by_data;
     }
-    // Declares a kernel; number 0 is the vendor's library. The run sweeps block_sizes; {0} means that the kernel has no
+    // Declares a kernel; number 0 is the vendor's library, which must compute the FLOPs of cost(). The run sweeps block_sizes; {0} means that the kernel has no
     // choice of block size. A 0 among other sizes means the launcher's default, and the run prints a note if another
     // size is more than 2% faster.
     // min_arch: 80 if the kernel needs a device and a binary of compute capability 8.0 or more, -90 if it needs code
@@ -672,6 +672,17 @@ inline std::string bench_check_cost(const BenchState& s, const char* op) {
     return text;
 }
 
+// Kernel 0 is the vendor's library: its products must make up all FLOPs of b.cost(). Call it after the launch, before
+// which library_flops was 0. Returns the error, or "".
+inline std::string bench_check_library(const BenchState& s, const BenchKernel& k) {
+    double flops = profile().library_flops;
+    if (k.number != 0 || (flops > 0 && flops >= 0.999999 * s.flops)) { return ""; }
+    char text[256];
+    snprintf(text, sizeof(text), "kernel 0 is not the vendor's library: that was given %.0f of %.0f FLOPs", flops,
+             s.flops);
+    return text;
+}
+
 inline bool bench_is_output(const BenchBuffer& x) { return x.kind == BenchKind::output || x.kind == BenchKind::inout; }
 
 // Launches once and returns the errors, or "". *worst: the largest error in units of the tolerance.
@@ -684,6 +695,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     *worst = 0;
     profile().entries.clear();
     profile().listing = k.number == s.promoted;
+    profile().library_flops = 0;
     bench_launch_fresh(s, k, block_size);
     profile().listing = false;
     cudaError_t e = cudaDeviceSynchronize();
@@ -707,8 +719,9 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
         }
         if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance, &wrong)); }
     }
-    std::string cost = bench_check_cost(s, s.op);
-    if (!cost.empty()) { wrong += (wrong.empty() ? "" : "; ") + cost; }
+    for (const std::string& text : {bench_check_cost(s, s.op), bench_check_library(s, k)}) {
+        if (!text.empty()) { wrong += (wrong.empty() ? "" : "; ") + text; }
+    }
     if (k.number != s.promoted || !wrong.empty()) { return wrong; }
     std::vector<uint64_t> first;
     for (BenchBuffer& x : s.buffers) {

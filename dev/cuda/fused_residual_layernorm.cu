@@ -17,42 +17,18 @@
 #include "../../llmc/ptx.cuh"
 
 #ifndef PROMOTED_ONLY // ops that include this file only need its promoted kernels
+#define PROMOTED_ONLY
+#include "layernorm_forward.cu"
+#include "residual_forward.cu"
+#undef PROMOTED_ONLY
 
-// ---- kernel 1: two launches, the sum goes through memory ----------------------------------------
-
-__global__ void fused_residual_layernorm_add_kernel1(floatX* residual, const floatX* inp1, const floatX* inp2,
-                                                     size_t n) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { residual[i] = (floatX)((float)inp1[i] + (float)inp2[i]); }
-}
-
-__global__ void fused_residual_layernorm_norm_kernel1(floatX* normed, float* mean, float* rstd, const floatX* residual,
-                                                      const floatX* weight, const floatX* bias, int C) {
-    __shared__ float shared[32];
-    const floatX* x = residual + (size_t)blockIdx.x * C;
-    float sum = 0.0f, squares = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { sum += (float)x[c]; }
-    float m = block_sum(sum, shared) / C;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float centred = (float)x[c] - m;
-        squares += centred * centred;
-    }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        normed[(size_t)blockIdx.x * C + c] = (floatX)(((float)x[c] - m) * r * (float)weight[c] + (float)bias[c]);
-    }
-    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
-}
+// ---- kernel 1: two operations: residual_forward, then layernorm_forward, the best separate kernels ----
 
 void fused_residual_layernorm_forward1(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                       cudaStream_t stream, int block_size) {
-    size_t n = (size_t)N * C;
-    fused_residual_layernorm_add_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(residual, inp1,
-                                                                                                     inp2, n);
-    cudaCheck(cudaGetLastError());
-    fused_residual_layernorm_norm_kernel1<<<N, block_size, 0, stream>>>(normed, mean, rstd, residual, weight, bias, C);
-    cudaCheck(cudaGetLastError());
+                                       cudaStream_t stream) {
+    residual_forward(residual, inp1, inp2, (size_t)N * C, stream);
+    layernorm_forward(normed, mean, rstd, residual, weight, bias, N, C, stream);
 }
 
 // ---- kernel 2: one launch, one warp per row: each lane reads its own sums back from the cache -----
@@ -736,16 +712,23 @@ static void declare(Bench& b) {
         for (size_t i = 0; i < n; i++) { residual.host[i] = (float)(floatX)residual.host[i]; }
         layernorm_forward_cpu(normed.host, mean.host, rstd.host, residual.host, weight.host, bias.host, N, C);
     });
-    b.cost(4.0 * n * sizeof(floatX), 0);
+    double tensor = (double)n * sizeof(floatX); // bytes
+    b.cost(4 * tensor, 0);
 
+    b.kernel(1, "unfused: residual_forward, then layernorm_forward",
+             [=](int) {
+                 fused_residual_layernorm_forward1(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
+                                                   stream);
+             },
+             {0});
+    b.moves(2, 5 * tensor);
     auto variant = [&](int number, const char* what, auto launch, std::vector<int> block_sizes) {
         b.kernel(
             number, what,
             [=](int bs) { launch(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, bs); },
             block_sizes);
+        b.moves(1, 4 * tensor);
     };
-    variant(1, "two launches, the sum goes through memory", fused_residual_layernorm_forward1,
-            {64, 128, 256, 512, 1024});
     variant(2, "one warp per row, sums read back from the cache", fused_residual_layernorm_forward2,
             {64, 128, 256, 512, 1024});
     b.kernel(3, "128-bit loads, one block per row, the row in shared memory",
@@ -756,6 +739,7 @@ static void declare(Bench& b) {
                                                        stream);
              },
              {0, 64, 128, 256, 512, 1024});
+    b.moves(1, 4 * tensor);
     b.promoted(3);
     variant(4, "one or more warps per row, the row in registers", fused_residual_layernorm_forward4,
             {64, 128, 256, 512});
@@ -771,12 +755,14 @@ static void declare(Bench& b) {
                                                             NULL, N, C, stream);
                  },
                  {0});
+        b.moves(1, 4 * tensor);
         b.kernel(
             9, "persistent, a ring of rows per warp by bulk copies",
             [=](int) {
                 fused_residual_layernorm_forward9(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream);
             },
             {0}, -90);
+        b.moves(1, 4 * tensor);
     }
 #endif
 }

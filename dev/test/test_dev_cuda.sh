@@ -139,15 +139,16 @@ test_planted_bugs() {
     run 1 "$tmp/planted_bugs" --check
     want "kernel 1" "$(grep -c '^ok kernel 1 ' "$tmp/out")" 4 # two shapes, two block sizes
     local kernel
-    for kernel in 2 3 4 5 6 7; do
+    for kernel in 0 2 3 4 5 6 7; do
         grep -q "^ok kernel $kernel " "$tmp/out" && fail "kernel $kernel passes"
         want "kernel $kernel" "$(grep -c "^FAIL kernel $kernel " "$tmp/out")" 4
     done
+    grep -q "^FAIL kernel 0 .*: kernel 0 is not the vendor's library" "$tmp/out" || fail "kernel 0 may be ours"
     grep -q '^FAIL kernel 5 .*: out: written past its end$' "$tmp/out" || fail "kernel 5's buffer is not named"
     grep -q '^FAIL kernel 6 .*: inp: an input, changed$' "$tmp/out" || fail "kernel 6's input is not named"
-    want "the last line" "$(tail -n 1 "$tmp/out")" "8 passed, 24 failed, 0 skipped" # kernel 8 is idle only later
+    want "the last line" "$(tail -n 1 "$tmp/out")" "8 passed, 28 failed, 0 skipped" # kernel 8 is idle only later
     run 0 "$tmp/planted_bugs" 1 --check
-    for kernel in 2 3 4 5 6 7; do
+    for kernel in 0 2 3 4 5 6 7; do
         run 1 "$tmp/planted_bugs" $kernel --check
         run 1 "$tmp/planted_bugs" $kernel --repeats 3
         grep -q 'All results match' "$tmp/out" && fail "kernel $kernel matches"
