@@ -1822,7 +1822,18 @@ static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
-    Buffer<floatX> qkv = b.input<floatX>("qkv", 3 * n), dout = b.input<floatX>("dout", n);
+    // Queries and keys are `size` times as large, so the terms of dq and dk are, too.
+    int which = b.cases({"normal", "scores of some 100", "equal queries, equal keys"});
+    float size = which == 0 ? 1.0f : 4.0f;
+    Buffer<floatX> qkv = b.input_from<floatX>("qkv", 3 * n, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, 3 * n, seed, 1.0f, 0.0f);
+        bench_pieces(3 * n, [=](size_t begin, size_t end) {
+            for (size_t i = begin; i < end && which > 0; i++) {
+                if (i / C % 3 < 2) { x[i] = which == 1 ? size * x[i] : size; }
+            }
+        });
+    });
+    Buffer<floatX> dout = b.input<floatX>("dout", n);
     std::vector<float> lse_host(b.dry ? 0 : num_rows);
     Buffer<floatX> out = b.input_from<floatX>("out", n, [&](float* host) {
         if (bench_flags().verify) {
@@ -1836,6 +1847,7 @@ static void declare(Bench& b) {
         "lse", num_rows, [&](float* host) { memcpy(host, lse_host.data(), num_rows * sizeof(float)); });
     float ulp = ulp_of<floatX>();
     Tolerance tolerance = sizeof(floatX) == 2 ? Tolerance{3 * ulp, ulp} : Tolerance{96 * ulp, 8 * ulp};
+    tolerance.atol *= size;
     Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
     Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
     b.reference([=] { attention_backward_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH); });

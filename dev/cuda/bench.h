@@ -197,6 +197,33 @@ inline void bench_fill_rows(float* host, size_t num_rows, size_t C, uint32_t see
     }
 }
 
+// Values of so few bits that the sums of their products are exact in fp32, in any order. Every float type holds them.
+inline void bench_fill_exact_large(float* host, size_t n, uint32_t seed) { // multiples of 1/8 from 24 to 31.875
+    bench_pieces(n, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) { host[i] = 24.0f + (float)(bench_random(i, seed) % 64) / 8; }
+    });
+}
+inline void bench_fill_exact_small(float* host, size_t n, uint32_t seed) { // multiples of 1/64 from 1/8 to 15/64
+    bench_pieces(n, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) { host[i] = (float)(8 + bench_random(i, seed) % 8) / 64; }
+    });
+}
+// The second half of each row (K) becomes negative. If rows of exact large values are multiplied with exact small ones,
+// the sums grow to some 2.5 K, and then almost all of it cancels: a sum that is kept in 16 bits on its way loses the
+// result. In fp32 partial sums are exact, because they are multiples of 2^-9 and less than 2^15 (K <= 8704).
+inline void bench_negate_halves(float* host, size_t num_rows, size_t K) {
+    bench_pieces(num_rows * K, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) { host[i] = i % K < K / 2 ? host[i] : -host[i]; }
+    });
+}
+// Rows (K) of zeros, but one normal random value in each.
+inline void bench_fill_one_hot(float* host, size_t num_rows, size_t K, uint32_t seed) {
+    std::vector<float> values(num_rows);
+    bench_fill_normal(values.data(), num_rows, seed, 1.0f, 0.0f);
+    std::fill(host, host + num_rows * K, 0.0f);
+    for (size_t row = 0; row < num_rows; row++) { host[row * K + bench_random(row, seed) % K] = values[row]; }
+}
+
 // Token ids distributed as in text: the probability of id i is proportional to 1 / (i + 1).
 inline void bench_fill_ids(float* ids, size_t n, int V, std::mt19937& rng) {
     for (size_t i = 0; i < n; i++) {
@@ -257,6 +284,12 @@ struct Bench {
         uint32_t seed = hash_bits(state.num_inputs, state.seed);
         return input_from<T>(name, n, [=](float* host) { bench_fill_normal(host, n, seed, scale, shift); });
     }
+    // Values by one of the functions bench_fill_...
+    template <class T> Buffer<T> input_filled(const char* name, size_t n, void (*fill)(float*, size_t, uint32_t)) {
+        uint32_t seed = next_seed();
+        return input_from<T>(name, n, [=](float* host) { fill(host, n, seed); });
+    }
+    uint32_t next_seed() const { return hash_bits(state.num_inputs, state.seed); } // of the next input
     // Uniform random integers 0 .. limit-1.
     Buffer<int> input_ids(const char* name, size_t n, int limit) {
         uint32_t seed = hash_bits(state.num_inputs, state.seed);

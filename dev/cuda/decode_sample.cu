@@ -338,7 +338,13 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
 static void declare(Bench& b) {
     int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128, mode = b.T;
     cudaStream_t stream = b.stream;
-    float temperature = mode == 1 ? 0.0f : 0.8f, top_p = mode >= 4 ? 0.9f : 1.0f;
+    int which =
+        b.cases({"normal", "equal logits", "one logit far above the others", "temperature 0.01", "temperature 100"});
+    float temperature = mode == 1    ? 0.0f
+                        : which == 3 ? 0.01f
+                        : which == 4 ? 100.0f
+                                     : 0.8f,
+          top_p = mode >= 4 ? 0.9f : 1.0f;
     int top_k = mode == 3 || mode == 5 ? 50 : 0;
     // The padding past V is NaN, because it must not be read. Small vocabularies also have ties, scattered NaN and
     // -inf, and one sequence of nothing but NaN and -inf.
@@ -347,6 +353,8 @@ static void declare(Bench& b) {
         std::normal_distribution<float> normal;
         for (size_t i = 0; i < (size_t)B * Vp; i++) {
             float value = 3.0f * normal(rng) - 30.0f;
+            if (which == 1) { value = -30.0f; }
+            if (which == 2 && i % Vp == i / Vp * 31 % V) { value = 120.0f; }
             x[i] = V > 20000 ? value : roundf(4.0f * value) / 4.0f;
             if ((int)(i % Vp) >= V) { x[i] = NAN; }
             if (V <= 20000 && (i / Vp == 1 || i % 13 == 7)) { x[i] = i % 2 ? NAN : -INFINITY; }

@@ -1355,7 +1355,7 @@ void fused_attention_residual_layernorm_forward(floatX* residual, floatX* normed
 
 // ---- inputs, checks and main ----------------------------------------------------------------------------------
 
-enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input; V of a check shape is the kind + 1
+enum { PLAIN, LARGE, ALIKE, HOT }; // the kinds of input
 
 // Fills queries, keys and values (B,T,3,NH,HS) with normal numbers. LARGE: scores of the order of 10^4, and in every
 // other head all rows are equal, so that the softmax is uniform. ALIKE: values of 1 and scores of 0, so that the output
@@ -1383,7 +1383,7 @@ static void fill_inp(float* inp, int N, int C, int kind, uint32_t seed) {
 
 static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH, N = B * T;
-    int kind = b.V >= 1 && b.V <= HOT + 1 ? b.V - 1 : PLAIN;
+    int kind = b.cases({"normal", "scores of some 10^4, or equal ones", "equal values in each row", "a hot row"});
     cudaStream_t stream = b.stream;
     size_t n = (size_t)N * C, num_rows = (size_t)N * NH;
     Buffer<floatX> qkv =
@@ -1491,7 +1491,6 @@ static void declare(Bench& b) {
     b.promoted(fast ? 7 : 2);
 }
 
-// the fifth number of a shape, V, selects the kind of input
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "fused_attention_residual_layernorm", declare, {32, 512, 768, 12, 50257},
                       {{1, 1, 64, 1},
@@ -1504,9 +1503,9 @@ int main(int argc, char** argv) {
                        {1, 333, 1024, 16},
                        {2, 513, 128, 2},
                        {1, 700, 320, 5},
-                       {1, 300, 256, 4, LARGE + 1},
-                       {2, 150, 768, 12, ALIKE + 1},
-                       {1, 260, 448, 7, HOT + 1},
+                       {1, 300, 256, 4},
+                       {2, 150, 768, 12},
+                       {1, 260, 448, 7},
                        {430, 100, 768, 12}, // the sum does not fit L2
                        {1, 90, 416, 2},
                        {2, 70, 80, 2}});

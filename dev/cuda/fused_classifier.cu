@@ -548,15 +548,19 @@ typedef void (*Classifier)(floatX*, float*, const int*, const float*, int, int, 
 static void declare(Bench& b) {
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     // exp of the large ones overflows unless the maximum is subtracted first
-    const float scales[] = {3.0f, 60.0f, 1e-3f};
-    float scale = scales[b.cases({"normal", "logits of some 100", "almost equal logits"})];
+    const float scales[] = {3.0f, 60.0f, 1e-3f, 3.0f};
+    int which = b.cases({"normal", "logits of some 100", "almost equal logits", "one logit far above the others"});
+    float scale = scales[which];
+    uint32_t seed = b.state.seed;
     float dloss_value = 1024.0f; // a loss scale: without it most gradients would underflow in 16 bits
     Buffer<floatX> logits = b.input_from<floatX>("logits", (size_t)N * Vp, [=](float* x) {
         parallel_for(N, [=](size_t n) {
             for (int i = 0; i < Vp; i++) {
-                float u1 = (hash_bits(i, 2 * n) + 1.0f) / 4294967296.0f, u2 = hash_bits(i, 2 * n + 1) / 4294967296.0f;
+                uint32_t r1 = hash_bits(i, 2 * n + seed), r2 = hash_bits(i, 2 * n + seed + 1);
+                float u1 = (r1 + 1.0f) / 4294967296.0f, u2 = r2 / 4294967296.0f;
                 x[n * Vp + i] = i < V ? scale * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2) : NAN;
             }
+            if (which == 3) { x[n * Vp + bench_random(n, seed) % V] = 120.0f; }
         });
     });
     Buffer<int> targets = b.input_ids("targets", N, V);

@@ -444,9 +444,21 @@ static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C, OC = b.V;
     bool has_gelu = b.NH == 2, accumulate = b.NH != 2, has_bias = b.NH == 3;
     size_t num_weights = (size_t)OC * C;
-    Buffer<floatX> dout = b.input<floatX>("dout", (size_t)N * OC);
-    Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
-    Buffer<floatX> weight = b.input<floatX>("weight", num_weights, 1.0f / sqrtf((float)OC));
+    int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
+    bool cancelling = which == 1; // both sums do: over the columns of dout for dinp, over its rows for dweight
+    Buffer<floatX> dout = b.input_from<floatX>("dout", (size_t)N * OC, [=, seed = b.next_seed()](float* x) {
+        if (which == 0) { bench_fill_normal(x, (size_t)N * OC, seed, 1.0f, 0.0f); }
+        if (which == 1) {
+            bench_fill_exact_large(x, (size_t)N * OC, seed);
+            bench_negate_halves(x, N, OC);
+            bench_negate_halves(x, 1, (size_t)N * OC);
+        }
+        if (which == 2) { bench_fill_one_hot(x, N, OC, seed); }
+    });
+    Buffer<floatX> inp = cancelling ? b.input_filled<floatX>("inp", (size_t)N * C, bench_fill_exact_small)
+                                    : b.input<floatX>("inp", (size_t)N * C);
+    Buffer<floatX> weight = cancelling ? b.input_filled<floatX>("weight", num_weights, bench_fill_exact_small)
+                                       : b.input<floatX>("weight", num_weights, 1.0f / sqrtf((float)OC));
     Buffer<floatX> pre_gelu = {NULL, NULL};
     if (has_gelu) { pre_gelu = b.input<floatX>("pre_gelu", (size_t)N * C); }
     Tolerance product = ulps<floatX>(1, 0.0f), sums = ulps<float>(2, 0.0f);
@@ -457,7 +469,8 @@ static void declare(Bench& b) {
     Buffer<floatX> dinp = b.output<floatX>("dinp", (size_t)N * C, has_gelu ? after_gelu : product);
     Buffer<float> start = {NULL, NULL}, dweight, dbias = {NULL, NULL};
     if (accumulate) {
-        start = b.input<float>("start", num_weights);
+        start = cancelling ? b.input_filled<float>("start", num_weights, bench_fill_exact_small)
+                           : b.input<float>("start", num_weights);
         dweight = b.inout<float>("dweight", num_weights, start, sums);
     } else {
         dweight = b.output<float>("dweight", num_weights, sums);

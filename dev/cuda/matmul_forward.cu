@@ -556,8 +556,14 @@ static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C, OC = b.V;
     bool has_gelu = b.NH == 2, has_residual = b.NH == 3, has_bias = b.NH != 4;
     size_t n = (size_t)N * OC;
-    Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
-    Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
+    int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
+    Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * C, [=, seed = b.next_seed()](float* x) {
+        if (which == 0) { bench_fill_normal(x, (size_t)N * C, seed, 1.0f, 0.0f); }
+        if (which == 1) { bench_fill_exact_large(x, (size_t)N * C, seed), bench_negate_halves(x, N, C); }
+        if (which == 2) { bench_fill_one_hot(x, N, C, seed); }
+    });
+    Buffer<floatX> weight = which == 1 ? b.input_filled<floatX>("weight", (size_t)OC * C, bench_fill_exact_small)
+                                       : b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
     Buffer<floatX> bias = {NULL, NULL}, residual = {NULL, NULL}, pre_gelu = {NULL, NULL};
     if (has_bias) { bias = b.input<floatX>("bias", OC); }
     if (has_residual) { residual = b.input<floatX>("residual", n); }

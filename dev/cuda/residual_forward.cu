@@ -84,8 +84,13 @@ void residual_forward3(floatX* out, const floatX* inp1, const floatX* inp2, size
 static void declare(Bench& b) {
     size_t n = (size_t)b.B * b.T * b.C;
     cudaStream_t stream = b.stream;
-    Buffer<floatX> inp1 = b.input<floatX>("inp1", n);
-    Buffer<floatX> inp2 = b.input<floatX>("inp2", n);
+    bool extremes = b.cases({"normal", "sums that cancel or overflow"}) == 1;
+    Buffer<floatX> inp1 =
+        extremes ? b.input_filled<floatX>("inp1", n, bench_fill_extremes) : b.input<floatX>("inp1", n);
+    Buffer<floatX> inp2 = b.input_from<floatX>("inp2", n, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, n, seed, 1.0f, 0.0f);
+        for (size_t i = 0; extremes && i < n; i++) { x[i] = i % 3 == 0 ? -inp1.host[i] : i < 8 ? inp1.host[i] : x[i]; }
+    });
     Buffer<floatX> out = b.output<floatX>("out", n, {0.0f, 0.0f});
     b.reference([=] {
         residual_forward_cpu(out.host, inp1.host, inp2.host, n);

@@ -26,8 +26,6 @@
    nvcc -O3 --use_fast_math transformer_block.cu -lcublasLt -o transformer_block      (or: make transformer_block)
    ./transformer_block 5            check kernel 5 against the CPU
    ./transformer_block              every kernel, side by side
-   ./transformer_block -V 1         -V selects the values of inp: 1 rows of equal values, 2 one row 1000 times larger,
-                                    3 random numbers
    Kernels 4, 5 and 11 to 16 need -gencode arch=compute_90a,code=sm_90a.                                            */
 #include "../../llmc/cublas_common.cuh"
 #include "bench.h"
@@ -1222,7 +1220,7 @@ void transformer_block_forward(const TransformerBlock& f, cudaStream_t stream, i
 }
 
 // Fills inp. what = 1: rows of equal values, below 1 so that the attention output is not lost when it is added; 2: one
-// row 1000 times larger than the others; 3: random numbers.
+// row 1000 times larger than the others; 0: random numbers.
 static void fill_inp(float* inp, int N, int C, int what, uint32_t seed) {
     bench_fill_normal(inp, (size_t)N * C, seed, 1.0f, 0.0f);
     for (size_t i = 0; i < (size_t)N * C; i++) {
@@ -1233,9 +1231,9 @@ static void fill_inp(float* inp, int N, int C, int what, uint32_t seed) {
 }
 
 static void declare(Bench& b) {
-    require(b.V >= 1 && b.V <= 3);
     if (!b.dry) { cublaslt_open(); }
-    int B = b.B, T = b.T, C = b.C, NH = b.NH, N = B * T, what = b.V;
+    int B = b.B, T = b.T, C = b.C, NH = b.NH, N = B * T;
+    int what = b.cases({"normal", "equal values in each row", "a hot row"});
     size_t n = (size_t)N * C, channels = C, CC = channels * channels;
     cudaStream_t stream = b.stream;
     uint32_t seed = b.state.seed;
@@ -1419,15 +1417,15 @@ static void declare(Bench& b) {
 }
 
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "transformer_block", declare, {32, 512, 768, 12, 3},
+    return bench_main(argc, argv, "transformer_block", declare, {32, 512, 768, 12},
                       {{1, 1, 384, 6},
                        {1, 1, 768, 12},
                        {2, 17, 384, 6},
-                       {3, 127, 384, 6, 1},
-                       {2, 128, 768, 12, 2},
+                       {3, 127, 384, 6},
+                       {2, 128, 768, 12},
                        {1, 333, 768, 12},
                        {1, 200, 1600, 25},
-                       {1, 513, 384, 6, 2},
+                       {1, 513, 384, 6},
                        {1, 65, 136, 17},
-                       {4, 100, 512, 4, 1}});
+                       {4, 100, 512, 4}});
 }

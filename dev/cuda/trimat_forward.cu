@@ -331,7 +331,15 @@ static void declare(Bench& b) {
         cublaslt_open(); // needed to measure the matrix rate
         cublas_handle();
     }
-    Buffer<floatX> qkv = b.input<floatX>("qkv", (size_t)B * T * 3 * C);
+    bool cancelling = b.cases({"normal", "large terms that cancel"}) == 1;
+    Buffer<floatX> qkv = b.input_from<floatX>("qkv", (size_t)B * T * 3 * C, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, (size_t)B * T * 3 * C, seed, 1.0f, 0.0f);
+        for (size_t row = 0; cancelling && row < (size_t)B * T; row++) {
+            float* q = x + row * 3 * C;
+            bench_fill_exact_large(q, C, hash_bits((uint32_t)row, seed)), bench_negate_halves(q, NH, HS);
+            bench_fill_exact_small(q + C, C, hash_bits((uint32_t)row, seed + 1));
+        }
+    });
     Tolerance tolerance = ulps<floatX>(1, 0.0f);
     tolerance.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)HS);
     Buffer<floatX> att = b.output<floatX>("att", n, tolerance);
