@@ -2192,7 +2192,8 @@ static void declare(Bench& b) {
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 1 : 32, 1.0f);
     Buffer<floatX> out = b.output<floatX>("out", n, {tolerance.atol + score_error, tolerance.rtol});
     Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
-    b.reference([=] { attention_forward_cpu(out.host, lse.host, qkv.host, B, T, C, NH); });
+    std::vector<size_t> rows = b.sample(num_rows, 2.0 * T * HS);
+    b.reference([=] { attention_forward_rows_cpu(out.host, lse.host, qkv.host, B, T, C, NH, rows); });
     b.cost(4.0 * n * sizeof(floatX) + num_rows * sizeof(float), 2.0 * B * NH * T * (double)T * HS);
 
     if ((double)num_rows * T <= 1 << 30) { // at most 6 GB of T x T matrices

@@ -135,9 +135,23 @@ template <class T> inline void bench_upload(T* dev, const float* host, size_t n)
     cudaCheck(cudaMemcpy(dev, values, n * sizeof(T), cudaMemcpyHostToDevice));
 }
 
-// Returns the largest error, in units of `factor` times the tolerance. NaN counts as an infinite error.
+// Stands in an output's host memory for a result that the reference left out, see Bench::sample(): a NaN that no
+// computation returns.
+inline float bench_left_out() {
+    const uint32_t bits = 0x7FC5A3B1;
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+inline bool bench_is_left_out(float x) {
+    float left_out = bench_left_out();
+    return memcmp(&x, &left_out, sizeof(x)) == 0;
+}
+
+// Returns the largest error, in units of `factor` times the tolerance. NaN counts as an infinite error. If `sampled`,
+// a result without a reference only has to be finite.
 template <class T> inline double bench_compare(const char* name, const T* dev, const float* ref, size_t n,
-                                               Tolerance tolerance, double factor, std::string* wrong) {
+                                               Tolerance tolerance, bool sampled, double factor, std::string* wrong) {
     T* out = (T*)bench_staging(n * sizeof(T));
     cudaCheck(cudaMemcpy(out, dev, n * sizeof(T), cudaMemcpyDeviceToHost));
     const size_t piece = 1 << 16, pieces = ceil_div(n, piece);
@@ -150,6 +164,7 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
         Piece f = {-1, 0, 0};
         for (size_t i = p * piece; i < std::min(n, (p + 1) * piece); i++) {
             double got = (double)(float)out[i], want = (double)ref[i], err = fabs(got - want);
+            if (sampled && std::isfinite(got) && bench_is_left_out(ref[i])) { continue; }
             double allowed = factor * ((double)tolerance.atol + (double)tolerance.rtol * fabs(want));
             // an infinite result must be that infinity: its err is NaN, and any other value would be within `allowed`
             bool right = got == want || (std::isfinite(want) && err <= allowed);
@@ -263,6 +278,7 @@ struct BenchState {
     int promoted = -1;                           // number of the promoted kernel; -1: none
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
+    bool sampled = false;           // some references compute only a part of the results
     std::vector<const char*> cases; // names of the kinds of input; empty: there is one kind
     int which = 0;                  // the kind that declare() was called for
     std::mt19937 rng;
@@ -271,6 +287,8 @@ struct BenchState {
     std::vector<std::function<void()>> references;
     std::function<double()> matrix_rate;
 };
+
+inline size_t bench_sample_size(); // --sample
 
 struct Bench {
     int B, T, C, NH, V; // the shape
@@ -338,6 +356,29 @@ struct Bench {
     // fn reads the .host of the inputs and writes the right values to the .host of the outputs. It runs once per shape,
     // but not if dry.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
+    // The rows whose results the reference computes, in ascending order. These are all rows, or, if that would take more
+    // than 2^37 FLOPs (a second on 16 cores), a sample with the first and the last row. A row is any independent part of
+    // the work: a token, a head, a sequence. Results of other rows only have to be finite.
+    std::vector<size_t> sample(size_t num_rows, double flops_per_row) {
+        std::vector<size_t> rows;
+        if (dry) { return rows; }
+        const double limit = 1ull << 37, most = 256;
+        size_t wanted = bench_sample_size();
+        if (wanted == 0) {
+            bool all = (double)num_rows * flops_per_row <= limit;
+            wanted = all ? num_rows : (size_t)std::max(2.0, std::min(most, limit / 4 / flops_per_row));
+        }
+        if (wanted >= num_rows) {
+            for (size_t row = 0; row < num_rows; row++) { rows.push_back(row); }
+            return rows;
+        }
+        state.sampled = true;
+        rows = {0, num_rows - 1};
+        for (size_t i = 2; i < wanted; i++) { rows.push_back(bench_random(i, state.seed) % num_rows); }
+        std::sort(rows.begin(), rows.end());
+        rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+        return rows;
+    }
     // The least that a launch must move and compute. bytes_by_data and flops_by_data are the part of it that depends on
     // the inputs' values, which the launcher cannot know. The rest must equal the cost in the promoted launcher's Op.
     void cost(double least_bytes, double least_flops, double bytes_by_data = 0, double flops_by_data = 0) {
@@ -383,9 +424,11 @@ struct Bench {
     }
     template <class T> void compared(Buffer<T> x, const char* name, size_t n, Tolerance tolerance) {
         if (dry) { return; }
+        const BenchState* s = &state;
         state.buffers.back().compare = [=](double factor, std::string* wrong) {
-            return bench_compare(name, x.dev, x.host, n, tolerance, factor, wrong);
+            return bench_compare(name, x.dev, x.host, n, tolerance, s->sampled, factor, wrong);
         };
+        bench_pieces(n, [=](size_t begin, size_t end) { std::fill(x.host + begin, x.host + end, bench_left_out()); });
     }
 };
 
@@ -393,8 +436,8 @@ struct Bench {
 
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
-    int list = 0, check = 0, full = 0, hot = 0, guards = 1, verify = 1;
-    int block_size = 0, input_case = -1, seed = 1337, repeats = 100, schedule = -1;
+    int list = 0, check = 0, full = 0, hot = 0, guards = 1;
+    int block_size = 0, input_case = -1, sample = 0, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL;
     bool shape_given = false;
 };
@@ -402,6 +445,7 @@ inline BenchFlags& bench_flags() {
     static BenchFlags flags;
     return flags;
 }
+inline size_t bench_sample_size() { return (size_t)bench_flags().sample; }
 
 // Parses argv into flags and *shape, which holds the op's default shape before the call. Exits on --help and on usage
 // errors.
@@ -417,6 +461,10 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
          "use only this block size; 0: sweep each kernel's own list", 0, 1024},
         {OPT_INT, 0, NULL, "case", &f.input_case, NULL,
          "kind of input, by its number in --list; -1: --check tries all of them, timing takes 0", -1, INT_MAX},
+        {OPT_INT, 0, NULL, "sample", &f.sample, "rows",
+         "compare only so many rows, heads or sequences with the CPU, in ops that can; 0: all, unless that takes "
+         "seconds",
+         0, INT_MAX},
         {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
         {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
         {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
@@ -433,9 +481,6 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "seed of the random inputs", 0, INT_MAX},
         {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
          "check the bytes around each buffer; turn it off for compute-sanitizer, which then sees reads past the end", 0,
-         0},
-        {OPT_BOOL, 0, NULL, "verify", &f.verify, NULL,
-         "compare with the CPU before timing; turn it off, with a kernel's number, if the reference takes minutes", 0,
          0},
 #ifdef CUDA_EMULATION
         {OPT_INT, 0, NULL, "schedule", &f.schedule, NULL,
@@ -662,9 +707,7 @@ inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(B
         bench_set_guards(x);
         if (x.kind == BenchKind::input) { x.checksum = bench_checksum(d, x); }
     }
-    if (bench_flags().verify) {
-        for (auto& reference : s.references) { reference(); }
-    }
+    for (auto& reference : s.references) { reference(); }
 }
 
 // Sets all buffers that a kernel may write: in-place ones to their start, all others to NaN.
@@ -1165,10 +1208,9 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
     BenchCounts counts = {0, 0, 0};
     std::vector<int> failed;
-    if (f.verify) { bench_check_shape(d, s, shape, true, &counts, &failed); }
-    if (!f.verify) {
-        printf("Not compared with the CPU at this shape (--no-verify).\n");
-    } else if (counts.failed) {
+    bench_check_shape(d, s, shape, true, &counts, &failed);
+    if (s.sampled) { printf("A sample of the results is compared with the CPU; the others must be finite.\n"); }
+    if (counts.failed) {
         printf("%d of %d results do not match.\n", counts.failed, counts.failed + counts.passed);
     } else if (counts.passed) {
         printf("All results match. Starting benchmarks.\n");
@@ -1182,7 +1224,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     std::vector<BenchResult> results, shown;
     for (const BenchKernel& k : s.kernels) {
         bool wanted = bench_wanted(k);
-        bool is_base = !wanted && k.number <= 1 && f.verify;
+        bool is_base = !wanted && k.number <= 1;
         if ((!wanted && !is_base) || bench_skip_reason(d, k) ||
             std::find(failed.begin(), failed.end(), k.number) != failed.end()) {
             continue;
@@ -1194,7 +1236,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
             if (wanted) {
                 shown.push_back(results.back());
                 bench_print_line(d, s, results, results.back());
-                std::string wrong = f.verify ? bench_check_timed(d, s, k) : "";
+                std::string wrong = bench_check_timed(d, s, k);
                 if (!wrong.empty()) {
                     printf("FAIL kernel %d block_size %4d: after the timed launches: %s\n", k.number, block_size,
                            wrong.c_str());
@@ -1245,7 +1287,6 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         for (int i = 0; i < num_cases && num_cases > 1; i++) { printf("case %d  %s\n", i, names.cases[i]); }
         return EXIT_SUCCESS;
     }
-    if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
 #ifdef CUDA_EMULATION
     if (!f.check) { printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n"); }
     f.check = 1;

@@ -251,14 +251,18 @@ static void declare(Bench& b) {
     Buffer<floatX> hidden = b.output<floatX>("hidden", 4 * n, after_gelu);
     Buffer<floatX> out = b.output<floatX>("out", n, {2 * ulp_of<floatX>() * size + 2 * roundings, ulp_of<floatX>()});
     Buffer<floatX> pre_gelu = b.scratch<floatX>("pre_gelu", 4 * n); // for kernel 1
+    std::vector<size_t> rows = b.sample(N, 16.0 * C * C);
     b.reference([=] {
-        matmul_forward_cpu(hidden.host, inp.host, weight1.host, bias1.host, NULL, N, C, 4 * C);
-        gelu_forward_cpu(hidden.host, hidden.host, 4 * n);
-        std::vector<float> rounded(4 * n);
-        bench_pieces(4 * n, [&](size_t begin, size_t end) {
-            for (size_t i = begin; i < end; i++) { rounded[i] = (float)(floatX)hidden.host[i]; }
+        size_t num = rows.size();
+        std::vector<float> x = rows_of(inp.host, rows, C), active(num * 4 * C), y(num * C);
+        matmul_forward_cpu(active.data(), x.data(), weight1.host, bias1.host, NULL, num, C, 4 * C);
+        gelu_forward_cpu(active.data(), active.data(), active.size());
+        put_rows(hidden.host, active, rows, 4 * C);
+        bench_pieces(active.size(), [&](size_t begin, size_t end) {
+            for (size_t i = begin; i < end; i++) { active[i] = (float)(floatX)active[i]; }
         });
-        matmul_forward_cpu(out.host, rounded.data(), weight2.host, bias2.host, NULL, N, 4 * C, C);
+        matmul_forward_cpu(y.data(), active.data(), weight2.host, bias2.host, NULL, num, 4 * C, C);
+        put_rows(out.host, y, rows, C);
     });
     FfnArgs f = {out, hidden, inp, weight1, bias1, weight2, bias2, N, C};
     double least = sizeof(floatX) * 2.0 * ((double)n + (double)num_weights);

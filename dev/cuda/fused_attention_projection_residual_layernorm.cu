@@ -834,12 +834,18 @@ static void declare(Bench& b) {
     Buffer<float> mean = b.output<float>("mean", N, {part + 4 * fp32_ulp, 8 * fp32_ulp});
     Buffer<float> rstd = b.output<float>("rstd", N, {0, part + 16 * fp32_ulp});
     Buffer<float> lse = b.output<float>("lse", (size_t)N * NH, {1e-5f + score_error, 2e-6f});
+    std::vector<size_t> tokens = b.sample(N, 2.0 * T * C + 2.0 * C * C);
     b.reference([=] {
-        std::vector<float> attention(n);
-        attention_forward_cpu(attention.data(), lse.host, qkv.host, B, T, C, NH);
-        matmul_forward_cpu(residual.host, attention.data(), proj_weight.host, proj_bias.host, inp.host, N, C, C);
-        for (size_t i = 0; i < n; i++) { residual.host[i] = (float)(floatX)residual.host[i]; }
-        layernorm_forward_cpu(normed.host, mean.host, rstd.host, residual.host, weight.host, bias.host, N, C);
+        size_t num = tokens.size();
+        std::vector<float> attention(n), sum(num * C), y(num * C), m(num), r(num);
+        attention_forward_rows_cpu(attention.data(), lse.host, qkv.host, B, T, C, NH, attention_rows(tokens, T, NH));
+        attention = rows_of(attention.data(), tokens, C);
+        matmul_forward_cpu(sum.data(), attention.data(), proj_weight.host, proj_bias.host,
+                           rows_of(inp.host, tokens, C).data(), num, C, C);
+        for (float& x : sum) { x = (float)(floatX)x; }
+        layernorm_forward_cpu(y.data(), m.data(), r.data(), sum.data(), weight.host, bias.host, (int)num, C);
+        put_rows(residual.host, sum, tokens, C), put_rows(normed.host, y, tokens, C);
+        put_rows(mean.host, m, tokens, 1), put_rows(rstd.host, r, tokens, 1);
     });
     double tensor = (double)n * sizeof(floatX), rest = (double)C * C * sizeof(floatX) + 4.0 * N * (NH + 2); // bytes
     b.cost(6 * tensor + rest, 2.0 * B * T * (double)T * C + 2.0 * N * C * C);

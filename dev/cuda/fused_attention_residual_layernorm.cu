@@ -1403,12 +1403,18 @@ static void declare(Bench& b) {
     Buffer<float> rstd = b.output<float>("rstd", N, {score_error, row_error});
     Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
     Buffer<floatX> att = b.scratch<floatX>("att", n);
+    std::vector<size_t> tokens = b.sample(N, 2.0 * T * C);
     b.reference([=] {
-        std::vector<float> rounded(n);
-        attention_forward_cpu(residual.host, lse.host, qkv.host, B, T, C, NH);
-        residual_forward_cpu(residual.host, residual.host, inp.host, n);
-        for (size_t i = 0; i < n; i++) { rounded[i] = (float)(floatX)residual.host[i]; }
-        layernorm_forward_cpu(normed.host, mean.host, rstd.host, rounded.data(), weight.host, bias.host, N, C);
+        size_t num = tokens.size();
+        std::vector<float> sum(n), y(num * C), m(num), r(num);
+        attention_forward_rows_cpu(sum.data(), lse.host, qkv.host, B, T, C, NH, attention_rows(tokens, T, NH));
+        sum = rows_of(sum.data(), tokens, C);
+        residual_forward_cpu(sum.data(), sum.data(), rows_of(inp.host, tokens, C).data(), sum.size());
+        put_rows(residual.host, sum, tokens, C);
+        for (float& x : sum) { x = (float)(floatX)x; }
+        layernorm_forward_cpu(y.data(), m.data(), r.data(), sum.data(), weight.host, bias.host, (int)num, C);
+        put_rows(normed.host, y, tokens, C);
+        put_rows(mean.host, m, tokens, 1), put_rows(rstd.host, r, tokens, 1);
     });
     double tensor = (double)n * sizeof(floatX), rest = (num_rows + 2.0 * N) * sizeof(float); // bytes
     double fused = 6 * tensor + rest;

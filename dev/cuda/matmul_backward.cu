@@ -476,9 +476,18 @@ static void declare(Bench& b) {
         dweight = b.output<float>("dweight", num_weights, sums);
     }
     if (has_bias) { dbias = b.output<float>("dbias", OC, sums); }
+    std::vector<size_t> rows = b.sample(N, 2.0 * C * OC), outputs = b.sample(OC, 2.0 * N * C);
     b.reference([=] {
-        matmul_backward_input_cpu(dinp.host, dout.host, weight.host, pre_gelu.host, N, C, OC);
-        matmul_backward_weight_cpu(dweight.host, start.host, dout.host, inp.host, N, C, OC);
+        std::vector<float> d = rows_of(dout.host, rows, OC), before = rows_of(pre_gelu.host, rows, C);
+        std::vector<float> gradient(rows.size() * C);
+        matmul_backward_input_cpu(gradient.data(), d.data(), weight.host, has_gelu ? before.data() : NULL, rows.size(),
+                                  C, OC);
+        put_rows(dinp.host, gradient, rows, C);
+        size_t num = outputs.size();
+        std::vector<float> columns(N * num), added = rows_of(start.host, outputs, C), sums(num * C);
+        for (size_t i = 0; i < N * num; i++) { columns[i] = dout.host[i / num * OC + outputs[i % num]]; }
+        matmul_backward_weight_cpu(sums.data(), accumulate ? added.data() : NULL, columns.data(), inp.host, N, C, num);
+        put_rows(dweight.host, sums, outputs, C);
         for (int o = 0; has_bias && o < OC; o++) {
             double sum = 0.0;
             for (int i = 0; i < N; i++) { sum += dout.host[(size_t)i * OC + o]; }

@@ -573,10 +573,17 @@ static void declare(Bench& b) {
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
     after_gelu.atol += 1.13f * product.atol; // gelu's largest slope
     Buffer<floatX> out = b.output<floatX>("out", n, has_gelu ? after_gelu : product);
+    std::vector<size_t> rows = b.sample(N, 2.0 * C * OC);
     b.reference([=] {
-        float* y = has_gelu ? pre_gelu.host : out.host;
-        matmul_forward_cpu(y, inp.host, weight.host, bias.host, residual.host, N, C, OC);
-        if (has_gelu) { gelu_forward_cpu(out.host, pre_gelu.host, n); }
+        std::vector<float> x = rows_of(inp.host, rows, C), add = rows_of(residual.host, rows, OC);
+        std::vector<float> y(rows.size() * OC);
+        matmul_forward_cpu(y.data(), x.data(), weight.host, bias.host, has_residual ? add.data() : NULL, rows.size(), C,
+                           OC);
+        if (has_gelu) {
+            put_rows(pre_gelu.host, y, rows, OC);
+            gelu_forward_cpu(y.data(), y.data(), y.size());
+        }
+        put_rows(out.host, y, rows, OC);
     });
     b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + has_gelu + has_residual) * (double)n),
            2.0 * N * C * OC);
