@@ -1819,11 +1819,12 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 #ifndef PROMOTED_ONLY
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
     // Queries and keys are `size` times as large, so the terms of dq and dk are, too.
-    int which = b.cases({"normal", "scores of some 100", "equal queries, equal keys"});
+    int which = b.cases({"normal", "scores of a few dozen", "equal queries, equal keys"});
     float size = which == 0 ? 1.0f : 4.0f;
     Buffer<floatX> qkv = b.input_from<floatX>("qkv", 3 * n, [=, seed = b.next_seed()](float* x) {
         bench_fill_normal(x, 3 * n, seed, 1.0f, 0.0f);

@@ -2181,10 +2181,11 @@ static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, uint3
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
     const float sizes[] = {1.0f, 4.0f, 30.0f};
-    float size = sizes[b.cases({"normal", "scores of some 100", "scores of some 10^4, or equal ones"})];
+    float size = sizes[b.cases({"normal", "scores of a few dozen", "scores of some 10^4, or equal ones"})];
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
     Buffer<floatX> qkv = b.input_from<floatX>(
         "qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng()); });

@@ -278,7 +278,8 @@ struct BenchState {
     int promoted = -1;                           // number of the promoted kernel; -1: none
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
-    bool sampled = false;           // some references compute only a part of the results
+    bool sampled = false; // some references compute only a part of the results
+    const char* varies = "BTC";
     std::vector<const char*> cases; // names of the kinds of input; empty: there is one kind
     int which = 0;                  // the kind that declare() was called for
     std::mt19937 rng;
@@ -353,6 +354,9 @@ struct Bench {
         require(state.which < (int)names.size());
         return state.which;
     }
+    // What --stress may draw: B, T, C and V for these numbers of the shape, up to the largest value in the check shapes
+    // and divisible by what divides all values there, and H for the number of heads, with C / NH as in a check shape.
+    void varies(const char* letters) { state.varies = letters; }
     // fn reads the .host of the inputs and writes the right values to the .host of the outputs. It runs once per shape,
     // but not if dry.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
@@ -437,7 +441,7 @@ struct Bench {
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
     int list = 0, check = 0, full = 0, hot = 0, guards = 1;
-    int block_size = 0, input_case = -1, sample = 0, seed = 1337, repeats = 100, schedule = -1;
+    int block_size = 0, input_case = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL;
     bool shape_given = false;
 };
@@ -457,6 +461,9 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
          "only check, do not time: every kernel and block size, at odd shapes or at the given shape", 0, 0},
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
+        {OPT_INT, 0, NULL, "stress", &f.stress, "N",
+         "with --check: check N random shapes, each with a random seed and kind of input; --seed repeats the choice", 0,
+         INT_MAX},
         {OPT_INT, 0, NULL, "block-size", &f.block_size, NULL,
          "use only this block size; 0: sweep each kernel's own list", 0, 1024},
         {OPT_INT, 0, NULL, "case", &f.input_case, NULL,
@@ -829,7 +836,7 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
         if (!bench_wanted(k)) { continue; }
         const char* reason = bench_skip_reason(d, k);
         if (reason) {
-            printf("skip kernel %d (%s): %s\n", k.number, k.what, reason);
+            if (!bench_flags().stress) { printf("skip kernel %d (%s): %s\n", k.number, k.what, reason); }
             counts->skipped++;
             continue;
         }
@@ -839,7 +846,9 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
 #ifdef CUDA_EMULATION
             const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, block_size, &worst); });
             if (missing) {
-                printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+                if (!bench_flags().stress) {
+                    printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+                }
                 counts->skipped++;
                 break;
             }
@@ -887,19 +896,110 @@ inline void bench_check_case(const BenchDevice& d, const char* op, void (*declar
     (void)may_skip;
     bench_declare(state, d, declare, s, which);
 #endif
-    bench_check_shape(d, state, s, false, counts, NULL);
+    bench_check_shape(d, state, s, bench_flags().stress > 0, counts, NULL);
     bench_free(state);
 }
+
+// ---- --stress: random shapes ---------------------------------------------------------------
+
+// Of one number of a shape in all check shapes: the largest value, and the greatest common divisor.
+struct BenchRange {
+    int max = 0, divisor = 0;
+    void add(int x) {
+        max = std::max(max, x);
+        for (int y = x; y;) { // Euclid: divisor = gcd(divisor, x)
+            int rest = divisor % y;
+            divisor = y, y = rest;
+        }
+    }
+    // Small values are as likely as large ones: the logarithm is uniform.
+    int draw(std::mt19937& rng) const {
+        double part = (rng() + 0.5) / 4294967296.0;
+        return (int)exp(part * log((double)(max / divisor) + 1)) * divisor;
+    }
+};
+
+// The cost of an op, by a call of declare() without a device.
+inline BenchState bench_cost(void (*declare)(Bench&), const Shape& s, int which) {
+    BenchState state;
+    state.which = which;
+    Bench dry = bench_view(state, s, 0, true);
+    declare(dry);
+    return state;
+}
+
+inline bool bench_affords(const BenchState& cost, double most_bytes, double most_flops) {
+#ifdef CUDA_EMULATION
+    if (!emulation_affords(cost.bytes, cost.flops)) { return false; }
+#endif
+    return cost.bytes <= most_bytes && cost.flops <= most_flops;
+}
+
+// Draws a shape that costs no more than the most expensive check shape, and in the emulation not too much time. shapes:
+// the check shapes. Returns false if there is none among many.
+inline bool bench_draw_shape(Shape* drawn, void (*declare)(Bench&), const std::vector<Shape>& shapes, int which,
+                             std::mt19937& rng) {
+    BenchRange B, T, C, V;
+    double most_bytes = 0, most_flops = 0;
+    for (const Shape& s : shapes) {
+        B.add(s.B), T.add(s.T), C.add(s.C), V.add(s.V);
+        BenchState cost = bench_cost(declare, s, which);
+        most_bytes = std::max(most_bytes, cost.bytes), most_flops = std::max(most_flops, cost.flops);
+    }
+    for (int tries = 0; tries < 100; tries++) {
+        Shape s = shapes[rng() % shapes.size()];
+        const char* letters = bench_cost(declare, s, which).varies;
+        if (strchr(letters, 'B')) { s.B = B.draw(rng); }
+        if (strchr(letters, 'T')) { s.T = T.draw(rng); }
+        if (strchr(letters, 'C')) { s.C = C.draw(rng); }
+        if (strchr(letters, 'V')) { s.V = V.draw(rng); }
+        if (strchr(letters, 'H')) {
+            int HS = s.C / s.NH;
+            s.NH = 1 + (int)(rng() % (unsigned)std::max(4, s.NH)), s.C = s.NH * HS;
+        }
+        *drawn = s;
+        if (bench_affords(bench_cost(declare, s, which), most_bytes, most_flops)) { return true; }
+    }
+    return false;
+}
+
+inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare)(Bench&), std::vector<Shape> shapes,
+                            int num_cases) {
+    BenchFlags& f = bench_flags();
+    BenchCounts counts = {0, 0, 0};
+    std::mt19937 rng((uint32_t)f.seed);
+    int num_shapes = 0;
+    for (int i = 0; i < f.stress; i++) {
+        int which = f.input_case >= 0 ? f.input_case : (int)(rng() % (unsigned)num_cases), failed = counts.failed;
+        f.seed = (int)(rng() >> 1);
+        Shape s;
+        if (!bench_draw_shape(&s, declare, shapes, which, rng)) { continue; }
+        bench_check_case(d, op, declare, s, which, false, &counts);
+        num_shapes++;
+        if (counts.failed == failed) { continue; }
+        printf("reproduce: %s --check --seed %d --case %d -B %d -T %d -C %d -NH %d -V %d\n", cli_program(NULL), f.seed,
+               which, s.B, s.T, s.C, s.NH, s.V);
+        fflush(stdout);
+    }
+    printf("%d random shapes: %d passed, %d failed, %d skipped\n", num_shapes, counts.passed, counts.failed,
+           counts.skipped);
+    return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// ---- all check shapes -------------------------------------------------------------------------
 
 inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
                            const std::vector<Shape>& check_shapes, int num_cases) {
     std::vector<Shape> shapes = check_shapes;
     if (bench_flags().shape_given || bench_flags().full || shapes.empty()) { shapes = {shape}; }
-    BenchCounts counts = {0, 0, 0};
-    for (size_t i = 0; i < shapes.size(); i++) {
-        Shape s = shapes[i];
+    for (Shape& s : shapes) {
         s = {s.B ? s.B : shape.B, s.T ? s.T : shape.T, s.C ? s.C : shape.C, s.NH ? s.NH : shape.NH,
              s.V ? s.V : shape.V};
+    }
+    if (bench_flags().stress) { return bench_run_stress(d, op, declare, shapes, num_cases); }
+    BenchCounts counts = {0, 0, 0};
+    for (size_t i = 0; i < shapes.size(); i++) {
+        const Shape& s = shapes[i];
         for (int which = 0; which < num_cases; which++) {
             if (bench_flags().input_case >= 0 && which != bench_flags().input_case) { continue; }
             bench_check_case(d, op, declare, s, which, i > 0, &counts);
@@ -1279,6 +1379,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     if (!found) { cli_fail("no kernel %d, there are %s", f.kernel, known.c_str()); }
     int num_cases = std::max(1, (int)names.cases.size());
     if (f.input_case >= num_cases) { cli_fail("no case %d, there are 0 to %d", f.input_case, num_cases - 1); }
+    if (f.stress && !f.check) { cli_fail("--stress is for --check"); }
     if (f.list) {
         for (const BenchKernel& k : names.kernels) {
             if (!bench_wanted(k)) { continue; }

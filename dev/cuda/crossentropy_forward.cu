@@ -125,6 +125,7 @@ void crossentropy_forward4(float* losses, const floatX* logits, const int* targe
 }
 
 static void declare(Bench& b) {
+    b.varies("BTV");
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     // exp of the large ones overflows unless the maximum is subtracted first
     const float scales[] = {3.0f, 60.0f, 1e-3f, 3.0f};

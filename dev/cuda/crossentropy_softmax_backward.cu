@@ -77,6 +77,7 @@ void crossentropy_softmax_backward3(floatX* dlogits, const floatX* probs, const 
 }
 
 static void declare(Bench& b) {
+    b.varies("BTV");
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     float dloss_value = 1024.0f; // a loss scale: without it most gradients would underflow in 16 bits
     // random values of the size of probabilities; the padding columns have them too, because they must not matter

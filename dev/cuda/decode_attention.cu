@@ -430,6 +430,7 @@ static std::function<void()> declare_cache_fill(Bench& b, int capacity) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, capacity = T + T / 2;
     cudaStream_t stream = b.stream;
     size_t n = (size_t)B * capacity * C, num_scratch = b.dry ? 0 : decode_attention_scratch(B, C, NH, capacity);

@@ -433,6 +433,7 @@ static std::function<void()> declare_embed(Bench& b) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTCV");
     int B = b.B, K = b.T * b.C, OC = b.V;
     bool head = OC > 32768, norm = head || b.T == 1, gelu = norm && !head;
     cudaStream_t stream = b.stream;

@@ -337,14 +337,12 @@ void decode_sample(int* tokens, int* positions, float* scratch, const float* log
 
 static void declare(Bench& b) {
     int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128, mode = b.T;
+    b.varies(mode == 1 ? "BV" : "B"); // a draw next to the boundary of two tokens could fall on either side
     cudaStream_t stream = b.stream;
     int which =
         b.cases({"normal", "equal logits", "one logit far above the others", "temperature 0.01", "temperature 100"});
-    float temperature = mode == 1    ? 0.0f
-                        : which == 3 ? 0.01f
-                        : which == 4 ? 100.0f
-                                     : 0.8f,
-          top_p = mode >= 4 ? 0.9f : 1.0f;
+    const float temperatures[] = {0.8f, 0.8f, 0.8f, 0.01f, 100.0f};
+    float temperature = mode == 1 ? 0.0f : temperatures[which], top_p = mode >= 4 ? 0.9f : 1.0f;
     int top_k = mode == 3 || mode == 5 ? 50 : 0;
     // The padding past V is NaN, because it must not be read. Small vocabularies also have ties, scattered NaN and
     // -inf, and one sequence of nothing but NaN and -inf.

@@ -472,6 +472,7 @@ void encoder_backward4(float* dwte, float* dwpe, int* scratch, const floatX* dou
 }
 
 static void declare(Bench& b) {
+    b.varies("BTCV");
     int B = b.B, T = b.T, C = b.C, V = b.V;
     size_t N = (size_t)B * T;
     // exact: dout has a mean of 28; in the order in which a kernel adds them, all sums up to 8192 terms are exact

@@ -122,6 +122,7 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 static void declare(Bench& b) {
+    b.varies("BTCV");
     int B = b.B, T = b.T, C = b.C, V = b.V;
     size_t N = (size_t)B * T;
     bool last = b.cases({"as in text", "all tokens are the last one of the vocabulary"}) == 1;

@@ -809,6 +809,7 @@ static void fill_inp(float* inp, int N, int C, bool special, std::mt19937& rng) 
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH, N = B * T;
     cudaStream_t stream = b.stream;
     int which =

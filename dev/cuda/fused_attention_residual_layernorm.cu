@@ -1382,6 +1382,7 @@ static void fill_inp(float* inp, int N, int C, int kind, uint32_t seed) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH, N = B * T;
     int kind = b.cases({"normal", "scores of some 10^4, or equal ones", "equal values in each row", "a hot row"});
     cudaStream_t stream = b.stream;

@@ -439,6 +439,7 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 }
 
 static void declare(Bench& b) {
+    b.varies("BTCV");
     require(b.NH >= 1 && b.NH <= 3); // the variant, see the top of this file
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;

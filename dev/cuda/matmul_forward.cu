@@ -551,6 +551,7 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 #endif
 
 static void declare(Bench& b) {
+    b.varies("BTCV");
     require(b.NH >= 1 && b.NH <= 4); // the epilogue, see the top of this file
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;

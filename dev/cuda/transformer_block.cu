@@ -1231,6 +1231,7 @@ static void fill_inp(float* inp, int N, int C, int what, uint32_t seed) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     if (!b.dry) { cublaslt_open(); }
     int B = b.B, T = b.T, C = b.C, NH = b.NH, N = B * T;
     int what = b.cases({"normal", "equal values in each row", "a hot row"});

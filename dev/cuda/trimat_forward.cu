@@ -323,6 +323,7 @@ __global__ void trimat_clear_kernel(floatX* att, int T, size_t n) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     require(b.C % b.NH == 0);
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     size_t n = (size_t)B * NH * T * T;
