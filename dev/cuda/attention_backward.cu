@@ -11,7 +11,8 @@
    Error: against the fp64 reference, which computes its own unrounded out. bf16 and fp16: one ulp of the gradient plus
    three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size 1 (emulated on a CPU:
    1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient plus 96 ulps of 1,
-   because the argument of exp is rounded (emulated: 50).
+   because the argument of exp is rounded (emulated: 50). Two cases have queries and keys that are 4 times as large:
+   the terms of dq and dk are, too, and the absolute part is 4 times as much.
    Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Scores as [keys][queries] (swapped operands):
    Shah et al. 2024, arXiv:2407.08608. wgmma and TMA: the PTX ISA.
 

@@ -259,6 +259,82 @@ inline void bench_fill_extremes(float* inp, size_t n, uint32_t seed) {
 
 // ---- what an op file declares ------------------------------------------------------------
 
+// Element i of a huge input, on the device and on the host: a multiple of 1/64 between -2 and 2, which every float type
+// holds. The position has 64 bits.
+__host__ __device__ inline float bench_huge_value(size_t i, uint32_t seed) {
+    uint32_t bits = hash_bits(hash_bits((uint32_t)i, seed), seed + (uint32_t)(i >> 32));
+    return (float)((int)(bits % 257) - 128) / 64;
+}
+template <class T> __global__ void bench_huge_fill_kernel(T* x, size_t n, uint32_t seed) {
+    size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        x[i] = (T)bench_huge_value(i, seed);
+    }
+}
+
+// A check with buffers of more than 2^31 elements: an index of 32 bits, or a product of two ints, would overflow.
+// Inputs are made on the device, and a sample of the output's rows is compared with the op's reference.
+//
+//     b.huge(2 * BenchHuge::elements(1) * sizeof(floatX), [](BenchHuge& h) {
+//         size_t n = h.elements(1);
+//         const floatX* inp = h.input<floatX>(n, 0); // 0: the seed
+//         floatX* out = h.output<floatX>(n);
+//         simple_kernel(out, inp, n, h.stream);
+//         h.compare("out", out, n, 1, {0, 0}, [&](size_t row, float* want) { want[0] = 2 * h.value(row, 0); });
+//     });
+struct BenchHuge {
+    cudaStream_t stream;
+    std::vector<void*> memory; // device memory of this check
+    std::string wrong;
+    size_t compared; // rows
+
+    // the least multiple of C that is more than 2^31 by a million
+    static size_t elements(size_t C) { return ceil_div(((size_t)1 << 31) + (1 << 20), C) * C; }
+    static float value(size_t i, uint32_t seed) { return bench_huge_value(i, seed); }
+    static void fill(float* host, size_t first, size_t n, uint32_t seed) { // n values of an input, from `first` on
+        for (size_t i = 0; i < n; i++) { host[i] = bench_huge_value(first + i, seed); }
+    }
+    template <class T> T* output(size_t n) {
+        T* x = (T*)device_malloc_check(n * sizeof(T), "--huge");
+        memory.push_back(x);
+        cudaCheck(cudaMemset(x, 0xFF, n * sizeof(T))); // NaN
+        return x;
+    }
+    template <class T> T* input(size_t n, uint32_t seed) {
+        T* x = output<T>(n);
+        bench_huge_fill_kernel<T><<<4096, 256>>>(x, n, seed);
+        cudaCheck(cudaGetLastError());
+        return x;
+    }
+    // an input of less than 2^31 elements with values of the op's own; kept on the host, too
+    template <class T> T* upload(const std::vector<float>& host) {
+        T* x = output<T>(host.size());
+        bench_upload(x, host.data(), host.size());
+        return x;
+    }
+    // Compares rows (C) of out (num_rows,C): the first and the last ones, those around element 2^31 and around byte 2^32,
+    // and 64 random ones. reference(row, want) writes the right values of a row.
+    template <class T> void compare(const char* name, const T* out, size_t num_rows, size_t C, Tolerance tolerance,
+                                    const std::function<void(size_t, float*)>& reference) {
+        std::vector<size_t> rows = {0, 1, num_rows - 2, num_rows - 1};
+        for (size_t element : {(size_t)1 << 31, ((size_t)1 << 32) / sizeof(T)}) {
+            size_t row = element / C;
+            for (size_t r = row - 2; r <= row + 2; r++) { rows.push_back(r); }
+        }
+        for (size_t i = 0; i < 64; i++) {
+            rows.push_back((((size_t)bench_random(i, 1) << 32) + bench_random(i, 2)) % num_rows);
+        }
+        std::vector<float> want(C);
+        for (size_t row : rows) {
+            if (row >= num_rows || !wrong.empty()) { continue; }
+            reference(row, want.data());
+            bench_compare(name, out + row * C, want.data(), C, tolerance, false, 1, &wrong);
+            if (!wrong.empty()) { wrong += " in row " + std::to_string(row); }
+            compared++;
+        }
+    }
+};
+
 struct BenchKernel {
     int number;
     const char* what;
@@ -287,6 +363,8 @@ struct BenchState {
     std::vector<BenchKernel> kernels;
     std::vector<std::function<void()>> references;
     std::function<double()> matrix_rate;
+    std::function<void(BenchHuge&)> huge; // see Bench::huge()
+    double huge_bytes = 0;
 };
 
 inline size_t bench_sample_size(); // --sample
@@ -414,6 +492,9 @@ struct Bench {
     // For ops bound by FLOPs.
     void matrix_rate(std::function<double()> measure) { state.matrix_rate = measure; }
 
+    // The check that --huge runs, with this much device memory; see BenchHuge.
+    void huge(double bytes, std::function<void(BenchHuge&)> check) { state.huge_bytes = bytes, state.huge = check; }
+
     // ---- used by the harness itself ----
     template <class T> Buffer<T> make(BenchKind kind, const char* name, size_t n, bool has_host) {
         Buffer<T> x = {nullptr, nullptr};
@@ -440,7 +521,7 @@ struct Bench {
 
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
-    int list = 0, check = 0, full = 0, hot = 0, guards = 1;
+    int list = 0, check = 0, full = 0, huge = 0, hot = 0, guards = 1;
     int block_size = 0, input_case = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL;
     bool shape_given = false;
@@ -461,6 +542,8 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
          "only check, do not time: every kernel and block size, at odd shapes or at the given shape", 0, 0},
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
+        {OPT_BOOL, 0, NULL, "huge", &f.huge, NULL,
+         "with --check: check the promoted kernel with more than 2^31 elements instead, in ops that can", 0, 0},
         {OPT_INT, 0, NULL, "stress", &f.stress, "N",
          "with --check: check N random shapes, each with a random seed and kind of input; --seed repeats the choice", 0,
          INT_MAX},
@@ -898,6 +981,33 @@ inline void bench_check_case(const BenchDevice& d, const char* op, void (*declar
 #endif
     bench_check_shape(d, state, s, bench_flags().stress > 0, counts, NULL);
     bench_free(state);
+}
+
+// ---- --huge --------------------------------------------------------------------------------
+
+inline int bench_run_huge(const BenchDevice& d, const char* op, const BenchState& s) {
+    size_t free_bytes, total_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const char* missing = NULL;
+    if (!s.huge) { missing = "the op has no such check"; }
+    if (s.huge && s.huge_bytes > 0.95 * (double)free_bytes) { missing = "too little memory"; }
+#ifdef CUDA_EMULATION
+    missing = "it needs a GPU";
+#endif
+    if (missing) {
+        printf("skip %s --huge (%.1f GB): %s\n0 passed, 0 failed, 1 skipped\n", op, s.huge_bytes * 1e-9, missing);
+        return EXIT_SUCCESS;
+    }
+    BenchHuge h = {d.stream, {}, "", 0};
+    s.huge(h);
+    for (void* memory : h.memory) { cudaCheck(cudaFree(memory)); }
+    printf("%s kernel %d, %.1f GB: ", h.wrong.empty() ? "ok" : "FAIL", s.promoted, s.huge_bytes * 1e-9);
+    if (h.wrong.empty()) {
+        printf("%zu rows compared\n1 passed, 0 failed, 0 skipped\n", h.compared);
+    } else {
+        printf("%s\n0 passed, 1 failed, 0 skipped\n", h.wrong.c_str());
+    }
+    return h.wrong.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 // ---- --stress: random shapes ---------------------------------------------------------------
@@ -1379,7 +1489,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     if (!found) { cli_fail("no kernel %d, there are %s", f.kernel, known.c_str()); }
     int num_cases = std::max(1, (int)names.cases.size());
     if (f.input_case >= num_cases) { cli_fail("no case %d, there are 0 to %d", f.input_case, num_cases - 1); }
-    if (f.stress && !f.check) { cli_fail("--stress is for --check"); }
+    if ((f.stress || f.huge) && !f.check) { cli_fail("--stress and --huge are for --check"); }
     if (f.list) {
         for (const BenchKernel& k : names.kernels) {
             if (!bench_wanted(k)) { continue; }
@@ -1395,6 +1505,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
 #endif
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
+    if (f.huge) { return bench_run_huge(device, name, names); }
     return f.check ? bench_run_check(device, name, declare, shape, check_shapes, num_cases)
                    : bench_run(device, name, declare, shape);
 }

@@ -153,6 +153,18 @@ static void declare(Bench& b) {
              },
              {0, 64, 128, 256, 512, 1024});
     b.promoted(4);
+    b.huge((double)BenchHuge::elements((size_t)T * C) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements((size_t)T * C), num_rows = num / C;
+        std::vector<float> ids(num_rows), tokens((size_t)V * C), positions((size_t)T * C);
+        for (size_t i = 0; i < num_rows; i++) { ids[i] = (float)(bench_random(i, 1) % (unsigned)V); }
+        h.fill(tokens.data(), 0, tokens.size(), 2), h.fill(positions.data(), 0, positions.size(), 3);
+        floatX* y = h.output<floatX>(num);
+        encoder_forward(y, h.upload<int>(ids), h.upload<floatX>(tokens), h.upload<floatX>(positions),
+                        (int)(num_rows / T), T, C, h.stream);
+        h.compare("out", y, num_rows, C, ulps<floatX>(1), [&](size_t row, float* want) {
+            for (int c = 0; c < C; c++) { want[c] = tokens[(size_t)ids[row] * C + c] + positions[row % T * C + c]; }
+        });
+    });
 }
 
 int main(int argc, char** argv) {

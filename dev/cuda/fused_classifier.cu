@@ -612,6 +612,20 @@ static void declare(Bench& b) {
     kernel(6, "row read twice, the second time backwards", fused_classifier6, sizes);
     kernel(7, "row read once by cp.async, summed as it arrives", fused_classifier7, {0, 128, 256, 512, 1024});
     b.promoted(7);
+    b.huge((double)BenchHuge::elements(Vp) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(Vp), num_rows = num / Vp;
+        std::vector<float> ids(num_rows);
+        for (size_t i = 0; i < num_rows; i++) { ids[i] = (float)(bench_random(i, 1) % (unsigned)V); }
+        floatX* x = h.input<floatX>(num, 0);
+        float* loss = h.output<float>(num_rows);
+        fused_classifier(x, loss, h.upload<int>(ids), h.upload<float>({dloss_value}), (int)num_rows, V, Vp, h.stream);
+        h.compare("dlogits", x, num_rows, Vp, tolerance, [&](size_t row, float* want) {
+            float row_loss;
+            std::vector<float> values(Vp);
+            h.fill(values.data(), row * Vp, Vp, 0);
+            fused_classifier_cpu(want, &row_loss, values.data(), &ids[row], dloss_value, 1, V, Vp);
+        });
+    });
     if (b.dry || can_run((const void*)fused_classifier_kernel8, 90, fused_classifier8_shared(V))) {
         kernel(8, "persistent, bulk copies prefetch the next row", fused_classifier8, {256, 512, 1024});
     }

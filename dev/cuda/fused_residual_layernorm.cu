@@ -747,6 +747,27 @@ static void declare(Bench& b) {
              {0, 64, 128, 256, 512, 1024});
     b.moves(1, 4 * tensor);
     b.promoted(3);
+    b.huge(4.0 * (double)BenchHuge::elements(C) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(C), num_rows = num / C;
+        std::vector<float> w(C), shift(C);
+        h.fill(w.data(), 0, C, 2), h.fill(shift.data(), 0, C, 3);
+        floatX *x = h.input<floatX>(num, 0), *y = h.input<floatX>(num, 1);
+        floatX *sum = h.output<floatX>(num), *out = h.output<floatX>(num);
+        float *m = h.output<float>(num_rows), *r = h.output<float>(num_rows);
+        fused_residual_layernorm_forward(sum, out, m, r, x, y, h.upload<floatX>(w), h.upload<floatX>(shift),
+                                         (int)num_rows, C, h.stream);
+        auto add = [=](size_t row, float* want) {
+            for (size_t i = 0; i < (size_t)C; i++) {
+                want[i] = (float)(floatX)(h.value(row * C + i, 0) + h.value(row * C + i, 1));
+            }
+        };
+        h.compare("residual", sum, num_rows, C, {0, 0}, add);
+        h.compare("normed", out, num_rows, C, rounding, [&](size_t row, float* want) {
+            float row_mean, row_rstd;
+            add(row, want);
+            layernorm_forward_cpu(want, &row_mean, &row_rstd, want, w.data(), shift.data(), 1, C);
+        });
+    });
     variant(4, "one or more warps per row, the row in registers", fused_residual_layernorm_forward4,
             {64, 128, 256, 512});
     variant(5, "persistent, weight and bias in registers too", fused_residual_layernorm_forward5, {64, 128, 256, 512});

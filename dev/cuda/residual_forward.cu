@@ -89,7 +89,7 @@ static void declare(Bench& b) {
         extremes ? b.input_filled<floatX>("inp1", n, bench_fill_extremes) : b.input<floatX>("inp1", n);
     Buffer<floatX> inp2 = b.input_from<floatX>("inp2", n, [=, seed = b.next_seed()](float* x) {
         bench_fill_normal(x, n, seed, 1.0f, 0.0f);
-        for (size_t i = 0; extremes && i < n; i++) { x[i] = i % 3 == 0 ? -inp1.host[i] : i < 8 ? inp1.host[i] : x[i]; }
+        for (size_t i = 0; extremes && i < n; i++) { x[i] = i < 2 ? inp1.host[i] : i % 3 == 0 ? -inp1.host[i] : x[i]; }
     });
     Buffer<floatX> out = b.output<floatX>("out", n, {0.0f, 0.0f});
     b.reference([=] {
@@ -105,6 +105,14 @@ static void declare(Bench& b) {
              },
              {0, 64, 128, 256, 512, 1024});
     b.promoted(2);
+    b.huge(3.0 * (double)BenchHuge::elements(8) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(8);
+        floatX *x = h.input<floatX>(num, 0), *y = h.input<floatX>(num, 1), *sum = h.output<floatX>(num);
+        residual_forward(sum, x, y, num, h.stream);
+        h.compare("out", sum, num / 8, 8, {0, 0}, [&](size_t row, float* want) {
+            for (size_t i = row * 8; i < row * 8 + 8; i++) { *want++ = (float)(floatX)(h.value(i, 0) + h.value(i, 1)); }
+        });
+    });
     b.kernel(3, "persistent, 4 vectors per input in flight",
              [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); }, {64, 128, 256, 512});
 }

@@ -46,6 +46,31 @@ test_programs() {
     contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
 }
 
+# --stress draws the same shapes again for the same seed; --sample leaves most rows out; --huge needs a GPU
+test_check_flags() {
+    needs_compiler
+    copy_tree
+    make_cpu cpu OP=matmul_forward
+    local program=$tmp/tree/dev/cuda/matmul_forward_cpu twice
+    for twice in 1 2; do
+        EMULATION_LIMIT=0.03 timeout 300 "$program" 2 --check --stress 5 --seed "$day" >"$tmp/stress$twice" 2>&1 ||
+            { cat "$tmp/stress$twice" && fail "--stress 5 --seed $day fails"; }
+    done
+    cmp "$tmp/stress1" "$tmp/stress2" || fail "--stress draws other shapes for the same seed"
+    contains '5 random shapes: 5 passed, 0 failed, 0 skipped' "$tmp/stress1"
+    EMULATION_LIMIT=0.03 "$program" 2 --check --sample 2 >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "--sample 2 fails"; }
+    # a row that is not in the sample is not compared, but it must be finite
+    sed -i 's/^    if (row >= f.N/    if (row == f.N \/ 2 \&\& f.N > 100) { f.out[(size_t)row * f.OC + col] = NAN; return; }\n&/' \
+        "$tmp/tree/dev/cuda/matmul_forward.cu"
+    ! cmp -s dev/cuda/matmul_forward.cu "$tmp/tree/dev/cuda/matmul_forward.cu" || fail "the edit changes nothing"
+    make_cpu cpu OP=matmul_forward
+    cp dev/cuda/matmul_forward.cu "$tmp/tree/dev/cuda/"
+    "$program" 2 --check --sample 2 -B 3 -T 43 -C 64 -V 64 -NH 1 >"$tmp/out" 2>&1 && fail "NaN passes outside of the sample"
+    contains 'FAIL kernel 2' "$tmp/out"
+    "$program" 2 --check --huge >"$tmp/out" || fail "--huge is not skipped"
+    contains 'skip matmul_forward --huge' "$tmp/out"
+}
+
 # What the ops use rarely: 20 schedules each, with one and with four workers.
 test_features() {
     needs_compiler
@@ -76,6 +101,14 @@ test_reports() {
         line=$(grep -n "// bug $number\$" dev/test/emulation_bugs.cu | cut -d: -f1 | head -n 1)
         [ -z "$line" ] || contains "emulation_bugs.cu:$line" "$tmp/out"
     done <"$tmp/list"
+    # a failure under --stress comes with the flags that reproduce it
+    local flags
+    "$program" 1 --check --stress 2 >"$tmp/out" 2>&1 && fail "kernel 1 passes --stress"
+    flags=$(sed -n 's/^reproduce: [^ ]* //p' "$tmp/out" | head -n 1)
+    contains '--check --seed' <(echo "$flags")
+    # shellcheck disable=SC2086
+    "$program" 1 $flags >"$tmp/out" 2>&1 && fail "the flags do not reproduce the failure: $flags"
+    contains 'FAIL kernel 1' "$tmp/out"
 }
 
 test_kernels() {
@@ -142,5 +175,5 @@ test_mutants() {
 }
 
 [ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
-tests=(programs features reports kernels mutants)
+tests=(programs check_flags features reports kernels mutants)
 run_tests_once "$@"
