@@ -12,7 +12,9 @@
    three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size 1 (emulated on a CPU:
    1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient plus 96 ulps of 1,
    because the argument of exp is rounded (emulated: 50). Two cases have queries and keys that are 4 times as large:
-   the terms of dq and dk are, too, and the absolute part is 4 times as much.
+   the terms of dq and dk are, too, and the absolute part is 4 times as much. It is 8 times as much where that makes
+   every softmax as sharp as only those of the first rows are otherwise: one term of dS, and the error of its dsum, then
+   make up a gradient (emulated: 10 ulps of 1 among 270,000 elements).
    Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Scores as [keys][queries] (swapped operands):
    Shah et al. 2024, arXiv:2407.08608. wgmma and TMA: the PTX ISA.
 
@@ -1824,7 +1826,9 @@ static void declare(Bench& b) {
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
-    // Queries and keys are `size` times as large, so the terms of dq and dk are, too.
+    // Queries and keys are `size` times as large, so the terms of dq and dk are, too. With scores of a few dozen, every
+    // row has the few large probabilities, and so the errors, that only the first rows have otherwise: twice more for
+    // the worst of so many.
     int which = b.cases({"normal", "scores of a few dozen", "equal queries, equal keys"});
     float size = which == 0 ? 1.0f : 4.0f;
     Buffer<floatX> qkv = b.input_from<floatX>("qkv", 3 * n, [=, seed = b.next_seed()](float* x) {
@@ -1851,7 +1855,7 @@ static void declare(Bench& b) {
         "lse", num_rows, [&](float* host) { memcpy(host, lse_host.data(), num_rows * sizeof(float)); });
     float ulp = ulp_of<floatX>();
     Tolerance tolerance = sizeof(floatX) == 2 ? Tolerance{3 * ulp, ulp} : Tolerance{96 * ulp, 8 * ulp};
-    tolerance.atol *= size;
+    tolerance.atol *= which == 1 ? 2 * size : size;
     Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
     Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
     b.reference([=] { attention_backward_rows_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH, heads, positions); });
