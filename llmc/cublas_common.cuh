@@ -19,6 +19,7 @@ There is one handle and one workspace: calls may be on any stream, but no two of
 #include <vector>
 
 #include "cuda_common.cuh"
+#include "profile.cuh"
 
 // The names are listed here because cublasLtGetStatusName() is in libcublasLt, and a program may link -lcublas alone.
 #define cublasCheck(expr) cublas_check((expr), #expr, __FILE__, __LINE__)
@@ -349,8 +350,10 @@ inline bool cublaslt_matmul(const MatmulCall& c, cudaStream_t stream) {
     while (i < lt.plans.size() && memcmp(&lt.plans[i].key, &key, sizeof(key)) != 0) { i++; }
     if (i == lt.plans.size()) { lt.plans.push_back(cublaslt_plan(key, c, stream)); }
     const CublasLtPlan& plan = lt.plans[i];
-    if (plan.found) { cublasCheck(cublaslt_launch(plan, plan.algo, c, stream)); }
-    return plan.found;
+    if (!plan.found) { return false; }
+    profile().library_flops += 2.0 * c.M * c.N * c.K;
+    cublasCheck(cublaslt_launch(plan, plan.algo, c, stream));
+    return true;
 }
 
 // ---- choices on disk ----------------------------------------------------------------

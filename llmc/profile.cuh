@@ -29,6 +29,7 @@ struct ProfileEntry {
 struct Profile {
     bool listing = false, timing = false; // if timing is true, every listed operation is timed by events
     int depth = 0;                        // operations that have begun and have not ended
+    double library_flops = 0;             // of all products that were given to cuBLAS and cuBLASLt
     std::vector<ProfileEntry> entries;
 };
 inline Profile& profile() {

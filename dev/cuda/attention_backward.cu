@@ -13,7 +13,10 @@
    Error: against the fp64 reference, which computes its own unrounded out. bf16 and fp16: one ulp of the gradient plus
    three ulps of 1, because P, dS and out are rounded to floatX and enter sums of terms of size 1 (emulated on a CPU:
    1.1 ulps of 1; the worst of millions of elements on an H200: 2.3). fp32: 8 ulps of the gradient plus 96 ulps of 1,
-   because the argument of exp is rounded (emulated: 50).
+   because the argument of exp is rounded (emulated: 50). Two cases have queries and keys that are 4 times as large:
+   the terms of dq and dk are, too, and the absolute part is 4 times as much. It is 8 times as much where that makes
+   every softmax as sharp as only those of the first rows are otherwise: one term of dS, and the error of its dsum, then
+   make up a gradient (emulated: 10 ulps of 1 among 270,000 elements).
    Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Scores as [keys][queries] (swapped operands):
    Shah et al. 2024, arXiv:2407.08608. wgmma and TMA: the PTX ISA.
 
@@ -24,17 +27,11 @@
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
-#include <cublas_v2.h>
+#include "cublas_batched.cuh"
 
 #ifndef PROMOTED_ONLY // an op that includes this file for attention_backward() leaves out the other kernels
 
 // ---- kernel 0: cuBLAS for the five products, the T x T matrices in global memory ----
-
-static cublasHandle_t cublas_handle() {
-    static cublasHandle_t handle = NULL;
-    if (!handle) { cublasCheck(cublasCreate(&handle)); }
-    return handle;
-}
 
 // Computes p and ds from scores and dp, all (B,NH,T,T), with the causal mask. One thread per element.
 __global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const float* scores, const float* dp,
@@ -51,13 +48,12 @@ __global__ void attention_backward_softmax_kernel0(floatX* p, floatX* ds, const 
 // out (T,HS) = alpha * a x, or alpha * a^T x if transposed, for each head. Each head's a is (T,T), row-major. The rows
 // of x are x_stride elements apart, those of out 3 * C.
 static void attention_backward_gemm0(floatX* out, const floatX* a, const floatX* x, int x_stride, bool transposed,
-                                     float alpha, int T, int C, int NH) {
+                                     float alpha, int T, int C, int NH, cudaStream_t stream) {
     cudaDataType type = sizeof(floatX) == 4 ? CUDA_R_32F : PRECISION_NAME[0] == 'b' ? CUDA_R_16BF : CUDA_R_16F;
     int HS = C / NH;
     float zero = 0.0f;
-    cublasCheck(cublasGemmStridedBatchedEx(cublas_handle(), CUBLAS_OP_N, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, HS, T,
-                                           T, &alpha, x, type, x_stride, HS, a, type, T, (long long)T * T, &zero, out,
-                                           type, 3 * C, HS, NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    cublas_batched(CUBLAS_OP_N, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, HS, T, T, &alpha, x, type, x_stride, HS, a,
+                   type, T, (long long)T * T, &zero, out, type, 3 * C, HS, NH, stream);
 }
 
 // scores, dp (B,NH,T,T) float and p, ds (B,NH,T,T) floatX are scratch; dsum (B,NH,T) comes from attention_backward_dsum
@@ -68,17 +64,13 @@ void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floa
     int HS = C / NH;
     size_t matrix = (size_t)T * T, n = (size_t)B * NH * matrix;
     float one = 1.0f, zero = 0.0f, scale = 1.0f / sqrtf((float)HS);
-    cublasHandle_t handle = cublas_handle();
-    cublasCheck(cublasSetStream(handle, stream));
     for (int b = 0; b < B; b++) { // q k^T in row-major order is k q^T for cuBLAS, which is column-major
         const floatX *q = qkv + (size_t)b * T * 3 * C, *d = dout + (size_t)b * T * C;
         size_t first = (size_t)b * NH * matrix;
-        cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
-                                               q, type, 3 * C, HS, &zero, scores + first, CUDA_R_32F, T, matrix, NH,
-                                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
-        cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + 2 * C, type, 3 * C,
-                                               HS, d, type, C, HS, &zero, dp + first, CUDA_R_32F, T, matrix, NH,
-                                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        cublas_batched(CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS, q, type, 3 * C, HS, &zero,
+                       scores + first, CUDA_R_32F, T, (long long)matrix, NH, stream);
+        cublas_batched(CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + 2 * C, type, 3 * C, HS, d, type, C, HS, &zero,
+                       dp + first, CUDA_R_32F, T, (long long)matrix, NH, stream);
     }
     attention_backward_softmax_kernel0<<<(unsigned)ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(
         p, ds, scores, dp, lse, dsum, T, n, scale);
@@ -87,9 +79,9 @@ void attention_backward0(floatX* dqkv, float* scores, float* dp, floatX* p, floa
         const floatX *q = qkv + (size_t)b * T * 3 * C, *d = dout + (size_t)b * T * C;
         floatX* dq = dqkv + (size_t)b * T * 3 * C;
         size_t first = (size_t)b * NH * matrix;
-        attention_backward_gemm0(dq, ds + first, q + C, 3 * C, false, scale, T, C, NH);
-        attention_backward_gemm0(dq + C, ds + first, q, 3 * C, true, scale, T, C, NH);
-        attention_backward_gemm0(dq + 2 * C, p + first, d, C, true, 1.0f, T, C, NH);
+        attention_backward_gemm0(dq, ds + first, q + C, 3 * C, false, scale, T, C, NH, stream);
+        attention_backward_gemm0(dq + C, ds + first, q, 3 * C, true, scale, T, C, NH, stream);
+        attention_backward_gemm0(dq + 2 * C, p + first, d, C, true, 1.0f, T, C, NH, stream);
     }
 }
 
@@ -1847,32 +1839,49 @@ static const std::vector<AttentionBackwardForm> attention_backward_forms7 = {
 #endif
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
-    Buffer<floatX> qkv = b.input<floatX>("qkv", 3 * n), dout = b.input<floatX>("dout", n);
+    // Queries and keys are `size` times as large, so the terms of dq and dk are, too. With scores of a few dozen, every
+    // row has the few large probabilities, and so the errors, that only the first rows have otherwise: twice more for
+    // the worst of so many.
+    int which = b.cases({"normal", "scores of a few dozen", "equal queries, equal keys"});
+    float size = which == 0 ? 1.0f : 4.0f;
+    Buffer<floatX> qkv = b.input_from<floatX>("qkv", 3 * n, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, 3 * n, seed, 1.0f, 0.0f);
+        bench_pieces(3 * n, [=](size_t begin, size_t end) {
+            for (size_t i = begin; i < end && which > 0; i++) {
+                if (i / C % 3 < 2) { x[i] = which == 1 ? size * x[i] : size; }
+            }
+        });
+    });
+    Buffer<floatX> dout = b.input<floatX>("dout", n);
+    std::vector<size_t> heads = b.sample((size_t)B * NH, 7.0 * T * T * HS);
+    std::vector<size_t> positions = b.sample(T, 10.0 * T * HS * (double)heads.size());
     std::vector<float> lse_host(b.dry ? 0 : num_rows);
     Buffer<floatX> out = b.input_from<floatX>("out", n, [&](float* host) {
-        if (bench_flags().verify) {
-            attention_forward_cpu(host, lse_host.data(), qkv.host, B, T, C, NH);
-        } else { // timing needs only plausible numbers; computing out and lse on the CPU would take minutes
-            std::fill(host, host + n, 0.1f);
-            std::fill(lse_host.begin(), lse_host.end(), logf((float)T));
-        }
+        // heads that are not in the sample get plausible numbers; with large scores exp(score - lse) must not overflow
+        std::fill(host, host + n, 0.1f);
+        std::fill(lse_host.begin(), lse_host.end(), which == 0 ? logf((float)T) : 1e4f);
+        std::vector<size_t> rows;
+        for (size_t i = 0; i < heads.size() * T; i++) { rows.push_back(heads[i / T] * T + i % T); }
+        attention_forward_rows_cpu(host, lse_host.data(), qkv.host, B, T, C, NH, rows);
     });
     Buffer<float> lse = b.input_from<float>(
         "lse", num_rows, [&](float* host) { memcpy(host, lse_host.data(), num_rows * sizeof(float)); });
     float ulp = ulp_of<floatX>();
     Tolerance tolerance = sizeof(floatX) == 2 ? Tolerance{3 * ulp, ulp} : Tolerance{96 * ulp, 8 * ulp};
+    tolerance.atol *= which == 1 ? 2 * size : size;
     Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
     Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
-    b.reference([=] { attention_backward_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH); });
+    b.reference([=] { attention_backward_rows_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH, heads, positions); });
     b.cost(8.0 * n * sizeof(floatX) + num_rows * sizeof(float), 5.0 * B * NH * T * (double)T * HS);
 
     if ((double)num_rows * T <= 1 << 30) { // at most 12 GB of T x T matrices
         Buffer<float> scores = b.scratch<float>("scores", num_rows * T), dp = b.scratch<float>("dp", num_rows * T);
         Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T), ds = b.scratch<floatX>("ds", num_rows * T);
-        if (!b.dry) { cublas_handle(); }
+        if (!b.dry) { cublas_handle(); } // it allocates memory, which no timed launch should do
         auto kernel0 = [=](int bs) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
             attention_backward0(dqkv, scores, dp, p, ds, scratch, dout, qkv, lse, B, T, C, NH, stream, bs);

@@ -18,15 +18,9 @@
 #include "bench.h"
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
-#include <cublas_v2.h>
+#include "cublas_batched.cuh"
 
 #ifndef PROMOTED_ONLY // an op that includes this file for attention_forward() leaves out the other kernels
-
-static cublasHandle_t cublas_handle() {
-    static cublasHandle_t handle = NULL;
-    if (!handle) { cublasCheck(cublasCreate(&handle)); }
-    return handle;
-}
 
 // ---- kernel 0: cuBLAS for both products, one kernel for the softmax, the T x T matrix in global memory ----
 // In the packed layout the heads of a sequence are HS elements apart, so one strided-batched product per sequence needs
@@ -58,25 +52,22 @@ static void attention_forward_softmax(floatX* p, float* lse, const float* scores
 
 // scores (B,NH,T,T) float scratch, p (B,NH,T,T) floatX scratch
 void attention_forward0(floatX* out, float* lse, float* scores, floatX* p, const floatX* qkv, int B, int T, int C,
-                        int NH, cublasHandle_t handle, cudaStream_t stream, int block_size) {
+                        int NH, cudaStream_t stream, int block_size) {
     const cudaDataType_t type = cublaslt_floatX;
     const float one = 1.0f, zero = 0.0f;
     int HS = C / NH;
     long long matrix = (long long)T * T;
-    cublasCheck(cublasSetStream(handle, stream));
     // cuBLAS is column-major, so for each head it computes scores^T (T,T) = k q^T and out^T (HS,T) = v^T p^T
     for (int b = 0; b < B; b++) {
         const floatX* q = qkv + (size_t)b * T * 3 * C;
-        cublasCheck(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS,
-                                               q, type, 3 * C, HS, &zero, scores + (size_t)b * NH * matrix, CUDA_R_32F,
-                                               T, matrix, NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        cublas_batched(CUBLAS_OP_T, CUBLAS_OP_N, T, T, HS, &one, q + C, type, 3 * C, HS, q, type, 3 * C, HS, &zero,
+                       scores + (size_t)b * NH * matrix, CUDA_R_32F, T, matrix, NH, stream);
     }
     attention_forward_softmax(p, lse, scores, B, T, NH, 1.0f / sqrtf((float)HS), stream, block_size);
     for (int b = 0; b < B; b++) {
         const floatX* v = qkv + (size_t)b * T * 3 * C + 2 * C;
-        cublasCheck(cublasGemmStridedBatchedEx(
-            handle, CUBLAS_OP_N, CUBLAS_OP_N, HS, T, T, &one, v, type, 3 * C, HS, p + (size_t)b * NH * matrix, type, T,
-            matrix, &zero, out + (size_t)b * T * C, type, C, HS, NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        cublas_batched(CUBLAS_OP_N, CUBLAS_OP_N, HS, T, T, &one, v, type, 3 * C, HS, p + (size_t)b * NH * matrix, type,
+                       T, matrix, &zero, out + (size_t)b * T * C, type, C, HS, NH, stream);
     }
 }
 
@@ -2180,13 +2171,15 @@ void attention_forward_sm90_launch_kernel(Kernel kernel, float* lse, const float
 // makes scores differ by a few dozen, size 30 by 10^4. With either size P would exceed 2^8 after the diagonal, which
 // tests lazy rescaling. With size 30, all queries and keys of every other head are equal, so that its softmax is
 // uniform.
-static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, std::mt19937& rng) {
-    std::normal_distribution<float> normal;
-    for (size_t i = 0; i < (size_t)B * T * 3 * NH * HS; i++) {
-        size_t h = i / HS % NH, part = i / HS / NH % 3;
-        qkv[i] = normal(rng);
-        if (part < 2) { qkv[i] = size == 30.0f && h % 2 == 1 ? size : size * qkv[i]; }
-    }
+static void fill_qkv(float* qkv, int B, int T, int NH, int HS, float size, uint32_t seed) {
+    size_t n = (size_t)B * T * 3 * NH * HS;
+    bench_fill_normal(qkv, n, seed, 1.0f, 0.0f);
+    bench_pieces(n, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end && size > 1; i++) {
+            size_t h = i / HS % NH, part = i / HS / NH % 3;
+            if (part < 2) { qkv[i] = size == 30.0f && h % 2 == 1 ? size : size * qkv[i]; }
+        }
+    });
 }
 
 // The configurations of kernels 3, 8 and 16 for HS = 64; 0 is what attention_forward() takes.
@@ -2219,26 +2212,28 @@ static const std::vector<AttentionForwardForm> attention_forward_forms16 = {
 #endif
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     cudaStream_t stream = b.stream;
-    const float sizes[] = {1.0f, 30.0f, 4.0f}; // of q and k
-    float size = sizes[b.cases({"normal", "scores of 10^4", "scores of a few dozen"}, false)];
+    const float sizes[] = {1.0f, 4.0f, 30.0f};
+    float size = sizes[b.cases({"normal", "scores of a few dozen", "scores of some 10^4, or equal ones"})];
     size_t n = (size_t)B * T * C, num_rows = (size_t)B * T * NH;
-    Buffer<floatX> qkv =
-        b.input_from<floatX>("qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng); });
+    Buffer<floatX> qkv = b.input_from<floatX>(
+        "qkv", 3 * n, [=, &rng = b.rng](float* host) { fill_qkv(host, B, T, NH, HS, size, rng()); });
     float score_error = size == 30.0f ? 4e-3f : size == 4.0f ? 5e-5f : 0; // 4 s ulps of fp32 for s = 10^4 and 100
     Tolerance tolerance = ulps<floatX>(sizeof(floatX) == 2 ? 1 : 32, 1.0f);
     Buffer<floatX> out = b.output<floatX>("out", n, {tolerance.atol + score_error, tolerance.rtol});
     Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
-    b.reference([=] { attention_forward_cpu(out.host, lse.host, qkv.host, B, T, C, NH); });
+    std::vector<size_t> rows = b.sample(num_rows, 2.0 * T * HS);
+    b.reference([=] { attention_forward_rows_cpu(out.host, lse.host, qkv.host, B, T, C, NH, rows); });
     b.cost(4.0 * n * sizeof(floatX) + num_rows * sizeof(float), 2.0 * B * NH * T * (double)T * HS);
 
     if ((double)num_rows * T <= 1 << 30) { // at most 6 GB of T x T matrices
         Buffer<float> scores = b.scratch<float>("scores", num_rows * T);
         Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T);
-        cublasHandle_t handle = b.dry ? NULL : cublas_handle();
+        if (!b.dry) { cublas_handle(); } // it allocates memory, which no timed launch should do
         b.kernel(0, "cuBLAS for both products, T x T matrix in memory",
-                 [=](int bs) { attention_forward0(out, lse, scores, p, qkv, B, T, C, NH, handle, stream, bs); }, {256});
+                 [=](int bs) { attention_forward0(out, lse, scores, p, qkv, B, T, C, NH, stream, bs); }, {256});
         b.kernel(1, "one thread per query", [=](int bs) { attention_forward1(out, lse, qkv, B, T, C, NH, stream, bs); },
                  {64, 128, 256});
         b.kernel(2, "one thread per score, T x T matrix in memory",
@@ -2294,32 +2289,12 @@ static void declare(Bench& b) {
 }
 
 int main(int argc, char** argv) {
-    return bench_main(argc, argv, "attention_forward", declare, {16, 1024, 768, 12},
-                      {{1, 1, 64, 1},
-                       {2, 17, 64, 2},
-                       {1, 64, 192, 3},
-                       {1, 127, 128, 2},
-                       {2, 128, 64, 1},
-                       {2, 200, 128, 2},
-                       {1, 333, 128, 2},
-                       {1, 129, 64, 1},
-                       {2, 513, 128, 2},
-                       {3, 1000, 768, 12},
-                       {1, 2100, 64, 1},
-                       {1, 200, 64, 2},
-                       {2, 127, 192, 2},
-                       {1, 200, 256, 2},
-                       {1, 65, 8, 1},
-                       {1, 130, 240, 3},
-                       {1, 100, 512, 2},
-                       {1, 90, 416, 2},
-                       with_case(1, {1, 300, 256, 4}),
-                       with_case(2, {1, 300, 256, 4}),
-                       {2, 1024, 192, 3},
-                       with_case(1, {1, 1024, 256, 4}),
-                       with_case(2, {1, 1024, 256, 4}),
-                       with_case(1, {1, 4096, 128, 2}),
-                       with_case(2, {1, 4096, 128, 2}),
-                       {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
+    return bench_main(
+        argc, argv, "attention_forward", declare, {16, 1024, 768, 12},
+        {{1, 1, 64, 1},     {2, 17, 64, 2},    {1, 64, 192, 3},   {1, 127, 128, 2}, {2, 128, 64, 1},
+         {2, 200, 128, 2},  {1, 333, 128, 2},  {1, 129, 64, 1},   {2, 513, 128, 2}, {3, 1000, 768, 12},
+         {1, 2100, 64, 1},  {1, 200, 64, 2},   {2, 127, 192, 2},  {1, 200, 256, 2}, {1, 65, 8, 1},
+         {1, 130, 240, 3},  {1, 100, 512, 2},  {1, 90, 416, 2},   {1, 300, 256, 4}, {2, 1024, 192, 3},
+         {1, 1024, 256, 4}, {1, 4096, 128, 2}, {40, 400, 768, 12}}); // enough tiles for several rounds of every persistent kernel
 }
 #endif

@@ -117,15 +117,10 @@ template <class T> struct Buffer {
 struct Shape {
     int B = 0, T = 0, C = 0, NH = 0, V = 0; // 0: the op's default
     int kind = 0;                           // of operation, see Bench::kinds
-    int input_case = -1;                    // of a check shape: its only kind of input; -1: see Bench::cases
 };
-// A check shape of another kind of operation than 0; a check shape for one kind of input.
+// A check shape of another kind of operation than 0.
 inline Shape with_kind(int kind, Shape s) {
     s.kind = kind;
-    return s;
-}
-inline Shape with_case(int which, Shape s) {
-    s.input_case = which;
     return s;
 }
 
@@ -179,9 +174,23 @@ template <class T> inline void bench_upload(T* dev, const float* host, size_t n)
     cudaCheck(cudaMemcpy(dev, values, n * sizeof(T), cudaMemcpyHostToDevice));
 }
 
-// Returns the largest error, in units of `factor` times the tolerance. NaN counts as an infinite error.
+// Stands in an output's host memory for a result that the reference left out, see Bench::sample(): a NaN that no
+// computation returns.
+inline float bench_left_out() {
+    const uint32_t bits = 0x7FC5A3B1;
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+inline bool bench_is_left_out(float x) {
+    float left_out = bench_left_out();
+    return memcmp(&x, &left_out, sizeof(x)) == 0;
+}
+
+// Returns the largest error, in units of `factor` times the tolerance. NaN counts as an infinite error. If `sampled`,
+// a result without a reference only has to be finite.
 template <class T> inline double bench_compare(const char* name, const T* dev, const float* ref, size_t n,
-                                               Tolerance tolerance, double factor, std::string* wrong) {
+                                               Tolerance tolerance, bool sampled, double factor, std::string* wrong) {
     T* out = (T*)bench_staging(n * sizeof(T));
     cudaCheck(cudaMemcpy(out, dev, n * sizeof(T), cudaMemcpyDeviceToHost));
     const size_t piece = 1 << 16, pieces = ceil_div(n, piece);
@@ -194,6 +203,7 @@ template <class T> inline double bench_compare(const char* name, const T* dev, c
         Piece f = {-1, 0, 0};
         for (size_t i = p * piece; i < std::min(n, (p + 1) * piece); i++) {
             double got = (double)(float)out[i], want = (double)ref[i], err = fabs(got - want);
+            if (sampled && std::isfinite(got) && bench_is_left_out(ref[i])) { continue; }
             double allowed = factor * ((double)tolerance.atol + (double)tolerance.rtol * fabs(want));
             // an infinite result must be that infinity: its err is NaN, and any other value would be within `allowed`
             bool right = got == want || (std::isfinite(want) && err <= allowed);
@@ -241,6 +251,33 @@ inline void bench_fill_rows(float* host, size_t num_rows, size_t C, uint32_t see
     }
 }
 
+// Values of so few bits that the sums of their products are exact in fp32, in any order. Every float type holds them.
+inline void bench_fill_exact_large(float* host, size_t n, uint32_t seed) { // multiples of 1/8 from 24 to 31.875
+    bench_pieces(n, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) { host[i] = 24.0f + (float)(bench_random(i, seed) % 64) / 8; }
+    });
+}
+inline void bench_fill_exact_small(float* host, size_t n, uint32_t seed) { // multiples of 1/64 from 1/8 to 15/64
+    bench_pieces(n, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) { host[i] = (float)(8 + bench_random(i, seed) % 8) / 64; }
+    });
+}
+// The second half of each row (K) becomes negative. If rows of exact large values are multiplied with exact small ones,
+// the sums grow to some 2.5 K, and then almost all of it cancels: a sum that is kept in 16 bits on its way loses the
+// result. In fp32 partial sums are exact, because they are multiples of 2^-9 and less than 2^15 (K <= 8704).
+inline void bench_negate_halves(float* host, size_t num_rows, size_t K) {
+    bench_pieces(num_rows * K, [=](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) { host[i] = i % K < K / 2 ? host[i] : -host[i]; }
+    });
+}
+// Rows (K) of zeros, but one normal random value in each.
+inline void bench_fill_one_hot(float* host, size_t num_rows, size_t K, uint32_t seed) {
+    std::vector<float> values(num_rows);
+    bench_fill_normal(values.data(), num_rows, seed, 1.0f, 0.0f);
+    std::fill(host, host + num_rows * K, 0.0f);
+    for (size_t row = 0; row < num_rows; row++) { host[row * K + bench_random(row, seed) % K] = values[row]; }
+}
+
 // Token ids distributed as in text: the probability of id i is proportional to 1 / (i + 1).
 inline void bench_fill_ids(float* ids, size_t n, int V, std::mt19937& rng) {
     for (size_t i = 0; i < n; i++) {
@@ -260,6 +297,82 @@ inline void bench_fill_extremes(float* inp, size_t n, uint32_t seed) {
 }
 
 // ---- what an op file declares ------------------------------------------------------------
+
+// Element i of a huge input, on the device and on the host: a multiple of 1/64 between -2 and 2, which every float type
+// holds. The position has 64 bits.
+__host__ __device__ inline float bench_huge_value(size_t i, uint32_t seed) {
+    uint32_t bits = hash_bits(hash_bits((uint32_t)i, seed), seed + (uint32_t)(i >> 32));
+    return (float)((int)(bits % 257) - 128) / 64;
+}
+template <class T> __global__ void bench_huge_fill_kernel(T* x, size_t n, uint32_t seed) {
+    size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        x[i] = (T)bench_huge_value(i, seed);
+    }
+}
+
+// A check with buffers of more than 2^31 elements: an index of 32 bits, or a product of two ints, would overflow.
+// Inputs are made on the device, and a sample of the output's rows is compared with the op's reference.
+//
+//     b.huge(2 * BenchHuge::elements(1) * sizeof(floatX), [](BenchHuge& h) {
+//         size_t n = h.elements(1);
+//         const floatX* inp = h.input<floatX>(n, 0); // 0: the seed
+//         floatX* out = h.output<floatX>(n);
+//         simple_kernel(out, inp, n, h.stream);
+//         h.compare("out", out, n, 1, {0, 0}, [&](size_t row, float* want) { want[0] = 2 * h.value(row, 0); });
+//     });
+struct BenchHuge {
+    cudaStream_t stream;
+    std::vector<void*> memory; // device memory of this check
+    std::string wrong;
+    size_t compared; // rows
+
+    // the least multiple of C that is more than 2^31 by a million
+    static size_t elements(size_t C) { return ceil_div(((size_t)1 << 31) + (1 << 20), C) * C; }
+    static float value(size_t i, uint32_t seed) { return bench_huge_value(i, seed); }
+    static void fill(float* host, size_t first, size_t n, uint32_t seed) { // n values of an input, from `first` on
+        for (size_t i = 0; i < n; i++) { host[i] = bench_huge_value(first + i, seed); }
+    }
+    template <class T> T* output(size_t n) {
+        T* x = (T*)device_malloc_check(n * sizeof(T), "--huge");
+        memory.push_back(x);
+        cudaCheck(cudaMemset(x, 0xFF, n * sizeof(T))); // NaN
+        return x;
+    }
+    template <class T> T* input(size_t n, uint32_t seed) {
+        T* x = output<T>(n);
+        bench_huge_fill_kernel<T><<<4096, 256>>>(x, n, seed);
+        cudaCheck(cudaGetLastError());
+        return x;
+    }
+    // an input of less than 2^31 elements with values of the op's own; kept on the host, too
+    template <class T> T* upload(const std::vector<float>& host) {
+        T* x = output<T>(host.size());
+        bench_upload(x, host.data(), host.size());
+        return x;
+    }
+    // Compares rows (C) of out (num_rows,C): the first and the last ones, those around element 2^31 and around byte 2^32,
+    // and 64 random ones. reference(row, want) writes the right values of a row.
+    template <class T> void compare(const char* name, const T* out, size_t num_rows, size_t C, Tolerance tolerance,
+                                    const std::function<void(size_t, float*)>& reference) {
+        std::vector<size_t> rows = {0, 1, num_rows - 2, num_rows - 1};
+        for (size_t element : {(size_t)1 << 31, ((size_t)1 << 32) / sizeof(T)}) {
+            size_t row = element / C;
+            for (size_t r = row - 2; r <= row + 2; r++) { rows.push_back(r); }
+        }
+        for (size_t i = 0; i < 64; i++) {
+            rows.push_back((((size_t)bench_random(i, 1) << 32) + bench_random(i, 2)) % num_rows);
+        }
+        std::vector<float> want(C);
+        for (size_t row : rows) {
+            if (row >= num_rows || !wrong.empty()) { continue; }
+            reference(row, want.data());
+            bench_compare(name, out + row * C, want.data(), C, tolerance, false, 1, &wrong);
+            if (!wrong.empty()) { wrong += " in row " + std::to_string(row); }
+            compared++;
+        }
+    }
+};
 
 // A configuration of a kernel, and what it stands for; see Bench::config.
 struct BenchConfig {
@@ -296,16 +409,19 @@ struct BenchState {
     bool is_promoted = false;                    // true if a copy of kernel `best` is in train_gpt2.cu
     uint32_t seed = 0, num_inputs = 0;
     bool guards = true;
-    std::vector<const char*> cases;   // names of the kinds of input; empty: there is one kind
-    int which = 0;                    // the kind of input that declare() was called for
-    bool cases_at_every_shape = true; // false: a check shape has case 0 unless it names another one
-    std::vector<const char*> kinds;   // names of the kinds of operation; empty: there is one kind
-    int kind = 0;                     // the kind of operation that declare() was called for
+    bool sampled = false;           // some references compute only a part of the results
+    const char* varies = "BTC";     // see Bench::varies
+    std::vector<const char*> cases; // names of the kinds of input; empty: there is one kind
+    int which = 0;                  // the kind of input that declare() was called for
+    std::vector<const char*> kinds; // names of the kinds of operation; empty: there is one kind
+    int kind = 0;                   // the kind of operation that declare() was called for
     std::mt19937 rng;
     std::vector<BenchBuffer> buffers;
     std::vector<BenchKernel> kernels;
     std::vector<std::function<void()>> references;
     std::function<double()> matrix_rate;
+    std::function<void(BenchHuge&)> huge; // see Bench::huge()
+    double huge_bytes = 0;
 };
 
 // The configurations of an op's promoted kernel: 0, which is the launcher's default, and those in llmc/tuned.h.
@@ -316,6 +432,7 @@ inline std::vector<int> bench_tunable(const char* op) {
     for (const int* config = tunable_ops[index].configs; *config; config++) { configs.push_back(*config); }
     return configs;
 }
+inline size_t bench_sample_size(); // --sample
 
 struct Bench {
     int B, T, C, NH, V; // the shape
@@ -329,6 +446,12 @@ struct Bench {
         uint32_t seed = hash_bits(state.num_inputs, state.seed);
         return input_from<T>(name, n, [=](float* host) { bench_fill_normal(host, n, seed, scale, shift); });
     }
+    // Values by one of the functions bench_fill_...
+    template <class T> Buffer<T> input_filled(const char* name, size_t n, void (*fill)(float*, size_t, uint32_t)) {
+        uint32_t seed = next_seed();
+        return input_from<T>(name, n, [=](float* host) { fill(host, n, seed); });
+    }
+    uint32_t next_seed() const { return hash_bits(state.num_inputs, state.seed); } // of the next input
     // Uniform random integers 0 .. limit-1.
     Buffer<int> input_ids(const char* name, size_t n, int limit) {
         uint32_t seed = hash_bits(state.num_inputs, state.seed);
@@ -367,11 +490,10 @@ struct Bench {
     template <class T> Buffer<T> scratch(const char* name, size_t n) {
         return make<T>(BenchKind::scratch, name, n, false);
     }
-    // Names the kinds of input that the op is checked with; number 0 is the one that is timed. Returns the number of the
-    // kind to declare. at_every_shape: true if every check shape is checked with all of them; false if with 0 only,
-    // except for the shapes that name another one by with_case().
-    int cases(std::vector<const char*> names, bool at_every_shape = true) {
-        state.cases = names, state.cases_at_every_shape = at_every_shape;
+    // Names the kinds of input that the op is checked with, at every check shape; number 0 is the one that is timed.
+    // Returns the number of the kind to declare.
+    int cases(std::vector<const char*> names) {
+        state.cases = names;
         require(state.which < (int)names.size());
         return state.which;
     }
@@ -382,9 +504,35 @@ struct Bench {
         require(state.kind < (int)names.size());
         return state.kind;
     }
+    // What --stress may draw: B, T, C and V for these numbers of the shape, up to the largest value in the check shapes
+    // and divisible by what divides all values there, and H for the number of heads, with C / NH as in a check shape.
+    void varies(const char* letters) { state.varies = letters; }
     // fn reads the .host of the inputs and writes the right values to the .host of the outputs. It runs once per shape,
     // but not if dry.
     void reference(std::function<void()> fn) { state.references.push_back(fn); }
+    // The rows whose results the reference computes, in ascending order. These are all rows, or, if that would take more
+    // than 2^37 FLOPs (a second on 16 cores), a sample with the first and the last row. A row is any independent part of
+    // the work: a token, a head, a sequence. Results of other rows only have to be finite.
+    std::vector<size_t> sample(size_t num_rows, double flops_per_row) {
+        std::vector<size_t> rows;
+        if (dry) { return rows; }
+        const double limit = 1ull << 37, most = 256;
+        size_t wanted = bench_sample_size();
+        if (wanted == 0) {
+            bool all = (double)num_rows * flops_per_row <= limit;
+            wanted = all ? num_rows : (size_t)std::max(2.0, std::min(most, limit / 4 / flops_per_row));
+        }
+        if (wanted >= num_rows) {
+            for (size_t row = 0; row < num_rows; row++) { rows.push_back(row); }
+            return rows;
+        }
+        state.sampled = true;
+        rows = {0, num_rows - 1};
+        for (size_t i = 2; i < wanted; i++) { rows.push_back(bench_random(i, state.seed) % num_rows); }
+        std::sort(rows.begin(), rows.end());
+        rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+        return rows;
+    }
     // The least that a launch must move and compute. bytes_by_data and flops_by_data are the part of it that depends on
     // the inputs' values, which the launcher cannot know. The rest must equal the cost in the Op of the launcher.
     void cost(double least_bytes, double least_flops, double bytes_by_data = 0, double flops_by_data = 0) {
@@ -393,9 +541,10 @@ struct Bench {
     }
     // The op writes next to nothing, so its bandwidth is compared with that of a read, not of a copy.
     void reads_only() { state.reads_only = true; }
-    // Declares a kernel; number 0 is the vendor's library. The run sweeps the configurations, which are block sizes
-    // unless config() says otherwise; {0} means that the kernel has one configuration only. A 0 among others means the
-    // launcher's default, and the run prints a note if another configuration is more than 2% faster.
+    // Declares a kernel; number 0 is the vendor's library, which must compute the FLOPs of cost(). The run sweeps the
+    // configurations, which are block sizes unless config() says otherwise; {0} means that the kernel has one
+    // configuration only. A 0 among others means the launcher's default, and the run prints a note if another
+    // configuration is more than 2% faster.
     // min_arch: 80 if the kernel needs a device and a binary of compute capability 8.0 or more, -90 if it needs code
     // compiled for sm_90a. If they do not fit, the kernel is skipped.
     void kernel(int number, const char* what, std::function<void(int)> launch,
@@ -443,6 +592,9 @@ struct Bench {
     // For ops bound by FLOPs.
     void matrix_rate(std::function<double()> measure) { state.matrix_rate = measure; }
 
+    // The check that --huge runs, with this much device memory; see BenchHuge.
+    void huge(double bytes, std::function<void(BenchHuge&)> check) { state.huge_bytes = bytes, state.huge = check; }
+
     // ---- used by the harness itself ----
     template <class T> Buffer<T> make(BenchKind kind, const char* name, size_t n, bool has_host) {
         Buffer<T> x = {nullptr, nullptr};
@@ -457,9 +609,11 @@ struct Bench {
     }
     template <class T> void compared(Buffer<T> x, const char* name, size_t n, Tolerance tolerance) {
         if (dry) { return; }
+        const BenchState* s = &state;
         state.buffers.back().compare = [=](double factor, std::string* wrong) {
-            return bench_compare(name, x.dev, x.host, n, tolerance, factor, wrong);
+            return bench_compare(name, x.dev, x.host, n, tolerance, s->sampled, factor, wrong);
         };
+        bench_pieces(n, [=](size_t begin, size_t end) { std::fill(x.host + begin, x.host + end, bench_left_out()); });
     }
 };
 
@@ -467,8 +621,8 @@ struct Bench {
 
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
-    int list = 0, check = 0, full = 0, tune = 0, hot = 0, sustained = 0, guards = 1, verify = 1;
-    int config = -1, input_case = -1, kind = -1, seed = 1337, repeats = 100, schedule = -1;
+    int list = 0, check = 0, full = 0, huge = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
+    int config = -1, input_case = -1, kind = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;
     bool shape_given = false;
 };
@@ -476,6 +630,7 @@ inline BenchFlags& bench_flags() {
     static BenchFlags flags;
     return flags;
 }
+inline size_t bench_sample_size() { return (size_t)bench_flags().sample; }
 
 // Parses argv into flags and *shape, which holds the op's default shape before the call. Exits on --help and on usage
 // errors.
@@ -487,6 +642,11 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_BOOL, 0, NULL, "check", &f.check, NULL,
          "only check, do not time: every kernel and configuration, at odd shapes or at the given shape", 0, 0},
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
+        {OPT_BOOL, 0, NULL, "huge", &f.huge, NULL,
+         "with --check: check the promoted kernel with more than 2^31 elements instead, in ops that can", 0, 0},
+        {OPT_INT, 0, NULL, "stress", &f.stress, "N",
+         "with --check: check N random shapes, each with a random seed and kind of input; --seed repeats the choice", 0,
+         INT_MAX},
         {OPT_BOOL, 0, NULL, "tune", &f.tune, NULL,
          "time every configuration of the promoted kernel and keep the fastest, for train_gpt2cu --tuned", 0, 0},
         {OPT_INT, 0, NULL, "config", &f.config, NULL,
@@ -499,6 +659,10 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_INT, 0, NULL, "kind", &f.kind, NULL,
          "kind of operation, by its number in --list; -1: --check tries all of them, timing takes the first that fits",
          -1, INT_MAX},
+        {OPT_INT, 0, NULL, "sample", &f.sample, "rows",
+         "compare only so many rows, heads or sequences with the CPU, in ops that can; 0: all, unless that takes "
+         "seconds",
+         0, INT_MAX},
         {OPT_SECTION, 0, NULL, "Shape", NULL, NULL, NULL, 0, 0},
         {OPT_INT, 'B', NULL, "batch", &shape->B, NULL, "sequences", 1, INT_MAX},
         {OPT_INT, 'T', NULL, "time", &shape->T, NULL, "tokens in a sequence", 1, INT_MAX},
@@ -517,9 +681,6 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
         {OPT_INT, 0, NULL, "seed", &f.seed, NULL, "seed of the random inputs", 0, INT_MAX},
         {OPT_BOOL, 0, NULL, "guards", &f.guards, NULL,
          "check the bytes around each buffer; turn it off for compute-sanitizer, which then sees reads past the end", 0,
-         0},
-        {OPT_BOOL, 0, NULL, "verify", &f.verify, NULL,
-         "compare with the CPU before timing; turn it off, with a kernel's number, if the reference takes minutes", 0,
          0},
 #ifdef CUDA_EMULATION
         {OPT_INT, 0, NULL, "schedule", &f.schedule, NULL,
@@ -781,9 +942,7 @@ inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(B
         bench_set_guards(x);
         if (x.kind == BenchKind::input) { x.checksum = bench_checksum(d, x); }
     }
-    if (bench_flags().verify) {
-        for (auto& reference : s.references) { reference(); }
-    }
+    for (auto& reference : s.references) { reference(); }
 }
 
 // Sets all buffers that a kernel may write: in-place ones to their start, all others to NaN.
@@ -842,6 +1001,17 @@ inline std::string bench_config_text(const BenchKernel& k, int config, bool alig
     return label.empty() ? text : text + (" (" + label + ")");
 }
 
+// Kernel 0 is the vendor's library: its products must make up all FLOPs of b.cost(). Call it after the launch, before
+// which library_flops was 0. Returns the error, or "".
+inline std::string bench_check_library(const BenchState& s, const BenchKernel& k) {
+    double flops = profile().library_flops;
+    if (k.number != 0 || (flops > 0 && flops >= 0.999999 * s.flops)) { return ""; }
+    char text[256];
+    snprintf(text, sizeof(text), "kernel 0 is not the vendor's library: that was given %.0f of %.0f FLOPs", flops,
+             s.flops);
+    return text;
+}
+
 inline bool bench_is_output(const BenchBuffer& x) { return x.kind == BenchKind::output || x.kind == BenchKind::inout; }
 
 // Launches once and returns the errors, or "". *worst: the largest error in units of the tolerance.
@@ -853,6 +1023,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     *worst = 0;
     profile().entries.clear();
     profile().listing = k.number == s.best;
+    profile().library_flops = 0;
     bench_launch_fresh(s, k, config);
     profile().listing = false;
     cudaError_t e = cudaDeviceSynchronize();
@@ -877,8 +1048,9 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
         }
         if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance, &wrong)); }
     }
-    std::string cost = bench_check_cost(s, s.op);
-    if (!cost.empty()) { wrong += (wrong.empty() ? "" : "; ") + cost; }
+    for (const std::string& text : {bench_check_cost(s, s.op), bench_check_library(s, k)}) {
+        if (!text.empty()) { wrong += (wrong.empty() ? "" : "; ") + text; }
+    }
     if (k.number != s.best || !wrong.empty()) { return wrong; }
     std::vector<uint64_t> first;
     for (BenchBuffer& x : s.buffers) {
@@ -915,7 +1087,7 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
         if (!bench_wanted(k)) { continue; }
         const char* reason = bench_skip_reason(d, k);
         if (reason) {
-            printf("skip kernel %d (%s): %s\n", k.number, k.what, reason);
+            if (!bench_flags().stress) { printf("skip kernel %d (%s): %s\n", k.number, k.what, reason); }
             counts->skipped++;
             continue;
         }
@@ -925,7 +1097,9 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
 #ifdef CUDA_EMULATION
             const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, config, &worst); });
             if (missing) {
-                printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+                if (!bench_flags().stress) {
+                    printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+                }
                 counts->skipped++;
                 break;
             }
@@ -974,9 +1148,124 @@ inline void bench_check_case(const BenchDevice& d, const char* op, void (*declar
     (void)may_skip;
     bench_declare(state, d, declare, s, which);
 #endif
-    bench_check_shape(d, state, s, false, counts, NULL);
+    bench_check_shape(d, state, s, bench_flags().stress > 0, counts, NULL);
     bench_free(state);
 }
+
+// ---- --huge --------------------------------------------------------------------------------
+
+inline int bench_run_huge(const BenchDevice& d, const char* op, const BenchState& s) {
+    size_t free_bytes, total_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const char* missing = NULL;
+    if (!s.huge) { missing = "the op has no such check"; }
+    if (s.huge && s.huge_bytes > 0.95 * (double)free_bytes) { missing = "too little memory"; }
+#ifdef CUDA_EMULATION
+    missing = "it needs a GPU";
+#endif
+    if (missing) {
+        printf("skip %s --huge (%.1f GB): %s\n0 passed, 0 failed, 1 skipped\n", op, s.huge_bytes * 1e-9, missing);
+        return EXIT_SUCCESS;
+    }
+    BenchHuge h = {d.stream, {}, "", 0};
+    s.huge(h);
+    for (void* memory : h.memory) { cudaCheck(cudaFree(memory)); }
+    printf("%s kernel %d, %.1f GB: ", h.wrong.empty() ? "ok" : "FAIL", s.best, s.huge_bytes * 1e-9);
+    if (h.wrong.empty()) {
+        printf("%zu rows compared\n1 passed, 0 failed, 0 skipped\n", h.compared);
+    } else {
+        printf("%s\n0 passed, 1 failed, 0 skipped\n", h.wrong.c_str());
+    }
+    return h.wrong.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+// ---- --stress: random shapes ---------------------------------------------------------------
+
+// Of one number of a shape in all check shapes: the largest value, and the greatest common divisor.
+struct BenchRange {
+    int max = 0, divisor = 0;
+    void add(int x) {
+        max = std::max(max, x);
+        for (int y = x; y;) { // Euclid: divisor = gcd(divisor, x)
+            int rest = divisor % y;
+            divisor = y, y = rest;
+        }
+    }
+    // Small values are as likely as large ones: the logarithm is uniform.
+    int draw(std::mt19937& rng) const {
+        double part = (rng() + 0.5) / 4294967296.0;
+        return (int)exp(part * log((double)(max / divisor) + 1)) * divisor;
+    }
+};
+
+// The cost of an op, by a call of declare() without a device.
+inline BenchState bench_cost(void (*declare)(Bench&), const Shape& s, int which) {
+    BenchState state;
+    state.which = which, state.kind = s.kind;
+    Bench dry = bench_view(state, s, 0, true);
+    declare(dry);
+    return state;
+}
+
+inline bool bench_affords(const BenchState& cost, double most_bytes, double most_flops) {
+#ifdef CUDA_EMULATION
+    if (!emulation_affords(cost.bytes, cost.flops)) { return false; }
+#endif
+    return cost.bytes <= most_bytes && cost.flops <= most_flops;
+}
+
+// Draws a shape that costs no more than the most expensive check shape, and in the emulation not too much time. shapes:
+// the check shapes. Returns false if there is none among many.
+inline bool bench_draw_shape(Shape* drawn, void (*declare)(Bench&), const std::vector<Shape>& shapes, int which,
+                             std::mt19937& rng) {
+    BenchRange B, T, C, V;
+    double most_bytes = 0, most_flops = 0;
+    for (const Shape& s : shapes) {
+        B.add(s.B), T.add(s.T), C.add(s.C), V.add(s.V);
+        BenchState cost = bench_cost(declare, s, which);
+        most_bytes = std::max(most_bytes, cost.bytes), most_flops = std::max(most_flops, cost.flops);
+    }
+    for (int tries = 0; tries < 100; tries++) {
+        Shape s = shapes[rng() % shapes.size()];
+        const char* letters = bench_cost(declare, s, which).varies;
+        if (strchr(letters, 'B')) { s.B = B.draw(rng); }
+        if (strchr(letters, 'T')) { s.T = T.draw(rng); }
+        if (strchr(letters, 'C')) { s.C = C.draw(rng); }
+        if (strchr(letters, 'V')) { s.V = V.draw(rng); }
+        if (strchr(letters, 'H')) {
+            int HS = s.C / s.NH;
+            s.NH = 1 + (int)(rng() % (unsigned)std::max(4, s.NH)), s.C = s.NH * HS;
+        }
+        *drawn = s;
+        if (bench_affords(bench_cost(declare, s, which), most_bytes, most_flops)) { return true; }
+    }
+    return false;
+}
+
+inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare)(Bench&), std::vector<Shape> shapes,
+                            int num_cases) {
+    BenchFlags& f = bench_flags();
+    BenchCounts counts = {0, 0, 0};
+    std::mt19937 rng((uint32_t)f.seed);
+    int num_shapes = 0;
+    for (int i = 0; i < f.stress; i++) {
+        int which = f.input_case >= 0 ? f.input_case : (int)(rng() % (unsigned)num_cases), failed = counts.failed;
+        f.seed = (int)(rng() >> 1);
+        Shape s;
+        if (!bench_draw_shape(&s, declare, shapes, which, rng)) { continue; }
+        bench_check_case(d, op, declare, s, which, false, &counts);
+        num_shapes++;
+        if (counts.failed == failed) { continue; }
+        printf("reproduce: %s --check --seed %d --case %d --kind %d -B %d -T %d -C %d -NH %d -V %d\n",
+               cli_program(NULL), f.seed, which, s.kind, s.B, s.T, s.C, s.NH, s.V);
+        fflush(stdout);
+    }
+    printf("%d random shapes: %d passed, %d failed, %d skipped\n", num_shapes, counts.passed, counts.failed,
+           counts.skipped);
+    return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// ---- all check shapes -------------------------------------------------------------------------
 
 // names: what declare() has declared without a device.
 inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
@@ -985,17 +1274,21 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
     std::vector<Shape> shapes = check_shapes;
     bool given = f.shape_given || f.full || shapes.empty();
     if (given) { shapes = {shape}; }
-    BenchCounts counts = {0, 0, 0};
-    for (size_t i = 0; i < shapes.size(); i++) {
-        Shape s = shapes[i];
-        if (!given && f.kind >= 0 && s.kind != f.kind) { continue; }
+    for (Shape& s : shapes) {
         s.B = s.B ? s.B : shape.B, s.T = s.T ? s.T : shape.T, s.C = s.C ? s.C : shape.C;
         s.NH = s.NH ? s.NH : shape.NH, s.V = s.V ? s.V : shape.V;
-        int num_cases = std::max(1, (int)names.cases.size());
+    }
+    if (!given && f.kind >= 0) {
+        auto other = [&](const Shape& s) { return s.kind != f.kind; };
+        shapes.erase(std::remove_if(shapes.begin(), shapes.end(), other), shapes.end());
+    }
+    int num_cases = std::max(1, (int)names.cases.size());
+    if (f.stress) { return bench_run_stress(d, op, declare, shapes, num_cases); }
+    BenchCounts counts = {0, 0, 0};
+    for (size_t i = 0; i < shapes.size(); i++) {
+        const Shape& s = shapes[i];
         for (int which = 0; which < num_cases; which++) {
-            bool of_shape = s.input_case >= 0 ? which == s.input_case : names.cases_at_every_shape || which == 0;
-            bool wanted = f.input_case < 0 ? of_shape : which == f.input_case && (given || of_shape);
-            if (!wanted) { continue; }
+            if (f.input_case >= 0 && which != f.input_case) { continue; }
             bench_check_case(d, op, declare, s, which, i > 0, &counts);
         }
     }
@@ -1198,7 +1491,7 @@ inline BenchHot bench_time_hot(BenchDevice& d, BenchState& s, const BenchKernel&
     bool in_place = std::any_of(s.buffers.begin(), s.buffers.end(),
                                 [](const BenchBuffer& x) { return x.kind == BenchKind::inout; });
     auto check = [&] {
-        std::string found = in_place || !bench_flags().verify ? "" : bench_check_timed(d, s, k);
+        std::string found = in_place ? "" : bench_check_timed(d, s, k);
         if (wrong->empty()) { *wrong = found; }
     };
     if (estimate_ms < BENCH_GRAPH_BELOW_MS) {
@@ -1610,9 +1903,7 @@ inline int bench_tune_kernel(const char* op, const BenchState& declared) {
     if (f.kernel >= 0 && f.kernel != declared.best) {
         cli_fail("--tune times kernel %d, the promoted one, not kernel %d", declared.best, f.kernel);
     }
-    if (f.check || f.config >= 0 || !f.verify) {
-        cli_fail("--tune cannot be combined with --check, --config or --no-verify");
-    }
+    if (f.check || f.config >= 0) { cli_fail("--tune cannot be combined with --check or --config"); }
 #ifdef CUDA_EMULATION
     cli_fail("--tune needs a GPU: the emulation's times would mean nothing");
 #endif
@@ -1691,10 +1982,9 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     if (f.kernel >= 0) { printf("Using kernel %d\n", f.kernel); }
     BenchCounts counts = {0, 0, 0};
     std::vector<int> failed;
-    if (f.verify) { bench_check_shape(d, s, shape, true, &counts, &failed); }
-    if (!f.verify) {
-        printf("Not compared with the CPU at this shape (--no-verify).\n");
-    } else if (counts.failed) {
+    bench_check_shape(d, s, shape, true, &counts, &failed);
+    if (s.sampled) { printf("A sample of the results is compared with the CPU; the others must be finite.\n"); }
+    if (counts.failed) {
         printf("%d of %d results do not match.\n", counts.failed, counts.failed + counts.passed);
     } else if (counts.passed) {
         printf("All results match. Starting benchmarks.\n");
@@ -1707,7 +1997,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     std::vector<BenchResult> results, shown;
     for (const BenchKernel& k : s.kernels) {
         bool wanted = bench_wanted(k);
-        bool is_base = !wanted && k.number <= 1 && f.verify && !f.tune;
+        bool is_base = !wanted && k.number <= 1 && !f.tune;
         if ((!wanted && !is_base) || bench_skip_reason(d, k) ||
             std::find(failed.begin(), failed.end(), k.number) != failed.end()) {
             continue;
@@ -1717,7 +2007,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
             results.push_back({&k, config, bench_time(d, s, k, config, wanted ? f.repeats : 20, wanted ? 1000 : 100)});
             if (wanted) {
                 BenchResult& r = results.back();
-                std::string wrong = f.verify ? bench_check_timed(d, s, k) : "", wrong_hot;
+                std::string wrong = bench_check_timed(d, s, k), wrong_hot;
                 r.hot = bench_time_hot(d, s, k, config, r.time.median_ms, &wrong_hot);
                 shown.push_back(r);
                 bench_print_line(d, s, results, r);
@@ -1825,12 +2115,12 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
         for (int config : k.configs) { known += " " + std::to_string(config); }
         cli_fail("kernel %d has no configuration %d, there are%s", k.number, f.config, known.c_str());
     }
+    if ((f.stress || f.huge) && !f.check) { cli_fail("--stress and --huge are for --check"); }
     if (f.list) {
         bench_print_list(names);
         return EXIT_SUCCESS;
     }
     if (f.tune) { f.kernel = bench_tune_kernel(name, names.first); }
-    if (!f.verify && (f.check || f.kernel < 0)) { cli_fail("--no-verify is for timing one kernel: give its number"); }
 #ifdef CUDA_EMULATION
     if (!f.check) { printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n"); }
     f.check = 1;
@@ -1838,6 +2128,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
 #endif
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
+    if (f.huge) { return bench_run_huge(device, name, names.first); }
     return f.check ? bench_run_check(device, name, declare, shape, check_shapes, names.first)
                    : bench_run(device, name, declare, shape);
 }

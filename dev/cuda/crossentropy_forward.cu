@@ -125,11 +125,15 @@ void crossentropy_forward4(float* losses, const floatX* logits, const int* targe
 }
 
 static void declare(Bench& b) {
+    b.varies("BTV");
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     // exp of the large ones overflows unless the maximum is subtracted first
-    const float scales[] = {3.0f, 60.0f, 1e-3f};
-    float scale = scales[b.cases({"normal", "logits of some 100", "almost equal logits"})];
-    Buffer<floatX> logits = b.input<floatX>("logits", (size_t)N * Vp, scale);
+    const float scales[] = {3.0f, 60.0f, 1e-3f, 3.0f};
+    int which = b.cases({"normal", "logits of some 100", "almost equal logits", "one logit far above the others"});
+    Buffer<floatX> logits = b.input_from<floatX>("logits", (size_t)N * Vp, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, (size_t)N * Vp, seed, scales[which], 0.0f);
+        for (size_t n = 0; which == 3 && n < (size_t)N; n++) { x[n * Vp + bench_random(n, seed) % V] = 120.0f; }
+    });
     Buffer<int> targets = b.input_ids("targets", N, V);
     Buffer<float> losses = b.output<float>("losses", N, {1e-6f, 1e-6f});
     b.reference([=] { crossentropy_forward_cpu(losses.host, logits.host, targets.host, N, V, Vp); });

@@ -77,11 +77,19 @@ void crossentropy_softmax_backward3(floatX* dlogits, const floatX* probs, const 
 }
 
 static void declare(Bench& b) {
+    b.varies("BTV");
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     float dloss_value = 1024.0f; // a loss scale: without it most gradients would underflow in 16 bits
     // random values of the size of probabilities; the padding columns have them too, because they must not matter
-    Buffer<floatX> probs = b.input<floatX>("probs", (size_t)N * Vp, 0.25f / V, 1.0f / V);
+    bool certain = b.cases({"normal", "probabilities of 0 and 1"}) == 1;
     Buffer<int> targets = b.input_ids("targets", N, V);
+    Buffer<floatX> probs = b.input_from<floatX>("probs", (size_t)N * Vp, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, (size_t)N * Vp, seed, 0.25f / V, 1.0f / V);
+        for (size_t n = 0; certain && n < (size_t)N; n++) { // every second row is certain of its target
+            std::fill(x + n * Vp, x + n * Vp + V, 0.0f);
+            x[n * Vp + (n % 2 ? (size_t)targets.host[n] : bench_random(n, seed) % V)] = 1.0f;
+        }
+    });
     Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { *x = dloss_value; });
     Buffer<floatX> dlogits = b.output<floatX>("dlogits", (size_t)N * Vp, ulps<floatX>(1));
     b.reference(

@@ -137,8 +137,10 @@ inline cublasStatus_t cublaslt_try_linear(const LinearCall& c, cudaStream_t stre
         plans.back().key = key;
     }
     const LinearPlan& plan = plans[i];
-    if (plan.status == CUBLAS_STATUS_SUCCESS) { cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream)); }
-    return plan.status;
+    if (plan.status != CUBLAS_STATUS_SUCCESS) { return plan.status; }
+    profile().library_flops += 2.0 * c.M * c.N * c.K;
+    cublasCheck(cublaslt_linear_launch(plan, plan.algo, c, stream));
+    return CUBLAS_STATUS_SUCCESS;
 }
 // As cublaslt_try_linear, but returns false if the library cannot compute the product.
 inline bool cublaslt_linear(const LinearCall& c, cudaStream_t stream) {

@@ -433,12 +433,19 @@ static std::function<void()> declare_embed(Bench& b) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTCV");
     int B = b.B, K = b.T * b.C, OC = b.V;
     int kind = b.kinds({"layernorm, product, gelu", "product, residual", "layernorm, product, float out"});
     bool head = kind == 2, norm = kind != 1, gelu = kind == 0;
     cudaStream_t stream = b.stream;
-    Buffer<floatX> x = b.input<floatX>("x", (size_t)B * K, 1.0f, 0.1f);
-    Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
+    // with a layernorm, x has a large mean, which must be subtracted before anything is squared
+    bool cancelling = b.cases({"normal", "large terms that cancel"}) == 1, exact = cancelling && !norm;
+    Buffer<floatX> x = b.input_from<floatX>("x", (size_t)B * K, [=, seed = b.next_seed()](float* host) {
+        bench_fill_normal(host, (size_t)B * K, seed, 1.0f, cancelling ? 30.0f : 0.1f);
+        if (exact) { bench_fill_exact_large(host, (size_t)B * K, seed), bench_negate_halves(host, B, K); }
+    });
+    Buffer<floatX> weight = exact ? b.input_filled<floatX>("weight", (size_t)OC * K, bench_fill_exact_small)
+                                  : b.input<floatX>("weight", (size_t)OC * K, 1.0f / sqrtf((float)K));
     Buffer<floatX> norm_weight = {nullptr, nullptr}, norm_bias = norm_weight, bias = norm_weight,
                    residual = norm_weight;
     if (norm) {

@@ -338,8 +338,12 @@ static void declare(Bench& b) {
     int B = b.B, V = b.V, Vp = ceil_div(V, 128) * 128;
     int mode = 1 + b.kinds({"the largest", "temperature 0.8", "temperature and top-k 50", "temperature and top-p 0.9",
                             "temperature, top-k and top-p"});
+    b.varies(mode == 1 ? "BV" : "B"); // a draw next to the boundary of two tokens could fall on either side
     cudaStream_t stream = b.stream;
-    float temperature = mode == 1 ? 0.0f : 0.8f, top_p = mode >= 4 ? 0.9f : 1.0f;
+    int which =
+        b.cases({"normal", "equal logits", "one logit far above the others", "temperature 0.01", "temperature 100"});
+    const float temperatures[] = {0.8f, 0.8f, 0.8f, 0.01f, 100.0f};
+    float temperature = mode == 1 ? 0.0f : temperatures[which], top_p = mode >= 4 ? 0.9f : 1.0f;
     int top_k = mode == 3 || mode == 5 ? 50 : 0;
     // The padding past V is NaN, because it must not be read. Small vocabularies also have ties, scattered NaN and
     // -inf, and one sequence of nothing but NaN and -inf.
@@ -348,6 +352,8 @@ static void declare(Bench& b) {
         std::normal_distribution<float> normal;
         for (size_t i = 0; i < (size_t)B * Vp; i++) {
             float value = 3.0f * normal(rng) - 30.0f;
+            if (which == 1) { value = -30.0f; }
+            if (which == 2 && i % Vp == i / Vp * 31 % V) { value = 120.0f; }
             x[i] = V > 20000 ? value : roundf(4.0f * value) / 4.0f;
             if ((int)(i % Vp) >= V) { x[i] = NAN; }
             if (V <= 20000 && (i / Vp == 1 || i % 13 == 7)) { x[i] = i % 2 ? NAN : -INFINITY; }

@@ -122,9 +122,14 @@ void encoder_forward(floatX* out, const int* inp, const floatX* wte, const float
 // ==== end promoted: encoder_forward ====
 
 static void declare(Bench& b) {
+    b.varies("BTCV");
     int B = b.B, T = b.T, C = b.C, V = b.V;
     size_t N = (size_t)B * T;
-    Buffer<int> inp = b.input_from<int>("inp", N, [&](float* ids) { bench_fill_ids(ids, N, V, b.rng); });
+    bool last = b.cases({"as in text", "all tokens are the last one of the vocabulary"}) == 1;
+    Buffer<int> inp = b.input_from<int>("inp", N, [&](float* ids) {
+        bench_fill_ids(ids, N, V, b.rng);
+        if (last) { std::fill(ids, ids + N, (float)(V - 1)); }
+    });
     Buffer<floatX> wte = b.input<floatX>("wte", (size_t)V * C);
     Buffer<floatX> wpe = b.input<floatX>("wpe", (size_t)T * C);
     Buffer<floatX> out = b.output<floatX>("out", N * C, ulps<floatX>(1));
@@ -148,6 +153,18 @@ static void declare(Bench& b) {
              },
              {bench_tunable("encoder_forward")});
     b.promoted(4);
+    b.huge((double)BenchHuge::elements((size_t)T * C) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements((size_t)T * C), num_rows = num / C;
+        std::vector<float> ids(num_rows), tokens((size_t)V * C), positions((size_t)T * C);
+        for (size_t i = 0; i < num_rows; i++) { ids[i] = (float)(bench_random(i, 1) % (unsigned)V); }
+        h.fill(tokens.data(), 0, tokens.size(), 2), h.fill(positions.data(), 0, positions.size(), 3);
+        floatX* y = h.output<floatX>(num);
+        encoder_forward(y, h.upload<int>(ids), h.upload<floatX>(tokens), h.upload<floatX>(positions),
+                        (int)(num_rows / T), T, C, h.stream);
+        h.compare("out", y, num_rows, C, ulps<floatX>(1), [&](size_t row, float* want) {
+            for (int c = 0; c < C; c++) { want[c] = tokens[(size_t)ids[row] * C + c] + positions[row % T * C + c]; }
+        });
+    });
 }
 
 int main(int argc, char** argv) {

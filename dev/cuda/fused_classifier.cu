@@ -549,17 +549,22 @@ static bool can_run(const void* kernel, int arch, int shared) {
 typedef void (*Classifier)(floatX*, float*, const int*, const float*, int, int, int, cudaStream_t, int);
 
 static void declare(Bench& b) {
+    b.varies("BTV");
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     // exp of the large ones overflows unless the maximum is subtracted first
-    const float scales[] = {3.0f, 60.0f, 1e-3f};
-    float scale = scales[b.cases({"normal", "logits of some 100", "almost equal logits"})];
+    const float scales[] = {3.0f, 60.0f, 1e-3f, 3.0f};
+    int which = b.cases({"normal", "logits of some 100", "almost equal logits", "one logit far above the others"});
+    float scale = scales[which];
+    uint32_t seed = b.state.seed;
     float dloss_value = 1024.0f; // a loss scale: without it most gradients would underflow in 16 bits
     Buffer<floatX> logits = b.input_from<floatX>("logits", (size_t)N * Vp, [=](float* x) {
         parallel_for(N, [=](size_t n) {
             for (int i = 0; i < Vp; i++) {
-                float u1 = (hash_bits(i, 2 * n) + 1.0f) / 4294967296.0f, u2 = hash_bits(i, 2 * n + 1) / 4294967296.0f;
+                uint32_t r1 = hash_bits(i, 2 * n + seed), r2 = hash_bits(i, 2 * n + seed + 1);
+                float u1 = (r1 + 1.0f) / 4294967296.0f, u2 = r2 / 4294967296.0f;
                 x[n * Vp + i] = i < V ? scale * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2) : NAN;
             }
+            if (which == 3) { x[n * Vp + bench_random(n, seed) % V] = 120.0f; }
         });
     });
     Buffer<int> targets = b.input_ids("targets", N, V);
@@ -612,6 +617,20 @@ static void declare(Bench& b) {
     kernel(7, "row read once by cp.async, summed as it arrives", fused_classifier7,
            {bench_tunable("fused_classifier")});
     b.promoted(7);
+    b.huge((double)BenchHuge::elements(Vp) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(Vp), num_rows = num / Vp;
+        std::vector<float> ids(num_rows);
+        for (size_t i = 0; i < num_rows; i++) { ids[i] = (float)(bench_random(i, 1) % (unsigned)V); }
+        floatX* x = h.input<floatX>(num, 0);
+        float* loss = h.output<float>(num_rows);
+        fused_classifier(x, loss, h.upload<int>(ids), h.upload<float>({dloss_value}), (int)num_rows, V, Vp, h.stream);
+        h.compare("dlogits", x, num_rows, Vp, tolerance, [&](size_t row, float* want) {
+            float row_loss;
+            std::vector<float> values(Vp);
+            h.fill(values.data(), row * Vp, Vp, 0);
+            fused_classifier_cpu(want, &row_loss, values.data(), &ids[row], dloss_value, 1, V, Vp);
+        });
+    });
     if (b.dry || can_run((const void*)fused_classifier_kernel8, 90, fused_classifier8_shared(V))) {
         kernel(8, "persistent, bulk copies prefetch the next row", fused_classifier8, {256, 512, 1024});
     }

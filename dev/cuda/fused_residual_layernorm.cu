@@ -17,42 +17,18 @@
 #include "../../llmc/ptx.cuh"
 
 #ifndef PROMOTED_ONLY // ops that include this file only need its promoted kernels
+#define PROMOTED_ONLY
+#include "layernorm_forward.cu"
+#include "residual_forward.cu"
+#undef PROMOTED_ONLY
 
-// ---- kernel 1: two launches, the sum goes through memory ----------------------------------------
-
-__global__ void fused_residual_layernorm_add_kernel1(floatX* residual, const floatX* inp1, const floatX* inp2,
-                                                     size_t n) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { residual[i] = (floatX)((float)inp1[i] + (float)inp2[i]); }
-}
-
-__global__ void fused_residual_layernorm_norm_kernel1(floatX* normed, float* mean, float* rstd, const floatX* residual,
-                                                      const floatX* weight, const floatX* bias, int C) {
-    __shared__ float shared[32];
-    const floatX* x = residual + (size_t)blockIdx.x * C;
-    float sum = 0.0f, squares = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { sum += (float)x[c]; }
-    float m = block_sum(sum, shared) / C;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float centred = (float)x[c] - m;
-        squares += centred * centred;
-    }
-    float r = rsqrtf(block_sum(squares, shared) / C + 1e-5f);
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        normed[(size_t)blockIdx.x * C + c] = (floatX)(((float)x[c] - m) * r * (float)weight[c] + (float)bias[c]);
-    }
-    if (threadIdx.x == 0) { mean[blockIdx.x] = m, rstd[blockIdx.x] = r; }
-}
+// ---- kernel 1: two operations: residual_forward, then layernorm_forward, the best separate kernels ----
 
 void fused_residual_layernorm_forward1(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
-                                       cudaStream_t stream, int block_size) {
-    size_t n = (size_t)N * C;
-    fused_residual_layernorm_add_kernel1<<<ceil_div(n, (size_t)block_size), block_size, 0, stream>>>(residual, inp1,
-                                                                                                     inp2, n);
-    cudaCheck(cudaGetLastError());
-    fused_residual_layernorm_norm_kernel1<<<N, block_size, 0, stream>>>(normed, mean, rstd, residual, weight, bias, C);
-    cudaCheck(cudaGetLastError());
+                                       cudaStream_t stream) {
+    residual_forward(residual, inp1, inp2, (size_t)N * C, stream);
+    layernorm_forward(normed, mean, rstd, residual, weight, bias, N, C, stream);
 }
 
 // ---- kernel 2: one launch, one warp per row: each lane reads its own sums back from the cache -----
@@ -741,12 +717,18 @@ static void declare(Bench& b) {
     size_t n = (size_t)N * C;
     cudaStream_t stream = b.stream;
     // a large mean shows whether the variance is summed around it; the mean's rounding error, 4 ulps of it, is in normed
-    bool shifted = b.cases({"normal", "large mean"}) == 1;
-    Buffer<floatX> inp1 = b.input<floatX>("inp1", n, 1.0f, shifted ? 30.0f : 0.0f);
-    Buffer<floatX> inp2 = b.input<floatX>("inp2", n);
+    // Without a variance rstd is 316, and multiplies the mean's rounding error.
+    int which = b.cases({"normal", "large mean", "equal values in each row"});
+    bool shifted = which == 1;
+    auto rows = [=](uint32_t seed) { return [=](float* x) { bench_fill_rows(x, N, C, seed); }; };
+    Buffer<floatX> inp1 = which == 2 ? b.input_from<floatX>("inp1", n, rows(b.next_seed()))
+                                     : b.input<floatX>("inp1", n, 1.0f, shifted ? 30.0f : 0.0f);
+    Buffer<floatX> inp2 =
+        which == 2 ? b.input_from<floatX>("inp2", n, rows(b.next_seed())) : b.input<floatX>("inp2", n);
     Buffer<floatX> weight = b.input<floatX>("weight", C);
     Buffer<floatX> bias = b.input<floatX>("bias", C);
-    Tolerance rounding = {(shifted ? 31 : 1) * 32 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
+    const float out_terms[] = {1, 31, 316};
+    Tolerance rounding = {out_terms[which] * 32 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
     Buffer<floatX> residual = b.output<floatX>("residual", n, {0.0f, 0.0f});
     Buffer<floatX> normed = b.output<floatX>("normed", n, rounding);
     Buffer<float> mean = b.output<float>("mean", N, ulps<float>(4, 1.0f));
@@ -756,16 +738,23 @@ static void declare(Bench& b) {
         for (size_t i = 0; i < n; i++) { residual.host[i] = (float)(floatX)residual.host[i]; }
         layernorm_forward_cpu(normed.host, mean.host, rstd.host, residual.host, weight.host, bias.host, N, C);
     });
-    b.cost(4.0 * n * sizeof(floatX), 0);
+    double tensor = (double)n * sizeof(floatX); // bytes
+    b.cost(4 * tensor, 0);
 
+    b.kernel(1, "unfused: residual_forward, then layernorm_forward",
+             [=](int) {
+                 fused_residual_layernorm_forward1(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
+                                                   stream);
+             },
+             {0});
+    b.moves(2, 5 * tensor);
     auto variant = [&](int number, const char* what, auto launch, std::vector<int> block_sizes) {
         b.kernel(
             number, what,
             [=](int bs) { launch(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, stream, bs); },
             block_sizes);
+        b.moves(1, 4 * tensor);
     };
-    variant(1, "two launches, the sum goes through memory", fused_residual_layernorm_forward1,
-            {64, 128, 256, 512, 1024});
     variant(2, "one warp per row, sums read back from the cache", fused_residual_layernorm_forward2,
             {64, 128, 256, 512, 1024});
     b.kernel(3, "128-bit loads, one block per row, the row in shared memory",
@@ -776,7 +765,29 @@ static void declare(Bench& b) {
                                                        stream);
              },
              {bench_tunable("fused_residual_layernorm")});
+    b.moves(1, 4 * tensor);
     b.promoted(3);
+    b.huge(4.0 * (double)BenchHuge::elements(C) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(C), num_rows = num / C;
+        std::vector<float> w(C), shift(C);
+        h.fill(w.data(), 0, C, 2), h.fill(shift.data(), 0, C, 3);
+        floatX *x = h.input<floatX>(num, 0), *y = h.input<floatX>(num, 1);
+        floatX *sum = h.output<floatX>(num), *out = h.output<floatX>(num);
+        float *m = h.output<float>(num_rows), *r = h.output<float>(num_rows);
+        fused_residual_layernorm_forward(sum, out, m, r, x, y, h.upload<floatX>(w), h.upload<floatX>(shift),
+                                         (int)num_rows, C, h.stream);
+        auto add = [=](size_t row, float* want) {
+            for (size_t i = 0; i < (size_t)C; i++) {
+                want[i] = (float)(floatX)(h.value(row * C + i, 0) + h.value(row * C + i, 1));
+            }
+        };
+        h.compare("residual", sum, num_rows, C, {0, 0}, add);
+        h.compare("normed", out, num_rows, C, rounding, [&](size_t row, float* want) {
+            float row_mean, row_rstd;
+            add(row, want);
+            layernorm_forward_cpu(want, &row_mean, &row_rstd, want, w.data(), shift.data(), 1, C);
+        });
+    });
     variant(4, "one or more warps per row, the row in registers", fused_residual_layernorm_forward4,
             {64, 128, 256, 512});
     variant(5, "persistent, weight and bias in registers too", fused_residual_layernorm_forward5, {64, 128, 256, 512});
@@ -799,6 +810,7 @@ static void declare(Bench& b) {
                                                             NULL, N, C, stream);
                  },
                  {0, 64, 128, 256, 512});
+        b.moves(1, 4 * tensor);
         b.kernel(
             9, "persistent, a ring of rows per warp by bulk copies",
             [=](int stages) {
@@ -807,6 +819,7 @@ static void declare(Bench& b) {
             },
             {0, 2, 3, 4}, -90);
         b.config("stages");
+        b.moves(1, 4 * tensor);
     }
 #endif
 }

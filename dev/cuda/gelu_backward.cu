@@ -135,6 +135,16 @@ static void declare(Bench& b) {
     b.kernel(4, "persistent, the next vectors prefetched",
              [=](int bs) { gelu_backward4(dinp, dout, inp, n, stream, bs); });
     b.promoted(2);
+    b.huge(3.0 * (double)BenchHuge::elements(8) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(8);
+        floatX *x = h.input<floatX>(num, 0), *dy = h.input<floatX>(num, 1), *dx = h.output<floatX>(num);
+        gelu_backward(dx, dy, x, num, h.stream);
+        h.compare("dinp", dx, num / 8, 8, tolerance, [&](size_t row, float* want) {
+            float values[8], gradients[8];
+            h.fill(values, row * 8, 8, 0), h.fill(gradients, row * 8, 8, 1);
+            gelu_backward_cpu(want, gradients, values, 8);
+        });
+    });
 }
 
 int main(int argc, char** argv) {

@@ -120,6 +120,15 @@ static void declare(Bench& b) {
     b.kernel(3, "two vectors per thread in flight", [=](int bs) { gelu_forward3(out, inp, n, stream, bs); });
     b.kernel(4, "persistent, the next vector prefetched", [=](int bs) { gelu_forward4(out, inp, n, stream, bs); });
     b.promoted(2);
+    b.huge(2.0 * (double)BenchHuge::elements(8) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(8);
+        floatX *x = h.input<floatX>(num, 0), *y = h.output<floatX>(num);
+        gelu_forward(y, x, num, h.stream);
+        h.compare("out", y, num / 8, 8, tolerance, [&](size_t row, float* want) {
+            h.fill(want, row * 8, 8, 0);
+            gelu_forward_cpu(want, want, 8);
+        });
+    });
 }
 
 int main(int argc, char** argv) {

@@ -693,6 +693,19 @@ static void declare(Bench& b) {
              },
              {bench_tunable("layernorm_forward")});
     b.promoted(6);
+    b.huge(2.0 * (double)BenchHuge::elements(C) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(C), num_rows = num / C;
+        std::vector<float> w(C), shift(C);
+        h.fill(w.data(), 0, C, 1), h.fill(shift.data(), 0, C, 2);
+        floatX *x = h.input<floatX>(num, 0), *y = h.output<floatX>(num);
+        float *m = h.output<float>(num_rows), *r = h.output<float>(num_rows);
+        layernorm_forward(y, m, r, x, h.upload<floatX>(w), h.upload<floatX>(shift), (int)num_rows, C, h.stream);
+        h.compare("out", y, num_rows, C, rounding, [&](size_t row, float* want) {
+            float row_mean, row_rstd;
+            h.fill(want, row * C, C, 0);
+            layernorm_forward_cpu(want, &row_mean, &row_rstd, want, w.data(), shift.data(), 1, C);
+        });
+    });
     variant(7, "persistent, weight and bias in registers too", layernorm_forward7, {64, 128, 256, 512});
     variant(8, "persistent, the next row prefetched into registers", layernorm_forward8, {64, 128, 256, 512});
     variant(9, "persistent, the next rows prefetched by cp.async", layernorm_forward9, {64, 128, 256, 512});

@@ -452,13 +452,26 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 
 static void declare(Bench& b) {
     int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient"});
+    b.varies("BTCV");
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
     bool has_gelu = kind == 1, accumulate = kind != 1, has_bias = kind == 2;
     size_t num_weights = (size_t)OC * C;
-    Buffer<floatX> dout = b.input<floatX>("dout", (size_t)N * OC);
-    Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
-    Buffer<floatX> weight = b.input<floatX>("weight", num_weights, 1.0f / sqrtf((float)OC));
+    int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
+    bool cancelling = which == 1; // both sums do: over the columns of dout for dinp, over its rows for dweight
+    Buffer<floatX> dout = b.input_from<floatX>("dout", (size_t)N * OC, [=, seed = b.next_seed()](float* x) {
+        if (which == 0) { bench_fill_normal(x, (size_t)N * OC, seed, 1.0f, 0.0f); }
+        if (which == 1) {
+            bench_fill_exact_large(x, (size_t)N * OC, seed);
+            bench_negate_halves(x, N, OC);
+            bench_negate_halves(x, 1, (size_t)N * OC);
+        }
+        if (which == 2) { bench_fill_one_hot(x, N, OC, seed); }
+    });
+    Buffer<floatX> inp = cancelling ? b.input_filled<floatX>("inp", (size_t)N * C, bench_fill_exact_small)
+                                    : b.input<floatX>("inp", (size_t)N * C);
+    Buffer<floatX> weight = cancelling ? b.input_filled<floatX>("weight", num_weights, bench_fill_exact_small)
+                                       : b.input<floatX>("weight", num_weights, 1.0f / sqrtf((float)OC));
     Buffer<floatX> pre_gelu = {NULL, NULL};
     if (has_gelu) { pre_gelu = b.input<floatX>("pre_gelu", (size_t)N * C); }
     Tolerance product = ulps<floatX>(1, 0.0f), sums = ulps<float>(2, 0.0f);
@@ -469,15 +482,25 @@ static void declare(Bench& b) {
     Buffer<floatX> dinp = b.output<floatX>("dinp", (size_t)N * C, has_gelu ? after_gelu : product);
     Buffer<float> start = {NULL, NULL}, dweight, dbias = {NULL, NULL};
     if (accumulate) {
-        start = b.input<float>("start", num_weights);
+        start = cancelling ? b.input_filled<float>("start", num_weights, bench_fill_exact_small)
+                           : b.input<float>("start", num_weights);
         dweight = b.inout<float>("dweight", num_weights, start, sums);
     } else {
         dweight = b.output<float>("dweight", num_weights, sums);
     }
     if (has_bias) { dbias = b.output<float>("dbias", OC, sums); }
+    std::vector<size_t> rows = b.sample(N, 2.0 * C * OC), outputs = b.sample(OC, 2.0 * N * C);
     b.reference([=] {
-        matmul_backward_input_cpu(dinp.host, dout.host, weight.host, pre_gelu.host, N, C, OC);
-        matmul_backward_weight_cpu(dweight.host, start.host, dout.host, inp.host, N, C, OC);
+        std::vector<float> d = rows_of(dout.host, rows, OC), before = rows_of(pre_gelu.host, rows, C);
+        std::vector<float> gradient(rows.size() * C);
+        matmul_backward_input_cpu(gradient.data(), d.data(), weight.host, has_gelu ? before.data() : NULL, rows.size(),
+                                  C, OC);
+        put_rows(dinp.host, gradient, rows, C);
+        size_t num = outputs.size();
+        std::vector<float> columns(N * num), added = rows_of(start.host, outputs, C), sums(num * C);
+        for (size_t i = 0; i < N * num; i++) { columns[i] = dout.host[i / num * OC + outputs[i % num]]; }
+        matmul_backward_weight_cpu(sums.data(), accumulate ? added.data() : NULL, columns.data(), inp.host, N, C, num);
+        put_rows(dweight.host, sums, outputs, C);
         for (int o = 0; has_bias && o < OC; o++) {
             double sum = 0.0;
             for (int i = 0; i < N; i++) { sum += dout.host[(size_t)i * OC + o]; }

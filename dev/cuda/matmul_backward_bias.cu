@@ -375,8 +375,12 @@ void matmul_backward_bias10(float* dbias, float* scratch, const floatX* dout, in
 
 static void declare(Bench& b) {
     int N = b.B * b.T, OC = 4 * b.C;
-    Buffer<floatX> dout = b.input<floatX>("dout", (size_t)N * OC);
-    Buffer<float> start = b.input<float>("dbias0", OC);
+    // exact: dout has a mean of 28, and fp32 sums of up to 65536 rows are exact in any order
+    bool exact = b.cases({"normal", "exact sums of large values"}) == 1;
+    Buffer<floatX> dout = exact ? b.input_filled<floatX>("dout", (size_t)N * OC, bench_fill_exact_large)
+                                : b.input<floatX>("dout", (size_t)N * OC);
+    Buffer<float> start =
+        exact ? b.input_filled<float>("dbias0", OC, bench_fill_exact_small) : b.input<float>("dbias0", OC);
     Buffer<float> dbias = b.inout<float>("dbias", OC, start, ulps<float>(1, N + 4));
     Buffer<float> scratch = b.scratch<float>("scratch", matmul_backward_bias_scratch(N, OC));
     Buffer<unsigned> finished = b.scratch<unsigned>("finished", OC);

@@ -587,12 +587,19 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 
 static void declare(Bench& b) {
     int kind = b.kinds({"bias", "bias and GELU", "bias and residual", "no bias"});
+    b.varies("BTCV");
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
     bool has_gelu = kind == 1, has_residual = kind == 2, has_bias = kind != 3;
     size_t n = (size_t)N * OC;
-    Buffer<floatX> inp = b.input<floatX>("inp", (size_t)N * C);
-    Buffer<floatX> weight = b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
+    int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
+    Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * C, [=, seed = b.next_seed()](float* x) {
+        if (which == 0) { bench_fill_normal(x, (size_t)N * C, seed, 1.0f, 0.0f); }
+        if (which == 1) { bench_fill_exact_large(x, (size_t)N * C, seed), bench_negate_halves(x, N, C); }
+        if (which == 2) { bench_fill_one_hot(x, N, C, seed); }
+    });
+    Buffer<floatX> weight = which == 1 ? b.input_filled<floatX>("weight", (size_t)OC * C, bench_fill_exact_small)
+                                       : b.input<floatX>("weight", (size_t)OC * C, 1.0f / sqrtf((float)C));
     Buffer<floatX> bias = {NULL, NULL}, residual = {NULL, NULL}, pre_gelu = {NULL, NULL};
     if (has_bias) { bias = b.input<floatX>("bias", OC); }
     if (has_residual) { residual = b.input<floatX>("residual", n); }
@@ -602,10 +609,17 @@ static void declare(Bench& b) {
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
     after_gelu.atol += 1.13f * product.atol; // gelu's largest slope
     Buffer<floatX> out = b.output<floatX>("out", n, has_gelu ? after_gelu : product);
+    std::vector<size_t> rows = b.sample(N, 2.0 * C * OC);
     b.reference([=] {
-        float* y = has_gelu ? pre_gelu.host : out.host;
-        matmul_forward_cpu(y, inp.host, weight.host, bias.host, residual.host, N, C, OC);
-        if (has_gelu) { gelu_forward_cpu(out.host, pre_gelu.host, n); }
+        std::vector<float> x = rows_of(inp.host, rows, C), add = rows_of(residual.host, rows, OC);
+        std::vector<float> y(rows.size() * OC);
+        matmul_forward_cpu(y.data(), x.data(), weight.host, bias.host, has_residual ? add.data() : NULL, rows.size(), C,
+                           OC);
+        if (has_gelu) {
+            put_rows(pre_gelu.host, y, rows, OC);
+            gelu_forward_cpu(y.data(), y.data(), y.size());
+        }
+        put_rows(out.host, y, rows, OC);
     });
     b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + has_gelu + has_residual) * (double)n),
            2.0 * N * C * OC);

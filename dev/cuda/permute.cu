@@ -251,6 +251,7 @@ template <bool back> static void declare_kernels(Bench& b, const Permute& p) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     require(b.C % b.NH == 0);
     int B = b.B, T = b.T, NH = b.NH, HS = b.C / NH;
     bool back = b.kinds({"packed to q k v", "q k v to packed"}) == 1;

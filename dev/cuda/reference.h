@@ -31,6 +31,21 @@ inline void parallel_for(size_t n, const std::function<void(size_t)>& fn) {
     for (std::thread& thread : threads) { thread.join(); }
 }
 
+// ---- a sample of the rows of a matrix ------------------------------------------------------------------
+
+// Returns these rows of x (N,C), or nothing if x is NULL.
+inline std::vector<float> rows_of(const float* x, const std::vector<size_t>& rows, size_t C) {
+    std::vector<float> out(x ? rows.size() * C : 0);
+    float* to = out.data();
+    parallel_for(x ? rows.size() : 0, [=, &rows](size_t i) { memcpy(to + i * C, x + rows[i] * C, C * sizeof(float)); });
+    return out;
+}
+// Copies `values`, one row of C after the other, to these rows of x (N,C).
+inline void put_rows(float* x, const std::vector<float>& values, const std::vector<size_t>& rows, size_t C) {
+    const float* from = values.data();
+    parallel_for(rows.size(), [=, &rows](size_t i) { memcpy(x + rows[i] * C, from + i * C, C * sizeof(float)); });
+}
+
 // ---- gelu, tanh approximation: Hendrycks and Gimpel 2016, arXiv:1606.08415 ----------------------------
 
 inline void gelu_forward_cpu(float* out, const float* inp, size_t n) {
@@ -455,6 +470,42 @@ inline void attention_forward_cpu(float* out, float* lse, const float* qkv, int 
     });
 }
 
+// As attention_forward_cpu, but only for the elements of lse that `rows` lists, and their rows of out (HS).
+inline void attention_forward_rows_cpu(float* out, float* lse, const float* qkv, int B, int T, int C, int NH,
+                                       const std::vector<size_t>& rows) {
+    if (rows.size() == (size_t)B * NH * T) { return attention_forward_cpu(out, lse, qkv, B, T, C, NH); }
+    size_t HS = C / NH, length = T, stride = 3 * (size_t)C;
+    double scale = 1.0 / sqrt((double)HS);
+    parallel_for(rows.size(), [=, &rows](size_t i) {
+        size_t t = rows[i] % length, h = rows[i] / length % NH, b = rows[i] / length / NH;
+        const float *first = qkv + b * length * stride + h * HS, *q = first + t * stride;
+        std::vector<double> p(t + 1), o(HS);
+        double max = -INFINITY, sum = 0.0;
+        for (size_t k = 0; k <= t; k++) {
+            const float* key = first + k * stride + C;
+            for (size_t d = 0; d < HS; d++) { p[k] += (double)q[d] * key[d]; }
+            p[k] *= scale;
+            max = std::max(max, p[k]);
+        }
+        for (size_t k = 0; k <= t; k++) {
+            const float* value = first + k * stride + 2 * C;
+            p[k] = exp(p[k] - max);
+            sum += p[k];
+            for (size_t d = 0; d < HS; d++) { o[d] += p[k] * value[d]; }
+        }
+        for (size_t d = 0; d < HS; d++) { out[(b * length + t) * C + h * HS + d] = (float)(o[d] / sum); }
+        if (lse) { lse[rows[i]] = (float)(max + log(sum)); }
+    });
+}
+// The rows of lse (B,NH,T) that belong to these tokens (B,T).
+inline std::vector<size_t> attention_rows(const std::vector<size_t>& tokens, int T, int NH) {
+    std::vector<size_t> rows;
+    for (size_t token : tokens) {
+        for (size_t h = 0; h < (size_t)NH; h++) { rows.push_back((token / T * NH + h) * T + token % T); }
+    }
+    return rows;
+}
+
 // Samples tokens (B) from logits (B,Vp), of which V are used. rng (B) and rng_out (B) are states of xorshift64*, as
 // floats. The candidates are sorted, then cut by top_k and top_p. The draw goes through the remaining ones in the order
 // of their ids.
@@ -546,6 +597,65 @@ inline void attention_backward_cpu(float* dqkv, const float* dout, const float* 
             }
         }
     });
+}
+
+// As attention_backward_cpu, but only at these positions of these heads: dq, dk and dv of each. heads: b * NH + h.
+inline void attention_backward_rows_cpu(float* dqkv, const float* dout, const float* qkv, int B, int T, int C, int NH,
+                                        const std::vector<size_t>& heads, const std::vector<size_t>& positions) {
+    if (heads.size() == (size_t)B * NH && positions.size() == (size_t)T) {
+        return attention_backward_cpu(dqkv, dout, qkv, B, T, C, NH);
+    }
+    size_t HS = C / NH, length = T, stride = 3 * (size_t)C;
+    double scale = 1.0 / sqrt((double)HS);
+    for (size_t head : heads) {
+        const float* q = qkv + head / NH * length * stride + head % NH * HS;
+        const float* d = dout + head / NH * length * C + head % NH * HS;
+        float* dq = dqkv + head / NH * length * stride + head % NH * HS;
+        auto dot = [=](const float* x, const float* y) {
+            double sum = 0.0;
+            for (size_t i = 0; i < HS; i++) { sum += (double)x[i] * y[i]; }
+            return sum;
+        };
+        // of each query: the logarithm of its softmax's sum, and the sum of p * dp over its keys
+        std::vector<double> lse(length), p_dp(length);
+        parallel_for(length, [&](size_t t) {
+            std::vector<double> p(t + 1);
+            double max = -INFINITY, sum = 0.0;
+            for (size_t k = 0; k <= t; k++) {
+                p[k] = scale * dot(q + t * stride, q + k * stride + C);
+                max = std::max(max, p[k]);
+            }
+            for (size_t k = 0; k <= t; k++) {
+                double weight = exp(p[k] - max);
+                sum += weight;
+                p_dp[t] += weight * dot(d + t * C, q + k * stride + 2 * C);
+            }
+            lse[t] = max + log(sum);
+            p_dp[t] /= sum;
+        });
+        parallel_for(positions.size(), [&](size_t i) {
+            size_t now = positions[i];
+            std::vector<double> sums(3 * HS); // dq, dk, dv
+            auto p_of = [&](size_t t, size_t k) {
+                return exp(scale * dot(q + t * stride, q + k * stride + C) - lse[t]);
+            };
+            auto ds_of = [&](size_t t, size_t k, double p) {
+                return scale * p * (dot(d + t * C, q + k * stride + 2 * C) - p_dp[t]);
+            };
+            for (size_t k = 0; k <= now; k++) {
+                double ds = ds_of(now, k, p_of(now, k));
+                for (size_t j = 0; j < HS; j++) { sums[j] += ds * q[k * stride + C + j]; }
+            }
+            for (size_t t = now; t < length; t++) {
+                double p = p_of(t, now), ds = ds_of(t, now, p);
+                for (size_t j = 0; j < HS; j++) {
+                    sums[HS + j] += ds * q[t * stride + j];
+                    sums[2 * HS + j] += p * d[t * C + j];
+                }
+            }
+            for (size_t j = 0; j < 3 * HS; j++) { dq[now * stride + j / HS * C + j % HS] = (float)sums[j]; }
+        });
+    }
 }
 
 // ---- permute: packed (B,T,3,NH,HS) to q, k, v (B,NH,T,HS) each, and back ----

@@ -82,8 +82,13 @@ void residual_forward3(floatX* out, const floatX* inp1, const floatX* inp2, size
 static void declare(Bench& b) {
     size_t n = (size_t)b.B * b.T * b.C;
     cudaStream_t stream = b.stream;
-    Buffer<floatX> inp1 = b.input<floatX>("inp1", n);
-    Buffer<floatX> inp2 = b.input<floatX>("inp2", n);
+    bool extremes = b.cases({"normal", "sums that cancel or overflow"}) == 1;
+    Buffer<floatX> inp1 =
+        extremes ? b.input_filled<floatX>("inp1", n, bench_fill_extremes) : b.input<floatX>("inp1", n);
+    Buffer<floatX> inp2 = b.input_from<floatX>("inp2", n, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, n, seed, 1.0f, 0.0f);
+        for (size_t i = 0; extremes && i < n; i++) { x[i] = i < 2 ? inp1.host[i] : i % 3 == 0 ? -inp1.host[i] : x[i]; }
+    });
     Buffer<floatX> out = b.output<floatX>("out", n, {0.0f, 0.0f});
     b.reference([=] {
         residual_forward_cpu(out.host, inp1.host, inp2.host, n);
@@ -98,6 +103,14 @@ static void declare(Bench& b) {
              },
              {0, 64, 128, 256, 512, 1024});
     b.best(2);
+    b.huge(3.0 * (double)BenchHuge::elements(8) * sizeof(floatX), [=](BenchHuge& h) {
+        size_t num = h.elements(8);
+        floatX *x = h.input<floatX>(num, 0), *y = h.input<floatX>(num, 1), *sum = h.output<floatX>(num);
+        residual_forward(sum, x, y, num, h.stream);
+        h.compare("out", sum, num / 8, 8, {0, 0}, [&](size_t row, float* want) {
+            for (size_t i = row * 8; i < row * 8 + 8; i++) { *want++ = (float)(floatX)(h.value(i, 0) + h.value(i, 1)); }
+        });
+    });
     b.kernel(3, "persistent, 4 vectors per input in flight",
              [=](int bs) { residual_forward3(out, inp1, inp2, n, stream, bs); }, {64, 128, 256, 512});
 }

@@ -310,16 +310,21 @@ static bool can_run(const void* kernel, int arch, int shared) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTV");
     int N = b.B * b.T, V = b.V, Vp = ceil_div(V, 128) * 128;
     // exp of the large ones overflows unless the maximum is subtracted first
-    const float scales[] = {3.0f, 60.0f, 1e-3f};
-    float scale = scales[b.cases({"normal", "logits of some 100", "almost equal logits"})];
+    const float scales[] = {3.0f, 60.0f, 1e-3f, 3.0f};
+    int which = b.cases({"normal", "logits of some 100", "almost equal logits", "one logit far above the others"});
+    float scale = scales[which];
+    uint32_t seed = b.state.seed;
     Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * Vp, [=](float* x) {
         parallel_for(N, [=](size_t n) {
             for (int i = 0; i < Vp; i++) {
-                float u1 = (hash_bits(i, 2 * n) + 1.0f) / 4294967296.0f, u2 = hash_bits(i, 2 * n + 1) / 4294967296.0f;
+                uint32_t r1 = hash_bits(i, 2 * n + seed), r2 = hash_bits(i, 2 * n + seed + 1);
+                float u1 = (r1 + 1.0f) / 4294967296.0f, u2 = r2 / 4294967296.0f;
                 x[n * Vp + i] = i < V ? scale * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2) : NAN;
             }
+            if (which == 3) { x[n * Vp + bench_random(n, seed) % V] = 120.0f; }
         });
     });
     // an absolute tolerance for tokens of small probability: in fp16 exp(x) is too small for full precision, and in

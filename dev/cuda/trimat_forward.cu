@@ -20,11 +20,10 @@
    nvcc -O3 --use_fast_math trimat_forward.cu -lcublas -lcublasLt -o trimat_forward      (or: make trimat_forward)
    ./trimat_forward 4      check kernel 4 against the CPU
    ./trimat_forward        every kernel, side by side                                         */
-#include <cublas_v2.h>
-
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
+#include "cublas_batched.cuh"
 
 // The arguments of all kernels. A row of q or k is HS adjacent elements; the rows of a head are 3*C elements apart.
 struct Trimat {
@@ -46,17 +45,15 @@ __device__ inline floatX* trimat_row(const Trimat& a, int head, int t) {
 // ---- kernel 0: cuBLAS, one batched call per sequence; twice the work, because it computes the whole square ----
 
 // cuBLAS is column-major, so it computes att^T = k q^T.
-void trimat_forward0(const Trimat& a, cublasHandle_t cublas, cudaStream_t stream) {
+void trimat_forward0(const Trimat& a, cudaStream_t stream) {
     const cudaDataType_t type = cublaslt_floatX;
-    cublasCheck(cublasSetStream(cublas, stream));
     int C = a.NH * a.HS;
     float beta = 0.0f;
     for (int b = 0; b < a.B; b++) {
         const floatX* q = trimat_queries(a, b * a.NH);
-        cublasCheck(cublasGemmStridedBatchedEx(cublas, CUBLAS_OP_T, CUBLAS_OP_N, a.T, a.T, a.HS, &a.scale, q + C, type,
-                                               3 * C, a.HS, q, type, 3 * C, a.HS, &beta,
-                                               a.att + (size_t)b * a.NH * a.T * a.T, type, a.T, (long long)a.T * a.T,
-                                               a.NH, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        cublas_batched(CUBLAS_OP_T, CUBLAS_OP_N, a.T, a.T, a.HS, &a.scale, q + C, type, 3 * C, a.HS, q, type, 3 * C,
+                       a.HS, &beta, a.att + (size_t)b * a.NH * a.T * a.T, type, a.T, (long long)a.T * a.T, a.NH,
+                       stream);
     }
 }
 
@@ -327,16 +324,24 @@ __global__ void trimat_clear_kernel(floatX* att, int T, size_t n) {
 }
 
 static void declare(Bench& b) {
+    b.varies("BTH");
     require(b.C % b.NH == 0);
     int B = b.B, T = b.T, C = b.C, NH = b.NH, HS = C / NH;
     size_t n = (size_t)B * NH * T * T;
     cudaStream_t stream = b.stream;
-    static cublasHandle_t cublas = NULL;
-    if (!b.dry && !cublas) {
+    if (!b.dry) {
         cublaslt_open(); // needed to measure the matrix rate
-        cublasCheck(cublasCreate(&cublas));
+        cublas_handle();
     }
-    Buffer<floatX> qkv = b.input<floatX>("qkv", (size_t)B * T * 3 * C);
+    bool cancelling = b.cases({"normal", "large terms that cancel"}) == 1;
+    Buffer<floatX> qkv = b.input_from<floatX>("qkv", (size_t)B * T * 3 * C, [=, seed = b.next_seed()](float* x) {
+        bench_fill_normal(x, (size_t)B * T * 3 * C, seed, 1.0f, 0.0f);
+        for (size_t row = 0; cancelling && row < (size_t)B * T; row++) {
+            float* q = x + row * 3 * C;
+            bench_fill_exact_large(q, C, hash_bits((uint32_t)row, seed)), bench_negate_halves(q, NH, HS);
+            bench_fill_exact_small(q + C, C, hash_bits((uint32_t)row, seed + 1));
+        }
+    });
     Tolerance tolerance = ulps<floatX>(1, 0.0f);
     tolerance.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)HS);
     Buffer<floatX> att = b.output<floatX>("att", n, tolerance);
@@ -353,8 +358,7 @@ static void declare(Bench& b) {
     b.cost((triangle + 2.0 * B * T * C) * sizeof(floatX), 2 * triangle * HS);
     b.matrix_rate(cublaslt_matrix_rate);
     Trimat a = {att, qkv, B, T, NH, HS, 1.0f / sqrtf((float)HS)};
-    cublasHandle_t handle = cublas;
-    b.kernel(0, "cuBLAS, the whole square", [=](int) { trimat_forward0(a, handle, stream); }, {0});
+    b.kernel(0, "cuBLAS, the whole square", [=](int) { trimat_forward0(a, stream); }, {0});
     b.kernel(1, "one thread per result", [=](int bs) { trimat_forward1(a, stream, bs); });
     b.kernel(2, "8x8 results in registers", [=](int) { trimat_forward2(a, stream); }, {0});
     b.kernel(3, "128-bit loads and stores", [=](int) { trimat_forward3(a, stream); }, {0});

@@ -2,6 +2,7 @@
    kernel in --list is what the report must say; a comment "bug N" marks the line that it must name. */
 #include "bench.h"
 
+__global__ void bug_kernel0(float* out) { out[threadIdx.x] = 0.0f; } // right, but not the vendor's
 __global__ void bug_kernel1(float* out) {
     __shared__ float x[64];
     x[threadIdx.x] = (float)threadIdx.x;
@@ -50,6 +51,7 @@ static void declare(Bench& b) {
                  },
                  {0});
     };
+    kernel(0, "kernel 0 is not the vendor's library", bug_kernel0, 1);
     kernel(1, "race: a read of what another thread writes", bug_kernel1, 1);
     kernel(2, "race: a read of what another thread writes", bug_kernel2, 1);
     kernel(3, "a read of uninitialised memory of x, byte 128 of 256", bug_kernel3, 1);

@@ -59,7 +59,7 @@ test_without_a_gpu_one_line() {
 test_bad_arguments() {
     build gelu_forward
     local args
-    for args in 99 x 1x 1.5 "1 2" --chekc "--repeats 0" "-B 0" "-B x" -NH "--flush both" "--seed 9999999999" -Z; do
+    for args in 99 x 1x 1.5 "1 2" --chekc "--repeats 0" "-B 0" "-B x" -NH "--flush both" --huge "--stress 3" "--no-verify" "--seed 9999999999" -Z; do
         # shellcheck disable=SC2086
         run 2 "$tmp/gelu_forward" $args
         want "the lines on stderr for $args" "$(wc -l <"$tmp/err")" 1
@@ -139,15 +139,16 @@ test_planted_bugs() {
     run 1 "$tmp/planted_bugs" --check
     want "kernel 1" "$(grep -c '^ok kernel 1 ' "$tmp/out")" 4 # two shapes, two block sizes
     local kernel
-    for kernel in 2 3 4 5 6 7; do
+    for kernel in 0 2 3 4 5 6 7; do
         grep -q "^ok kernel $kernel " "$tmp/out" && fail "kernel $kernel passes"
         want "kernel $kernel" "$(grep -c "^FAIL kernel $kernel " "$tmp/out")" 4
     done
+    grep -q "^FAIL kernel 0 .*: kernel 0 is not the vendor's library" "$tmp/out" || fail "kernel 0 may be ours"
     grep -q '^FAIL kernel 5 .*: out: written past its end$' "$tmp/out" || fail "kernel 5's buffer is not named"
     grep -q '^FAIL kernel 6 .*: inp: an input, changed$' "$tmp/out" || fail "kernel 6's input is not named"
-    want "the last line" "$(tail -n 1 "$tmp/out")" "16 passed, 24 failed, 0 skipped" # kernels 8 and 9 are idle only later
+    want "the last line" "$(tail -n 1 "$tmp/out")" "16 passed, 28 failed, 0 skipped" # kernels 8 and 9 are idle only later
     run 0 "$tmp/planted_bugs" 1 --check
-    for kernel in 2 3 4 5 6 7; do
+    for kernel in 0 2 3 4 5 6 7; do
         run 1 "$tmp/planted_bugs" $kernel --check
         run 1 "$tmp/planted_bugs" $kernel --repeats 3
         grep -q 'All results match' "$tmp/out" && fail "kernel $kernel matches"
@@ -242,7 +243,7 @@ $(cut -d , -f 1-9 <<<"$other")"
     run 1 ./op --tune --tune-file text.csv
     contains "text.csv:1: is not '$header'; make tune in dev/cuda writes such a file" "$tmp/err"
     want "the text" "$(cat text.csv)" text
-    for each in "1 --tune" "--tune --check" "--tune --block-size 64" "--tune --no-verify"; do
+    for each in "1 --tune" "--tune --check" "--tune --config 64"; do
         # shellcheck disable=SC2086
         run 2 ./op $each
         want "the lines on stderr for $each" "$(wc -l <"$tmp/err")" 1
