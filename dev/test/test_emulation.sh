@@ -43,7 +43,7 @@ test_programs() {
     # without --check it says that it does not measure
     "$tmp/tree/dev/cuda/simple_kernel_cpu" 1 --schedule 3 -B 1 -T 1 -C 8 >"$tmp/out"
     contains 'times would mean nothing' "$tmp/out"
-    contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
+    contains '10 passed, 0 failed, 0 skipped' "$tmp/out"
 }
 
 # --stress draws the same shapes again for the same seed; --sample leaves most rows out; --huge needs a GPU
