@@ -42,6 +42,8 @@ Buffer<T> converts to T*. Its `host` member holds floats: for an input the value
 right values. Every run first calls declare without a GPU, to learn the numbers of the kernels: then b.dry is true,
 buffers are NULL, and declare must not use the device.
 
+A reference that would take long computes only the rows that b.sample() names; the other results must be finite.
+
 Checks after a launch: the outputs are right, the inputs are unchanged, and so are the 256 bytes before and after each
 buffer. Two more checks for the promoted or best kernel: a second launch gives the same bits, and the launcher, if it
 reports a cost to the profiler (struct Op), reports that of b.cost(). The bytes around a buffer are NaN in every

@@ -43,7 +43,7 @@ test_programs() {
     # without --check it says that it does not measure
     "$tmp/tree/dev/cuda/simple_kernel_cpu" 1 --schedule 3 -B 1 -T 1 -C 8 >"$tmp/out"
     contains 'times would mean nothing' "$tmp/out"
-    contains '5 passed, 0 failed, 0 skipped' "$tmp/out"
+    contains '10 passed, 0 failed, 0 skipped' "$tmp/out"
 }
 
 # The choices of a program: configurations, kinds of operation, kinds of input.
