@@ -167,7 +167,7 @@ template <class T> static std::string check(std::vector<Gpu>& gpus, size_t n, bo
         }
         char name[32];
         snprintf(name, sizeof(name), "GPU %d", g.device);
-        bench_compare<T>(name, (T*)g.out, right.data(), n, tolerance, 1, &wrong);
+        bench_compare<T>(name, (T*)g.out, right.data(), n, tolerance, false, 1, &wrong);
         uint8_t after[guarded * sizeof(T)];
         cudaCheck(cudaMemcpy(after, (T*)g.out + n, sizeof(after), cudaMemcpyDeviceToHost));
         bool changed = false;

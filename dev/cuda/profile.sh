@@ -30,7 +30,7 @@
 #
 # "bound by" is the first of these that applies. 60% is ncu's own limit between busy and idle.
 #
-#     memory (DRAM)        DRAM >= 60, and no less than L2 and SM
+#     memory (DRAM)        DRAM >= 60, no less than SM, and no less than 4/5 of L2, which every byte of DRAM passes
 #     L2                   L2 >= 60, and no less than SM
 #     compute (tensor)     SM or tensor >= 60, and tensor is at least 4/5 of SM
 #     compute (fp32/alu)   SM >= 60; it counts integer, conversions, loads' issue slots, too
@@ -203,7 +203,7 @@ awk -v file="$tmp/ncu" -v stalls="$stalls" "$csv_functions"'
     function get(metric) { return (i, metric) in value ? value[i, metric] : -1 }
     function cell(format, x, scale) { return x < 0 ? "-" : sprintf(format, x / scale) }
     function bound(    blocks, sms, parts) {
-        if (dram >= 60 && dram >= l2 && dram >= sm) { return "memory (DRAM)" }
+        if (dram >= 60 && dram >= 0.8 * l2 && dram >= sm) { return "memory (DRAM)" }
         if (l2 >= 60 && l2 >= sm) { return "L2" }
         if ((sm >= 60 || tensor >= 60) && tensor >= 0.8 * sm) { return "compute (tensor)" }
         if (sm >= 60) { return "compute (fp32/alu)" }

@@ -198,7 +198,7 @@ test_timing() {
     holds "the sustained time" "$time > 0 && $time < 1 && $mhz > 200"
     # a launcher that waits for the GPU cannot be recorded: the run goes on, and times it alone
     run 0 "$tmp/planted_bugs" 10 --repeats 5
-    grep -q 'in a graph' "$tmp/out" && { cat "$tmp/out" && fail "a launcher that waits was recorded"; }
+    grep -qF '| in a graph' "$tmp/out" && { cat "$tmp/out" && fail "a launcher that waits was recorded"; }
     want "the lines of times" "$(grep -c '^block size ' "$tmp/out")" 2
     if command -v python3 >/dev/null; then python3 -m json.tool "$tmp/a.json" >/dev/null || fail "not JSON"; fi
     run 1 "$tmp/planted_bugs" 1 --csv "$tmp/no/such/folder/a.csv"

@@ -301,7 +301,7 @@ test_profile_bounds() {
     local case
     # us, SM, DRAM, L2, tensor, blocks: the verdict
     for case in '50000 40 60 50 0 99:memory (DRAM)' '50000 40 59.9 50 0 99:latency (too few warps in flight)' \
-        '50000 40 70 80 0 99:L2' '50000 90 70 80 80 99:compute (tensor)' '50000 90 70 80 20 99:compute (fp32/alu)' \
+        '50000 40 72 90 0 99:memory (DRAM)' '50000 40 71 90 0 99:L2' '50000 90 70 80 80 99:compute (tensor)' '50000 90 70 80 20 99:compute (fp32/alu)' \
         '50000 55 20 20 61 99:compute (tensor)' '4999 20 20 20 0 99:launch (shorter than 5 us)' '50000 20 20 20 0 40:latency (too few warps in flight)' \
         '50000 20 20 20 0 39:launch (39 of 40 SMs have a block)' '4000 20 80 20 0 39:memory (DRAM)' '50000 20 n/a 20 0 99:unknown: ncu lacks a counter'; do
         read -r -a v <<<"${case%%:*}"
