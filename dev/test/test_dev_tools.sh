@@ -466,7 +466,7 @@ test_make_targets() {
     for target in compare profile sass; do contains "make $target " "$tmp/out"; done
     rm -rf "$tmp/tree"
     mkdir -p "$tmp/tree/dev/cuda"
-    cp dev/cuda/Makefile dev/cuda/nvcc.mk dev/cuda/compare.cpp dev/cuda/profile.sh "$tmp/tree/dev/cuda"
+    cp dev/cuda/Makefile dev/cuda/nvcc.mk dev/cuda/compare.cpp dev/cuda/csv.h dev/cuda/profile.sh "$tmp/tree/dev/cuda"
     cd "$tmp/tree/dev/cuda"
     old 1 64 1.000 0.990 1.010; new 1 64 1.030 1.020 1.040; new 1 128 1.100 1.090 1.110
     run 2 make compare OLD="$tmp/old" NEW="$tmp/new"

@@ -212,7 +212,7 @@ test_broken_csv() {
     printf '%s\n' "$header" "${line/1.00000/-1}" | refused "2: median_ms is '-1'"
     printf '%s\n' "$header" "${line/1.00000/}" | refused "2: median_ms is ''"
     printf '%s\n' "$header" "${line/1.00000/0.00000}" | refused "2: median_ms is 0"
-    printf '%s\n' "$header" "${line/op,1/op,1.5}" | refused "2: kernel is no whole number"
+    printf '%s\n' "$header" "${line/op,1/op,1.5}" | refused "2: kernel is '1.5', not a whole number"
     printf '%s\n' "$header" "${line%\"}" | refused "2: a quote is not closed"
     printf '%s\n' "$header" "$line" | head -c -4 | refused "2: the file ends within a line"
     printf '%s\n' "$header" "$line" "${line/op/other}" | refused "3: op is 'other' after 'op'"

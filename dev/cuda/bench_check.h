@@ -1,0 +1,583 @@
+/*
+Part of bench.h: the device, and the checks of one shape, of huge and random shapes, and of all check shapes.
+*/
+#pragma once
+
+#include "bench_declare.h"
+
+// ---- the device ----------------------------------------------------------------------------
+
+// arch[0] = architecture that this code was compiled for (90 for sm_90); arch[1] = 90 if for sm_90a, else 0
+__global__ void bench_probe_kernel(int* arch) {
+#ifdef __CUDA_ARCH__
+    arch[0] = __CUDA_ARCH__ / 10;
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    arch[1] = 90;
+#else
+    arch[1] = 0;
+#endif
+}
+
+// Adds a hash of data (n bytes) to *sum. The sum is of integers, so it does not depend on the order of the additions.
+__global__ void bench_checksum_kernel(unsigned long long* sum, const uint8_t* data, size_t n) {
+    unsigned long long mine = 0;
+    size_t words = n / 4, stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += stride) {
+        mine += hash_bits(reinterpret_cast<const uint32_t*>(data)[i], (uint32_t)i);
+    }
+    if (blockIdx.x == 0 && threadIdx.x < n % 4) {
+        mine += hash_bits(data[words * 4 + threadIdx.x], (uint32_t)(words * 4 + threadIdx.x));
+    }
+    for (int offset = 16; offset > 0; offset /= 2) { mine += __shfl_xor_sync(0xFFFFFFFFu, mine, offset); }
+    if (threadIdx.x % 32 == 0) { atomicAdd(sum, mine); }
+}
+
+// Reads n vectors, which are all zero. The store never happens, but it forces the compiler to keep the loads.
+__global__ void bench_read_kernel(int4* data, size_t n) {
+    int sum = 0;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        int4 x = __ldcg(data + i);
+        sum |= x.x | x.y | x.z | x.w;
+    }
+    if (sum != 0) { data[0].x = sum; }
+}
+
+// Keeps the device busy while the host queues the launches to be timed, so that none of them waits for the host.
+__global__ void bench_delay_kernel(unsigned long long ns) {
+#ifdef CUDA_EMULATION
+    (void)ns; // a launch ends before the next one is queued
+#else
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
+#endif
+}
+
+__global__ void bench_empty_kernel() {}
+
+// The two counters of an SM, read one after the other.
+struct alignas(16) BenchClock {
+    unsigned long long cycles, ns;
+};
+enum { BENCH_MAX_SMS = 1024 }; // numbers of SMs may have gaps
+
+// Sets clocks[i] to the counters of SM i, for each SM that runs a block of this launch. clocks: (BENCH_MAX_SMS)
+__global__ void bench_clock_kernel(BenchClock* clocks) {
+    unsigned sm;
+    BenchClock now;
+#ifdef CUDA_EMULATION
+    sm = blockIdx.x;
+    emulation_clock(&now.cycles, &now.ns);
+#else
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now.cycles));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now.ns));
+#endif
+    if (sm < BENCH_MAX_SMS) { clocks[sm] = now; }
+}
+
+struct BenchDevice {
+    char name[256] = "";
+    int arch = 0;         // compute capability of the device, 90 for 9.0
+    int compiled[2] = {}; // [0]: architecture that its code was compiled for; [1]: 90 if for sm_90a, else 0
+    size_t l2_bytes = 0;
+    uint8_t* flush = NULL; // (flush_bytes) zeros
+    size_t flush_bytes = 0;
+    unsigned long long* checksum = NULL; // (1)
+    BenchClock* clocks = NULL;           // (2,BENCH_MAX_SMS) before and after the launches that are timed
+    cudaStream_t stream = 0;
+    std::vector<cudaEvent_t> events;
+    double copy_gbs = 0;      // speed of a copy on the device, bytes read + written; 0: not measured
+    double read_gbs = 0;      // speed of a read on the device; 0: not measured
+    double empty_ms = 0;      // time of an empty launch; 0: not measured
+    double matrix_tflops = 0; // speed of cuBLASLt's matmul, for "% of matrix rate"; 0: not known
+};
+
+// Returns true and fills *d if there is a GPU. Otherwise prints one line on stderr.
+inline bool bench_open(BenchDevice* d, const char* op) {
+    int count = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess || count == 0) {
+        fprintf(stderr,
+                "error: no GPU here (%s). On Modal: GPU_NAME=H200 modal run benchmark_on_modal.py --compile-command "
+                "\"make %s\" --run-command \"./%s\"\n",
+                e != cudaSuccess ? cudaGetErrorString(e) : "no device", op, op);
+        return false;
+    }
+    cudaDeviceProp properties;
+    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    snprintf(d->name, sizeof(d->name), "%s", properties.name);
+    d->arch = 10 * properties.major + properties.minor;
+    d->l2_bytes = (size_t)device_attribute(cudaDevAttrL2CacheSize);
+    // a blocking stream: its work is ordered with the default stream, on which the harness copies
+    cudaCheck(cudaStreamCreate(&d->stream));
+    int* probe;
+    cudaCheck(cudaMalloc(&probe, 2 * sizeof(int)));
+    bench_probe_kernel<<<1, 1>>>(probe);
+    cudaCheck(cudaGetLastError());
+    cudaCheck(cudaMemcpy(d->compiled, probe, 2 * sizeof(int), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaFree(probe));
+    cudaCheck(cudaMalloc(&d->checksum, sizeof(*d->checksum)));
+    cudaCheck(cudaMalloc(&d->clocks, 2 * BENCH_MAX_SMS * sizeof(*d->clocks)));
+    return true;
+}
+
+// Returns the versions of the driver ("580.65.06", if /proc has it) and of the CUDA that the driver supports.
+inline std::string bench_driver() {
+    char line[512] = "", version[64] = "";
+    FILE* f = fopen("/proc/driver/nvidia/version", "r");
+    if (f) {
+        if (!fgets(line, sizeof(line), f)) { line[0] = '\0'; }
+        fclose(f);
+    }
+    for (char* word = strtok(line, " \t\n"); word; word = strtok(NULL, " \t\n")) {
+        if (isdigit((unsigned char)word[0]) && strchr(word, '.')) {
+            snprintf(version, sizeof(version), "%s", word);
+            break;
+        }
+    }
+    int cuda = 0;
+    cudaCheck(cudaDriverGetVersion(&cuda));
+    char text[128];
+    snprintf(text, sizeof(text), "%s%sCUDA %d.%d", version, version[0] ? ", " : "", cuda / 1000, cuda % 1000 / 10);
+    return text;
+}
+
+inline void bench_print_header(const BenchDevice& d, const char* op, const Shape& s) {
+    const BenchFlags& f = bench_flags();
+    printf("%s, %s, B %d T %d C %d NH %d V %d\n", op, PRECISION_NAME, s.B, s.T, s.C, s.NH, s.V);
+    printf("%s, %d SMs, clocks up to %d MHz (memory %d MHz), L2 %.0f MB, driver %s\n", d.name, num_multiprocessors(),
+           device_attribute(cudaDevAttrClockRate) / 1000, device_attribute(cudaDevAttrMemoryClockRate) / 1000,
+           (double)d.l2_bytes / 1e6, bench_driver().c_str());
+    printf("code for compute capability %d.%d%s, L2 %s, seed %d\n", d.compiled[0] / 10, d.compiled[0] % 10,
+           d.compiled[1] ? "a" : "",
+           f.hot                          ? "hot"
+           : strcmp(f.flush, "read") == 0 ? "flushed by reads before each launch"
+                                          : "flushed by writes before each launch",
+           f.seed);
+}
+
+// Returns the reason why this kernel cannot run here, or NULL.
+inline const char* bench_skip_reason(const BenchDevice& d, const BenchKernel& k) {
+    static char text[128];
+    if (k.min_arch == 0 || (k.min_arch > 0 && d.arch >= k.min_arch && d.compiled[0] >= k.min_arch) ||
+        (k.min_arch < 0 && d.compiled[1] == -k.min_arch)) {
+        return NULL;
+    }
+    snprintf(text, sizeof(text), "needs code for sm_%d%s, device %d, binary %d", abs(k.min_arch),
+             k.min_arch < 0 ? "a" : "", d.arch, d.compiled[0]);
+    return text;
+}
+
+// ---- one shape: declare, check, free -----------------------------------------------------
+
+inline void bench_free(BenchState& s) {
+    cudaCheck(cudaDeviceSynchronize());
+    for (BenchBuffer& x : s.buffers) {
+        cudaCheck(cudaFree(x.dev - (x.guarded ? BENCH_GUARD : 0)));
+        free(x.host);
+    }
+    s.buffers.clear();
+}
+
+inline void bench_set_guards(const BenchBuffer& x) {
+    if (!x.guarded) { return; }
+    uint8_t guard[BENCH_GUARD + 1];
+    for (size_t i = 0; i < sizeof(guard); i++) { guard[i] = bench_guard_byte(i); }
+    cudaCheck(cudaMemcpy(x.dev - BENCH_GUARD, guard, BENCH_GUARD, cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpy(x.dev + x.bytes, guard + x.bytes % 2, BENCH_GUARD, cudaMemcpyHostToDevice));
+}
+
+// Returns which guard a kernel has overwritten, or NULL.
+inline const char* bench_broken_guard(const BenchBuffer& x) {
+    if (!x.guarded) { return NULL; }
+    uint8_t before[BENCH_GUARD], after[BENCH_GUARD];
+    cudaCheck(cudaMemcpy(before, x.dev - BENCH_GUARD, BENCH_GUARD, cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(after, x.dev + x.bytes, BENCH_GUARD, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < BENCH_GUARD; i++) {
+        if (before[i] != bench_guard_byte(i)) { return "written before its begin"; }
+        if (after[i] != bench_guard_byte(x.bytes + i)) { return "written past its end"; }
+    }
+    return NULL;
+}
+
+inline uint64_t bench_checksum(const BenchDevice& d, const BenchBuffer& x) {
+    unsigned long long sum;
+    cudaCheck(cudaMemset(d.checksum, 0, sizeof(sum)));
+    size_t num_blocks = std::min<size_t>(1024, ceil_div(x.bytes / 4 + 1, (size_t)256));
+    bench_checksum_kernel<<<(unsigned)num_blocks, 256>>>(d.checksum, x.dev, x.bytes);
+    cudaCheck(cudaGetLastError());
+    cudaCheck(cudaMemcpy(&sum, d.checksum, sizeof(sum), cudaMemcpyDeviceToHost));
+    return sum;
+}
+
+inline Bench bench_view(BenchState& s, const Shape& shape, cudaStream_t stream, bool dry) {
+    return {shape.B, shape.T, shape.C, shape.NH, shape.V, stream, dry, s, s.rng};
+}
+
+// Runs declare() for a shape and a kind of input, sets guards, takes the inputs' checksums and computes the references.
+inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape, int which) {
+    s.which = which, s.kind = shape.kind;
+    s.seed = (uint32_t)bench_flags().seed;
+    s.rng.seed(s.seed);
+    s.guards = bench_flags().guards;
+    Bench b = bench_view(s, shape, d.stream, false);
+    declare(b);
+    for (BenchBuffer& x : s.buffers) {
+        bench_set_guards(x);
+        if (x.kind == BenchKind::input) { x.checksum = bench_checksum(d, x); }
+    }
+    for (auto& reference : s.references) { reference(); }
+}
+
+// Sets all buffers that a kernel may write: in-place ones to their start, all others to NaN.
+inline void bench_reset(BenchState& s) {
+    for (BenchBuffer& x : s.buffers) {
+        if (x.kind == BenchKind::inout) {
+            cudaCheck(cudaMemcpy(x.dev, x.start, x.bytes, cudaMemcpyDeviceToDevice));
+        } else if (x.kind != BenchKind::input) {
+            cudaCheck(cudaMemset(x.dev, 0xFF, x.bytes)); // NaN in every floating-point type
+        }
+    }
+}
+
+// Launches after setting all buffers that the kernel may write.
+inline void bench_launch_fresh(BenchState& s, const BenchKernel& k, int config) {
+    bench_reset(s);
+    k.launch(config);
+}
+
+// Checks the cost that the launcher reported to the profiler in its Op. The sum over the entries whose names begin with
+// the op's name must be b.cost(). Of entries with equal names only the last counts, because some checks launch twice.
+// Returns the error, or "".
+inline std::string bench_check_cost(const BenchState& s, const char* op) {
+    double bytes = s.bytes_by_data, flops = s.flops_by_data;
+    std::vector<const ProfileEntry*> last; // the last entry of each name
+    for (const ProfileEntry& e : profile().entries) {
+        if (strncmp(e.name, op, strlen(op)) != 0) { continue; }
+        auto same = [&](const ProfileEntry* other) { return strcmp(other->name, e.name) == 0; };
+        auto found = std::find_if(last.begin(), last.end(), same);
+        found == last.end() ? last.push_back(&e) : (void)(*found = &e);
+    }
+    for (const ProfileEntry* e : last) { bytes += e->bytes, flops += e->flops; }
+    auto near = [](double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); };
+    if (last.empty() || (near(bytes, s.bytes) && near(flops, s.flops))) { return ""; }
+    char text[256];
+    snprintf(text, sizeof(text), "the launcher's Op has %.0f bytes and %.0f FLOPs, b.cost() has %.0f and %.0f", bytes,
+             flops, s.bytes, s.flops);
+    return text;
+}
+
+// A kernel with one configuration only.
+inline bool bench_is_fixed(const BenchKernel& k) { return k.configs.size() == 1 && k.configs[0] == 0; }
+// Returns what a form stands for, or "" for configurations that are plain numbers.
+inline std::string bench_config_label(const BenchKernel& k, int config) {
+    for (size_t i = 0; i < k.config_labels.size(); i++) {
+        if (k.configs[i] == config) { return k.config_labels[i]; }
+    }
+    return "";
+}
+// Returns "block size  256", "form   22 (two consumers)", or "default" if the kernel has one configuration only.
+inline std::string bench_config_text(const BenchKernel& k, int config, bool align = true) {
+    if (bench_is_fixed(k)) { return "default"; }
+    char text[64];
+    snprintf(text, sizeof(text), align ? "%s %4d" : "%s %d", k.config_name, config);
+    std::string label = bench_config_label(k, config);
+    return label.empty() ? text : text + (" (" + label + ")");
+}
+
+// Kernel 0 is the vendor's library: its products must make up all FLOPs of b.cost(). Call it after the launch, before
+// which library_flops was 0. Returns the error, or "".
+inline std::string bench_check_library(const BenchState& s, const BenchKernel& k) {
+    double flops = profile().library_flops;
+    if (k.number != 0 || (flops > 0 && flops >= 0.999999 * s.flops)) { return ""; }
+    char text[256];
+    snprintf(text, sizeof(text), "kernel 0 is not the vendor's library: that was given %.0f of %.0f FLOPs", flops,
+             s.flops);
+    return text;
+}
+
+inline bool bench_is_output(const BenchBuffer& x) { return x.kind == BenchKind::output || x.kind == BenchKind::inout; }
+
+// Launches once and returns the errors, or "". *worst: the largest error in units of the tolerance.
+inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchKernel& k, int config, double* worst) {
+    std::string wrong;
+    auto say = [&](const BenchBuffer& x, const char* what) {
+        wrong += (wrong.empty() ? "" : "; ") + std::string(x.name) + ": " + what;
+    };
+    *worst = 0;
+    profile().entries.clear();
+    profile().listing = k.number == s.best;
+    profile().library_flops = 0;
+    bench_launch_fresh(s, k, config);
+    profile().listing = false;
+    cudaError_t e = cudaDeviceSynchronize();
+    if (e != cudaSuccess) { // the CUDA context is lost, so no later kernel could run
+        std::string text = bench_config_text(k, config);
+        printf("FAIL kernel %d %s: %s\n", k.number, text.c_str(), cudaGetErrorString(e));
+        die("kernel %d, %s: %s", k.number, text.c_str(), cudaGetErrorString(e));
+    }
+#ifdef CUDA_EMULATION
+    int num_findings; // races, deadlocks, accesses out of bounds
+    wrong = emulation_findings(&num_findings);
+#endif
+    for (BenchBuffer& x : s.buffers) {
+        const char* broken = bench_broken_guard(x);
+        if (broken) {
+            say(x, broken);
+            bench_set_guards(x);
+        }
+        if (x.kind == BenchKind::input && bench_checksum(d, x) != x.checksum) {
+            say(x, "an input, changed");
+            x.upload(); // restore it for the kernels after this one
+        }
+        if (x.compare) { *worst = std::max(*worst, x.compare(k.tolerance, &wrong)); }
+    }
+    for (const std::string& text : {bench_check_cost(s, s.op), bench_check_library(s, k)}) {
+        if (!text.empty()) { wrong += (wrong.empty() ? "" : "; ") + text; }
+    }
+    if (k.number != s.best || !wrong.empty()) { return wrong; }
+    std::vector<uint64_t> first;
+    for (BenchBuffer& x : s.buffers) {
+        if (bench_is_output(x)) { first.push_back(bench_checksum(d, x)); }
+    }
+    bench_launch_fresh(s, k, config);
+    size_t i = 0;
+    for (BenchBuffer& x : s.buffers) {
+        if (bench_is_output(x) && bench_checksum(d, x) != first[i++]) { say(x, "differs from launch to launch"); }
+    }
+    return wrong;
+}
+
+// True if --config may select this configuration. A kernel takes block sizes that it does not sweep, too.
+inline bool bench_has_config(const BenchKernel& k, int config) {
+    bool listed = std::find(k.configs.begin(), k.configs.end(), config) != k.configs.end();
+    bool is_block_size = !bench_is_fixed(k) && strcmp(k.config_name, "block size") == 0;
+    return listed || (is_block_size && config >= 1 && config <= 1024);
+}
+inline std::vector<int> bench_configs(const BenchKernel& k) {
+    int config = bench_flags().config;
+    return config >= 0 && bench_has_config(k, config) ? std::vector<int>{config} : k.configs;
+}
+inline bool bench_wanted(const BenchKernel& k) { return bench_flags().kernel < 0 || bench_flags().kernel == k.number; }
+
+struct BenchCounts {
+    int passed, failed, skipped;
+};
+
+// Prints one line per kernel and configuration; if quiet, only for failures. failed_kernels may be NULL.
+inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& shape, bool quiet, BenchCounts* counts,
+                              std::vector<int>* failed_kernels) {
+    for (const BenchKernel& k : s.kernels) {
+        if (!bench_wanted(k)) { continue; }
+        const char* reason = bench_skip_reason(d, k);
+        if (reason) {
+            if (!bench_flags().stress) { printf("skip kernel %d (%s): %s\n", k.number, k.what, reason); }
+            counts->skipped++;
+            continue;
+        }
+        for (int config : bench_configs(k)) {
+            double worst;
+            std::string wrong;
+#ifdef CUDA_EMULATION
+            const char* missing = emulation_try([&] { wrong = bench_check(d, s, k, config, &worst); });
+            if (missing) {
+                if (!bench_flags().stress) {
+                    printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+                }
+                counts->skipped++;
+                break;
+            }
+#else
+            wrong = bench_check(d, s, k, config, &worst);
+#endif
+            (wrong.empty() ? counts->passed : counts->failed)++;
+            if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
+            if (wrong.empty() && quiet) { continue; }
+            printf("%s kernel %d %s, B %d T %d C %d NH %d V %d%s%s%s%s: ", wrong.empty() ? "ok" : "FAIL", k.number,
+                   bench_config_text(k, config).c_str(), shape.B, shape.T, shape.C, shape.NH, shape.V,
+                   s.kinds.empty() ? "" : ", ", s.kinds.empty() ? "" : s.kinds[s.kind], s.which ? ", " : "",
+                   s.which ? s.cases[s.which] : "");
+            if (wrong.empty()) {
+                printf("error %.2f of ", worst);
+                if (k.tolerance != 1) { printf("%g times the ", k.tolerance); }
+                printf("tolerance\n");
+            } else {
+                printf("%s\n", wrong.c_str());
+            }
+            fflush(stdout);
+        }
+    }
+}
+
+// Checks all kernels with one shape and one kind of input. may_skip: the emulation may leave it out if it takes too long.
+inline void bench_check_case(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& s, int which,
+                             bool may_skip, BenchCounts* counts) {
+    BenchState state;
+    state.op = op;
+#ifdef CUDA_EMULATION
+    BenchState cost;
+    cost.which = which, cost.kind = s.kind;
+    Bench dry = bench_view(cost, s, 0, true);
+    declare(dry);
+    const char* missing = may_skip && !emulation_affords(cost.bytes, cost.flops) ? "less time" : NULL;
+    if (!missing) {
+        missing = emulation_try([&] { bench_declare(state, d, declare, s, which); });
+    }
+    if (missing) {
+        printf("skip B %d T %d C %d NH %d V %d: needs %s, in the emulation\n", s.B, s.T, s.C, s.NH, s.V, missing);
+        bench_free(state);
+        return;
+    }
+#else
+    (void)may_skip;
+    bench_declare(state, d, declare, s, which);
+#endif
+    bench_check_shape(d, state, s, bench_flags().stress > 0, counts, NULL);
+    bench_free(state);
+}
+
+// ---- --huge --------------------------------------------------------------------------------
+
+inline int bench_run_huge(const BenchDevice& d, const char* op, const BenchState& s) {
+    size_t free_bytes, total_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const char* missing = NULL;
+    if (!s.huge) { missing = "the op has no such check"; }
+    if (s.huge && s.huge_bytes > 0.95 * (double)free_bytes) { missing = "too little memory"; }
+#ifdef CUDA_EMULATION
+    missing = "it needs a GPU";
+#endif
+    if (missing) {
+        printf("skip %s --huge (%.1f GB): %s\n0 passed, 0 failed, 1 skipped\n", op, s.huge_bytes * 1e-9, missing);
+        return EXIT_SUCCESS;
+    }
+    BenchHuge h = {d.stream, {}, "", 0};
+    s.huge(h);
+    for (void* memory : h.memory) { cudaCheck(cudaFree(memory)); }
+    printf("%s kernel %d, %.1f GB: ", h.wrong.empty() ? "ok" : "FAIL", s.best, s.huge_bytes * 1e-9);
+    if (h.wrong.empty()) {
+        printf("%zu rows compared\n1 passed, 0 failed, 0 skipped\n", h.compared);
+    } else {
+        printf("%s\n0 passed, 1 failed, 0 skipped\n", h.wrong.c_str());
+    }
+    return h.wrong.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+// ---- --stress: random shapes ---------------------------------------------------------------
+
+// Of one number of a shape in all check shapes: the largest value, and the greatest common divisor.
+struct BenchRange {
+    int max = 0, divisor = 0;
+    void add(int x) {
+        max = std::max(max, x);
+        for (int y = x; y;) { // Euclid: divisor = gcd(divisor, x)
+            int rest = divisor % y;
+            divisor = y, y = rest;
+        }
+    }
+    // Small values are as likely as large ones: the logarithm is uniform.
+    int draw(std::mt19937& rng) const {
+        double part = (rng() + 0.5) / 4294967296.0;
+        return (int)exp(part * log((double)(max / divisor) + 1)) * divisor;
+    }
+};
+
+// The cost of an op, by a call of declare() without a device.
+inline BenchState bench_cost(void (*declare)(Bench&), const Shape& s, int which) {
+    BenchState state;
+    state.which = which, state.kind = s.kind;
+    Bench dry = bench_view(state, s, 0, true);
+    declare(dry);
+    return state;
+}
+
+inline bool bench_affords(const BenchState& cost, double most_bytes, double most_flops) {
+#ifdef CUDA_EMULATION
+    if (!emulation_affords(cost.bytes, cost.flops)) { return false; }
+#endif
+    return cost.bytes <= most_bytes && cost.flops <= most_flops;
+}
+
+// Draws a shape that costs no more than the most expensive check shape, and in the emulation not too much time. shapes:
+// the check shapes. Returns false if there is none among many.
+inline bool bench_draw_shape(Shape* drawn, void (*declare)(Bench&), const std::vector<Shape>& shapes, int which,
+                             std::mt19937& rng) {
+    BenchRange B, T, C, V;
+    double most_bytes = 0, most_flops = 0;
+    for (const Shape& s : shapes) {
+        B.add(s.B), T.add(s.T), C.add(s.C), V.add(s.V);
+        BenchState cost = bench_cost(declare, s, which);
+        most_bytes = std::max(most_bytes, cost.bytes), most_flops = std::max(most_flops, cost.flops);
+    }
+    for (int tries = 0; tries < 100; tries++) {
+        Shape s = shapes[rng() % shapes.size()];
+        const char* letters = bench_cost(declare, s, which).varies;
+        if (strchr(letters, 'B')) { s.B = B.draw(rng); }
+        if (strchr(letters, 'T')) { s.T = T.draw(rng); }
+        if (strchr(letters, 'C')) { s.C = C.draw(rng); }
+        if (strchr(letters, 'V')) { s.V = V.draw(rng); }
+        if (strchr(letters, 'H')) {
+            int HS = s.C / s.NH;
+            s.NH = 1 + (int)(rng() % (unsigned)std::max(4, s.NH)), s.C = s.NH * HS;
+        }
+        *drawn = s;
+        if (bench_affords(bench_cost(declare, s, which), most_bytes, most_flops)) { return true; }
+    }
+    return false;
+}
+
+inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare)(Bench&), std::vector<Shape> shapes,
+                            int num_cases) {
+    BenchFlags& f = bench_flags();
+    BenchCounts counts = {0, 0, 0};
+    std::mt19937 rng((uint32_t)f.seed);
+    int num_shapes = 0;
+    for (int i = 0; i < f.stress; i++) {
+        int which = f.input_case >= 0 ? f.input_case : (int)(rng() % (unsigned)num_cases), failed = counts.failed;
+        f.seed = (int)(rng() >> 1);
+        Shape s;
+        if (!bench_draw_shape(&s, declare, shapes, which, rng)) { continue; }
+        bench_check_case(d, op, declare, s, which, false, &counts);
+        num_shapes++;
+        if (counts.failed == failed) { continue; }
+        printf("reproduce: %s --check --seed %d --case %d --kind %d -B %d -T %d -C %d -NH %d -V %d\n",
+               cli_program(NULL), f.seed, which, s.kind, s.B, s.T, s.C, s.NH, s.V);
+        fflush(stdout);
+    }
+    printf("%d random shapes: %d passed, %d failed, %d skipped\n", num_shapes, counts.passed, counts.failed,
+           counts.skipped);
+    return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+// ---- all check shapes -------------------------------------------------------------------------
+
+// names: what declare() has declared without a device.
+inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& shape,
+                           const std::vector<Shape>& check_shapes, const BenchState& names) {
+    const BenchFlags& f = bench_flags();
+    std::vector<Shape> shapes = check_shapes;
+    bool given = f.shape_given || f.full || shapes.empty();
+    if (given) { shapes = {shape}; }
+    for (Shape& s : shapes) {
+        s.B = s.B ? s.B : shape.B, s.T = s.T ? s.T : shape.T, s.C = s.C ? s.C : shape.C;
+        s.NH = s.NH ? s.NH : shape.NH, s.V = s.V ? s.V : shape.V;
+    }
+    if (!given && f.kind >= 0) {
+        auto other = [&](const Shape& s) { return s.kind != f.kind; };
+        shapes.erase(std::remove_if(shapes.begin(), shapes.end(), other), shapes.end());
+    }
+    int num_cases = std::max(1, (int)names.cases.size());
+    if (f.stress) { return bench_run_stress(d, op, declare, shapes, num_cases); }
+    BenchCounts counts = {0, 0, 0};
+    for (size_t i = 0; i < shapes.size(); i++) {
+        const Shape& s = shapes[i];
+        for (int which = 0; which < num_cases; which++) {
+            if (f.input_case >= 0 && which != f.input_case) { continue; }
+            bench_check_case(d, op, declare, s, which, i > 0, &counts);
+        }
+    }
+    printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
+    return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
