@@ -590,7 +590,7 @@ static inline bool ranks_start(RankGroup* g, RankStart* s, int start, Error* err
     s->progress_fd = progress[1];
     s->parent = getpid();
     uint64_t token = ranks_random_token();
-    fflush(NULL); // or both processes would write what is in a buffer
+    fflush(NULL); // what was printed before the start comes before what the ranks print
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, &s->mask); // a signal that comes now reaches all ranks, when they are all there
     for (int rank = 0; rank < g->how->num_ranks && ok; rank++) {

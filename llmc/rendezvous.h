@@ -491,7 +491,7 @@ static inline bool rdzv_judge(const RdzvServer* s, const RdzvMessage* m, const R
 static inline void rdzv_handle_hello(RdzvServer* s, RdzvPeer* p, const RdzvMessage* m, bool protocol) {
     char reason[1024];
     bool ends_all = rdzv_judge(s, m, p, protocol, reason, sizeof(reason));
-    mask_controls(reason, strlen(reason), false);
+    reason[mask_controls(reason, strlen(reason), false)] = '\0';
     bool ours = m->token == s->how->ranks->token && m->rank > 0 && m->rank < (uint32_t)s->how->ranks->num_ranks;
     if (ours && !s->arrivals[m->rank].host[0]) {
         RdzvArrival* a = &s->arrivals[m->rank];
@@ -830,7 +830,8 @@ static inline RdzvOutcome rdzv_talk(const Rendezvous* r, int fd, void* blob, siz
         int size = rdzv_parse(&m, data, received, err);
         if (size == RDZV_BAD) {
             Error why = *err;
-            error_set(err, "%s is not rank 0 of this run, but another program that uses the port: %s", place, why.text);
+            error_set(err, "%s is not rank 0 of this run, but another program that uses the port (%s)", place,
+                      why.text);
             return RDZV_ERROR;
         }
         if (size != RDZV_INCOMPLETE) {
