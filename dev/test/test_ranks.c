@@ -10,6 +10,7 @@ first that fits counts; a rank without one ends at once, with 0. Ranks write wha
 */
 #include "test.h"
 #include "../../llmc/ranks.h"
+#include "../../llmc/rendezvous.h"
 #include <dirent.h>
 #include <sys/ioctl.h>
 #include <termios.h>
@@ -68,6 +69,21 @@ static void act(RankEnv* env, const char* what) {
     if (strncmp(what, "sleep", 5) == 0) { usleep((useconds_t)number * 1000); }
     if (strncmp(what, "report", 6) == 0) { rank_env_report_progress(env), rank_env_report_progress(env); }
     if (strncmp(what, "print", 5) == 0) { printf("out of %d\n", my_rank), fprintf(stderr, "err of %d\n", my_rank); }
+    if (strncmp(what, "meet", 4) == 0) {
+        Rendezvous how;
+        Error err;
+        char blob[16] = "";
+        memset(&how, 0, sizeof(how));
+        how.ranks = env;
+        how.version = LLMC_VERSION;
+        how.limit_ms = 20000;
+        if (env->rank == 0) { strcpy(blob, "hello"); }
+        if (!rendezvous(&how, blob, sizeof(blob), &err)) {
+            log_line("rank %d: %s", env->rank, err.text);
+            exit(1);
+        }
+        log_line("rank %d got the blob %s", env->rank, blob);
+    }
     if (strncmp(what, "child", 5) == 0) { // two that would stay for ever, one of which minds no signal
         for (int i = 0; i < 2; i++) {
             if (fork() != 0) { continue; }
@@ -347,6 +363,13 @@ static void test_output_unchanged(void) {
     }
     check(strncmp(r.out, "the parent\n", 11) == 0); // what was printed before comes first, and once
     check(strlen(r.out) == 11 + 3 * strlen("out of 0\n") && strlen(r.err) == 3 * strlen("err of 0\n"));
+}
+
+static void test_rendezvous(void) { // through the socket that rank 0 inherits
+    Run r;
+    run(&r, "8|1|100|5000|1@0:kill 9|*:meet"); // the first time one is missing, so that nobody gets it
+    ended(&r, 0, "error: rank 1 of 8 (process ", "restart 1 of 1");
+    check_msg(count(r.log, "got the blob hello") == 8, "%s", r.log);
 }
 
 static void test_exit_code(void) {
@@ -825,6 +848,7 @@ static const Test tests[] = {
     {"host_lists", "the first host of Slurm's lists", test_host_lists},
     {"all_end_well", "1 to 16 ranks: what each of them sees", test_all_end_well},
     {"output_unchanged", "stdout and stderr pass through", test_output_unchanged},
+    {"rendezvous", "of launched ranks, with a restart", test_rendezvous},
     {"exit_code", "of the rank that failed; the others get SIGTERM", test_exit_code},
     {"killed", "the signal is named", test_killed},
     {"cause_before_consequence", "who failed first, when all fail", test_cause_before_consequence},
