@@ -1064,6 +1064,13 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     for (int i = 0; i < g->count; i++) { put(stream, &g->tasks[i], __func__); }
     return cudaSuccess;
 }
+// Tells the number of nodes, and no more.
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* num_nodes) {
+    CALLED();
+    if (nodes) { misuse("%s: only the number of nodes is known", __func__); }
+    *num_nodes = (size_t)((const Graph*)handle_check(graph, GRAPH, __func__))->count;
+    return cudaSuccess;
+}
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     CALLED();
     handle_free(graph, GRAPH, __func__);

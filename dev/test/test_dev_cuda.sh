@@ -252,9 +252,9 @@ $(cut -d , -f 1-9 <<<"$other")"
 
 # an op that cannot be tuned says why
 test_tune_refuses() {
-    build residual_forward permute
-    run 2 "$tmp/residual_forward" --tune
-    contains "--tune: the promoted kernel of residual_forward takes no configuration" "$tmp/err"
+    build decode_sample permute
+    run 2 "$tmp/decode_sample" --tune
+    contains "--tune: the promoted kernel of decode_sample takes no configuration" "$tmp/err"
     run 2 "$tmp/permute" --tune
     contains "--tune: permute has no promoted kernel" "$tmp/err"
     want "the lines on stderr" "$(wc -l <"$tmp/err")" 1
