@@ -208,7 +208,7 @@ test_kernels() {
         for schedule in "${schedules[@]}"; do
             logs=$tmp/logs_$p
             (cd "$tmp/tree/dev/cuda" && CPU_JOBS=$jobs CPU_LOGS=$logs CPU_FLAGS_CHECK=$schedule \
-                EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.03) \
+                EMULATION_LIMIT=$([ -n "$full" ] && echo 1 || echo 0.01) \
                 make --no-print-directory CXX="$CXX" NVCC=/nonexistent PRECISION="$p" check-cpu) >"$tmp/out" 2>&1 ||
                 { tail -n 40 "$tmp/out" && fail "$p ${schedule:-with changing schedules}: a check failed"; }
             # in fp32 the ladders are shorter
