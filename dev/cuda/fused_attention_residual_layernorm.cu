@@ -1414,7 +1414,9 @@ static void declare(Bench& b) {
     float normed_error = kind == HOT ? 8 * ulp : kind == ALIKE ? 1e-3f : 0;
     Buffer<floatX> residual = b.output<floatX>("residual", n, {2 * ulp + score_error, 0.5f * ulp});
     Buffer<floatX> normed = b.output<floatX>("normed", n, {3 * ulp + 2 * score_error + normed_error, 1.5f * ulp});
-    float row_error = sizeof(floatX) == 2 ? 0.25f * ulp : ulp;
+    // The roundings of C elements are independent, some 0.45 ulps each (rms), and average out; 5.5 times that, because
+    // thousands of rows are compared.
+    float row_error = sizeof(floatX) == 2 ? std::max(0.25f, 2.5f / sqrtf((float)C)) * ulp : ulp;
     Buffer<float> mean = b.output<float>("mean", N, {row_error + score_error, row_error});
     Buffer<float> rstd = b.output<float>("rstd", N, {score_error, row_error});
     Buffer<float> lse = b.output<float>("lse", num_rows, {1e-5f + score_error, 2e-6f});
