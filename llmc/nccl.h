@@ -75,7 +75,7 @@ typedef enum {
     NCCL_BFLOAT16
 } NcclType;
 
-typedef enum { NCCL_SUM = 0, NCCL_MAX = 2 } NcclReduction;
+typedef enum { NCCL_SUM = 0, NCCL_MAX = 2 } NcclReduction; // the maximum of NaN and a number is the number (fmaxf)
 
 // ncclConfig_t of 2.18. Later versions append members. A library takes `size` bytes of it, and its own initial values for
 // what is missing or younger than `version` (init.cc, parseCommConfig).
@@ -295,11 +295,13 @@ static inline bool nccl_comm_close(NcclComm* comm, Error* err) {
 // threads must not call it at the same time (init.cc, group.cc: ncclGroupJobComplete).
 static inline bool nccl_comm_poll(NcclComm* comm, Error* err) {
     NcclResult state = NCCL_SUCCESS;
+    char what[96];
     if (!comm->nccl || pthread_mutex_trylock(&comm->lock) != 0) { return true; } // in a call, which notices it
     NcclResult result = comm->handle ? comm->nccl->comm_get_async_error(comm->handle, &state) : NCCL_SUCCESS;
     if (result == NCCL_SUCCESS) { result = state; }
     pthread_mutex_unlock(&comm->lock);
-    return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ? true : nccl_failed(comm->nccl, "poll", result, err);
+    snprintf(what, sizeof(what), "rank %d of %d", comm->rank, comm->num_ranks);
+    return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ? true : nccl_failed(comm->nccl, what, result, err);
 }
 
 // Ends the communicator without the other ranks; safe in any thread, also while a collective hangs on the GPU or while
@@ -323,7 +325,9 @@ static inline void nccl_comm_abort(NcclComm* comm) {
 
 // ---- collectives ------------------------------------------------------------------
 // All ranks must make the same calls in the same order; else they hang or mix their data. They may be captured into a CUDA
-// graph, in all ranks alike (user guide, "Using NCCL with CUDA Graphs").
+// graph, in all ranks alike (user guide, "Using NCCL with CUDA Graphs"). A count of 0 does nothing, in this rank alone.
+// From 2.23 on a thread of NCCL's puts each call or group on its stream (group.cc, ncclGroupEndInternal), which costs the
+// host more than a blocking communicator would: group calls, or capture them.
 
 // Takes the lock. False, without the lock, if the communicator is not open.
 static inline bool nccl_enter(NcclComm* comm, const char* what, Error* err) {
