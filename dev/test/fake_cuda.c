@@ -138,6 +138,7 @@ static struct {
 static int num_functions;
 static long all_calls;
 static cudaError_t last_error, lasting_error; // lasting_error: what every call returns from now on
+static __thread bool in_host_function;        // of cudaLaunchHostFunc(): it may not call CUDA
 
 static int parse_error(const char* text) {
     for (int i = 0; i < NUM_ERRORS; i++) {
@@ -198,6 +199,7 @@ static cudaError_t fails(cudaError_t e) {
 
 // Counts a call of the runtime. Returns the error that it must return.
 static cudaError_t called(const char* name) {
+    if (in_host_function) { misuse("%s: called by a host function on a stream", name); }
     long number = count_call(name);
     all_calls++;
     if (lasting_error != cudaSuccess) { return lasting_error; }
@@ -661,7 +663,7 @@ typedef struct {
 
 // Something that a stream does.
 typedef struct {
-    enum { KERNEL, MATMUL, FILL, COPY, RECORD } what;
+    enum { KERNEL, MATMUL, FILL, COPY, RECORD, HOST } what;
     const Emulation* emulation;
     Launch launch;
     void* out; // of MATMUL, FILL and COPY
@@ -673,6 +675,8 @@ typedef struct {
     int fill;
     Event* event;
     long number;
+    cudaHostFn_t function; // of HOST
+    void* data;
     double ms; // how long it takes
 } Task;
 
@@ -735,6 +739,11 @@ static void run_task(Task* t) {
         if (t->event->number != t->number) { break; } // recorded again since
         t->event->done = true;
         t->event->ms = now_ms;
+        break;
+    case HOST:
+        in_host_function = true;
+        t->function(t->data);
+        in_host_function = false;
         break;
     }
 }
@@ -1159,6 +1168,13 @@ static cudaError_t launch(const void* host, dim3 grid, dim3 block, void** args, 
         memcpy(&task.launch.arg[i], args[i], argument_size(k->emulation->sizes[i]));
     }
     put(stream, &task, function);
+    return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+    CALLED();
+    Task task = {.what = HOST, .function = function, .data = data};
+    put(stream, &task, __func__);
     return cudaSuccess;
 }
 
