@@ -84,7 +84,7 @@ typedef struct {
 static inline int link_parse(LinkFrame* f, const uint8_t* data, size_t n, int num_ranks, Error* err) {
     memset(f, 0, sizeof(*f));
     if (memcmp(data, link_magic, n < sizeof(link_magic) ? n : sizeof(link_magic)) != 0) {
-        error_set(err, "what is no message of a rank: its first bytes are '%.*s'", (int)(n < 16 ? n : 16),
+        error_set(err, "something that is no message of a rank: its first bytes are '%.*s'", (int)(n < 16 ? n : 16),
                   (const char*)data);
         return -1;
     }
@@ -142,7 +142,10 @@ typedef struct RankLink {
 
 // "rank 3 (host b, pid 9)"
 static inline void link_name(char* out, size_t size, const RankLink* link, int rank) {
-    snprintf(out, size, "rank %d (host %.64s, pid %ld)", rank, link->peers[rank].host, link->peers[rank].pid);
+    const LinkPeer* p = &link->peers[rank];
+    char pid[32] = "unknown"; // of rank 0, until the first exchange
+    if (p->pid > 0) { snprintf(pid, sizeof(pid), "%ld", p->pid); }
+    snprintf(out, size, "rank %d (host %.64s, pid %s)", rank, p->host, pid);
 }
 
 // Writes "rank 3 (host b, pid 9), rank 5 (host c, pid 7)": the ranks that are awaited, or those that are elsewhere than
@@ -328,7 +331,7 @@ static inline bool link_take(RankLink* link, int i, void* body, size_t bytes, do
     link_name(name, sizeof(name), link, i);
     if (result == LINK_NOTHING) { return false; }
     if (result == LINK_ENDED) { return link_fail(link, i, "%s", why.text); }
-    if (result == LINK_GARBAGE) { return link_fail(link, i, "%s sent %s", name, why.text); }
+    if (result == LINK_GARBAGE) { return link_fail(link, -1, "%s sent %s", name, why.text); }
     if (f.kind == LINK_FAIL) {
         link_format_fail(&why, link, i, p->text, f.length);
         return link_fail(link, i, "%s", why.text);
@@ -339,7 +342,7 @@ static inline bool link_take(RankLink* link, int i, void* body, size_t bytes, do
         return false;
     }
     if (f.kind == LINK_WAIT || p->answered || (result == LINK_HEADER && link->rank != 0)) {
-        return link_fail(link, i, "%s sent a message out of turn: kind %u, 0x%x, %zu bytes", name, f.kind, f.what,
+        return link_fail(link, -1, "%s sent a message out of turn: kind %u, 0x%x, %zu bytes", name, f.kind, f.what,
                          f.length);
     }
     p->answered = true;
