@@ -70,6 +70,30 @@ static inline uint64_t ranks_hash(const void* data, size_t bytes) {
     return hash;
 }
 
+// Little-endian numbers in messages.
+static inline uint64_t ranks_get(const uint8_t* p, int bytes) {
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++) { v |= (uint64_t)p[i] << (8 * i); }
+    return v;
+}
+
+static inline uint8_t* ranks_put(uint8_t* p, uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; i++) { *p++ = (uint8_t)(v >> (8 * i)); }
+    return p;
+}
+
+// send() that raises no SIGPIPE, if the socket has SO_NOSIGPIPE where there is no MSG_NOSIGNAL.
+static inline ssize_t ranks_send(int fd, const uint8_t* data, size_t bytes) {
+#ifdef MSG_NOSIGNAL
+    int flags = MSG_NOSIGNAL;
+#else
+    int flags = 0;
+#endif
+    ssize_t n;
+    do { n = send(fd, data, bytes, flags); } while (n < 0 && errno == EINTR);
+    return n;
+}
+
 // The value of an environment variable; NULL if it is not set or empty.
 static inline const char* ranks_value(const char* name) {
     const char* value = getenv(name);
