@@ -278,12 +278,12 @@ inline std::string bench_config_label(const BenchKernel& k, int config) {
     }
     return "";
 }
-// Returns "block size  256", "form   22 (two consumers)", or "default" if the kernel has one configuration only.
+// Returns "block size  256", "form   22 (two consumers)", or "default": for a 0 without a label, or if there is no other.
 inline std::string bench_config_text(const BenchKernel& k, int config, bool align = true) {
-    if (bench_is_fixed(k)) { return "default"; }
+    std::string label = bench_config_label(k, config);
+    if (bench_is_fixed(k) || (config == 0 && label.empty())) { return "default"; }
     char text[64];
     snprintf(text, sizeof(text), align ? "%s %4d" : "%s %d", k.config_name, config);
-    std::string label = bench_config_label(k, config);
     return label.empty() ? text : text + (" (" + label + ")");
 }
 

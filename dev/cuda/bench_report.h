@@ -46,7 +46,7 @@ inline std::string bench_clock_notes(const std::vector<BenchResult>& results) {
         if (!bench_is_slow_clock(r.time.sm_mhz, first)) { continue; }
         char line[256];
         snprintf(line, sizeof(line), "note: kernel %d %s ran at %.0f MHz, %.1f%% below the first timing's %.0f\n",
-                 r.kernel->number, bench_config_text(*r.kernel, r.config).c_str(), r.time.sm_mhz,
+                 r.kernel->number, bench_config_text(*r.kernel, r.config, false).c_str(), r.time.sm_mhz,
                  100 * (1 - r.time.sm_mhz / first), first);
         notes += line;
     }
@@ -112,7 +112,8 @@ inline const char* bench_mark(const BenchState& s, const BenchKernel& k) {
 
 inline void bench_print_line(const BenchDevice& d, const BenchState& s, const std::vector<BenchResult>& results,
                              const BenchResult& r) {
-    printf("%s | time %.4f ms", bench_config_text(*r.kernel, r.config).c_str(), r.time.median_ms);
+    int width = bench_is_fixed(*r.kernel) ? 0 : (int)strlen(r.kernel->config_name) + 5; // of "block size  256"
+    printf("%-*s | time %.4f ms", width, bench_config_text(*r.kernel, r.config).c_str(), r.time.median_ms);
     if (s.bytes > 0) { printf(" | bandwidth %.2f GB/s", bench_gbs(s, r)); }
     printf(" | p10 %.4f p90 %.4f ms%s", r.time.p10_ms, r.time.p90_ms, bench_clock_text(r).c_str());
     if (s.flops > 0) { printf(" | %.2f TFLOP/s", bench_tflops(s, r)); }
@@ -136,6 +137,16 @@ inline void bench_print_line(const BenchDevice& d, const BenchState& s, const st
     }
     printf("\n");
     fflush(stdout);
+}
+
+// Returns the line that names the fastest kernel of all, or "" if there are no results.
+inline std::string bench_fastest_text(const std::vector<BenchResult>& results) {
+    const BenchResult* r = bench_best(results, -1);
+    if (!r) { return ""; }
+    char number[32], ms[32];
+    snprintf(number, sizeof(number), "fastest: kernel %d (", r->kernel->number);
+    snprintf(ms, sizeof(ms), ", %.4f ms\n", r->time.median_ms);
+    return std::string(number) + r->kernel->what + "), " + bench_config_text(*r->kernel, r->config, false) + ms;
 }
 
 inline void bench_print_table(const BenchDevice& d, const BenchState& s, const std::vector<BenchResult>& results) {
@@ -167,9 +178,9 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
                r->time.p10_ms, r->time.p90_ms, bench_clock_cells(results, r).c_str(), cells[1], cells[2], cells[3],
                cells[4], cells[5], cells[6]);
         if (moves) { printf("  %8d  %8.1f", k.num_launches, k.bytes / 1e6); }
-        bool named = !bench_is_fixed(k) && strcmp(k.config_name, "block size") != 0;
+        std::string config = bench_config_text(k, r->config, false);
         printf("  %s%s", k.what, bench_mark(s, k));
-        if (named) { printf(", %s", bench_config_text(k, r->config, false).c_str()); }
+        if (config != "default" && strcmp(k.config_name, "block size") != 0) { printf(", %s", config.c_str()); }
         printf("\n");
         any_slow |= bench_is_slow_clock(r->time.sm_mhz, first_mhz);
     }
@@ -178,11 +189,7 @@ inline void bench_print_table(const BenchDevice& d, const BenchState& s, const s
         if (!k.rate_type || k.matrix_tflops <= 0 || !bench_best(results, k.number)) { continue; }
         printf("%% rate of kernel %d: of the rate in %s, %.1f TFLOP/s\n", k.number, k.rate_type, k.matrix_tflops);
     }
-    const BenchResult* winner = bench_best(results, -1);
-    if (winner) {
-        printf("\nfastest: kernel %d (%s), %s, %.4f ms\n", winner->kernel->number, winner->kernel->what,
-               bench_config_text(*winner->kernel, winner->config, false).c_str(), winner->time.median_ms);
-    }
+    printf("\n%s", bench_fastest_text(results).c_str());
 }
 
 // Prints a note if a default configuration, or the promoted or best kernel, is no longer the best by more than 2%.

@@ -61,8 +61,11 @@ static void check_texts() {
     check(!bench_is_slow_clock(1900, 2000) && bench_is_slow_clock(1899, 2000));
     check(!bench_is_slow_clock(0, 2000) && !bench_is_slow_clock(1000, 0)); // not known
     check(bench_clock_notes(results) ==
-          "note: kernel 7 block size  192 ran at 1890 MHz, 5.5% below the first timing's 2000\n");
+          "note: kernel 7 block size 192 ran at 1890 MHz, 5.5% below the first timing's 2000\n");
     check(bench_clock_notes({}) == "");
+    results[3].config = 0;
+    check(contains(bench_clock_notes(results), "note: kernel 7 default ran at "));
+    results[3].config = 192;
     check(bench_clock_text(results[0]) == "");
     check(bench_clock_text(results[1]) == " | 2000 MHz");
     check(bench_clock_text(results[3]) == " | 1890 MHz | in a graph 0.0031 ms | sustained 0.0123 ms at 1545 MHz");
@@ -72,6 +75,27 @@ static void check_texts() {
     check(!contains(bench_clock_cells(results, &results[2]), "*") && head.size() == slow.size());
     results.pop_back();
     check(bench_clock_cells(results, NULL) == "       MHz "); // nothing else was measured
+}
+
+// How a configuration is called: 0 is the default, unless it is a form that has a name.
+static void check_configurations() {
+    BenchKernel sizes = {1, "a", nullptr, {0, 64}, 0}, fixed = {2, "b", nullptr, {0}, 0};
+    check(bench_config_text(sizes, 64) == "block size   64" && bench_config_text(sizes, 64, false) == "block size 64");
+    check(bench_config_text(sizes, 0) == "default" && bench_config_text(sizes, 0, false) == "default");
+    check(bench_config_text(fixed, 0) == "default");
+    BenchKernel forms = {3, "c", nullptr, {0, 22}, 0};
+    forms.config_name = "form", forms.config_labels = {"by the shape", "two consumers"};
+    check(bench_config_text(forms, 0) == "form    0 (by the shape)");
+    check(bench_config_text(forms, 22, false) == "form 22 (two consumers)");
+    fixed.config_labels = {"the only one"};
+    check(bench_config_text(fixed, 0) == "default");
+    std::vector<BenchResult> results = {{&forms, 22, {0.3, 0.2, 0.4, 100}}, {&sizes, 64, {0.2, 0.1, 0.3, 100}}};
+    check(bench_fastest_text(results) == "fastest: kernel 1 (a), block size 64, 0.2000 ms\n");
+    results.push_back({&sizes, 0, {0.1, 0.1, 0.1, 100}});
+    check(bench_fastest_text(results) == "fastest: kernel 1 (a), default, 0.1000 ms\n");
+    results.push_back({&forms, 0, {0.05, 0.05, 0.05, 100}});
+    check(bench_fastest_text(results) == "fastest: kernel 3 (c), form 0 (by the shape), 0.0500 ms\n");
+    check(bench_fastest_text({}) == "");
 }
 
 static std::vector<std::string> fields(const std::string& line, size_t n) { // the first n; the last one takes the rest
@@ -199,6 +223,7 @@ int main() {
     check_percentiles();
     check_sm_mhz();
     check_texts();
+    check_configurations();
     check_files();
     check_launches();
     printf("%d failures\n", num_failures);
