@@ -179,11 +179,13 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions) {
     double start = time_ms();
     require((size_t)questions->B * (size_t)questions->T <= (size_t)e->B * (size_t)e->T);
     eval_reset(questions);
-    while (eval_next(questions, e->inputs, e->targets, &err)) {
+    for (int64_t batch = 0; eval_next(questions, e->inputs, e->targets, &err); batch++) {
+        if (batch % run_num_ranks != run_rank) { continue; } // another rank's
         e->compute(e->model, e->losses, e->inputs, e->targets, questions->B, questions->T);
         eval_score(questions, e->losses);
         eval_progress(questions);
     }
+    if (sum_over_ranks) { questions->num_correct = (int64_t)sum_over_ranks((double)questions->num_correct); }
     if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
     double accuracy = (double)questions->num_correct / (double)questions->num_examples;
     printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)questions->num_correct,

@@ -137,6 +137,8 @@ __attribute__((always_inline)) static inline bool error_false(int ignored) { ret
 #define error_set(...) error_false((error_fill(__VA_ARGS__), 0))
 
 // Prints one line to stderr and exits 1.
+static char message_prefix[32];            // begins the message of die(), after "error: "
+static void (*on_die)(const char* reason); // die() calls it, if it is set, after it has printed the reason
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
     char line[2048];
     va_list args;
@@ -144,7 +146,9 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
     format_line(line, sizeof(line), fmt, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "error: %s\n", line); // a single call: several threads and programs may share stderr
+    fprintf(stderr, "error: %s%s\n", message_prefix,
+            line); // a single call: several threads and programs may share stderr
+    if (on_die) { on_die(line); }
     exit(EXIT_FAILURE);
 }
 

@@ -32,6 +32,7 @@ FAKE_CUDA_COUNT     file to which, at exit, the number of calls of each function
                     rounded up to whole warps
 FAKE_CUDA_MEMORY    bytes of memory that are free on the card; default 40 GB
 FAKE_CUDA_NAME      name of the card; default "Fake GPU"
+FAKE_CUDA_DEVICES   number of cards, all alike; default 1
 FAKE_CUDA_SLOW_MS   milliseconds that each forward pass takes, and each capture of a graph
 FAKE_CUDA_EAGER     1: whatever is put on a stream is run at once. The results must be the same
 FAKE_CUDA_FASTEST   which of cuBLASLt's three proposals is the fastest: 0, 1 (default) or 2
@@ -492,6 +493,17 @@ static void run_global_norm_finish(const Launch* l) { // norm, block_sums, num_b
     *(float*)l->arg[0].p = (float)sqrt(sum);
 }
 
+static void run_combine_figures(const Launch* l) { // out, figures, num_ranks, shares
+    float *out = (float*)l->arg[0].p, loss = 0, squares = 0;
+    const float* figures = (const float*)l->arg[1].p;
+    for (int i = 0; i < l->arg[2].i; i++) {
+        loss += figures[2 * i];
+        squares += figures[2 * i + 1] * figures[2 * i + 1];
+    }
+    out[0] = loss;
+    if (l->arg[3].b) { out[1] = sqrtf(squares); }
+}
+
 static void run_adamw_prepare(const Launch* l) { // state, optimizer, skip
     StepState* s = (StepState*)l->arg[0].p;
     const AdamW* o = &l->arg[1].a;
@@ -596,6 +608,7 @@ static const Emulation emulations[] = {
     {"mean_loss_kernel", "PfPKfif", "ppif", run_mean_loss},
     {"global_norm_kernel", "PfPKfm", "ppz", run_global_norm},
     {"global_norm_finish_kernel", "PfPKfi", "ppi", run_global_norm_finish},
+    {"combine_figures_kernel", "PfPKfib", "ppib", run_combine_figures},
     {"adamw_prepare_kernel", "P9StepState5AdamWb", "pab", run_adamw_prepare},
     {"adamw_kernel", "P" FLOATX "PfS1_S1_PKfPK9StepStatem5AdamWj", "ppppppzau", run_adamw},
     {"adamw_round_kernel", "P" FLOATX "PKfmji", "ppzui", run_adamw_round},
@@ -906,7 +919,7 @@ cudaError_t cudaMemsetAsync(void* out, int value, size_t bytes, cudaStream_t str
 cudaError_t cudaGetDeviceCount(int* count) {
     CALLED();
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-    *count = visible && !visible[0] ? 0 : 1;
+    *count = visible && !visible[0] ? 0 : (int)setting("FAKE_CUDA_DEVICES", 1);
     return *count ? cudaSuccess : fails(cudaErrorNoDevice);
 }
 cudaError_t cudaDriverGetVersion(int* version) {
@@ -916,7 +929,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 cudaError_t cudaSetDevice(int device) {
     CALLED();
-    return device == 0 ? cudaSuccess : fails(cudaErrorInvalidValue);
+    return device >= 0 && device < setting("FAKE_CUDA_DEVICES", 1) ? cudaSuccess : fails(cudaErrorInvalidValue);
 }
 cudaError_t cudaGetDevice(int* device) {
     CALLED();
@@ -1019,6 +1032,10 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
     *stream = (cudaStream_t)handle_new(STREAM, sizeof(Stream));
     return cudaSuccess;
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    (void)flags;
+    return cudaStreamCreate(stream);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     CALLED();
     run_queue(NULL);
@@ -1116,6 +1133,29 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     e->done = false;
     Task task = {.what = RECORD, .event = e, .number = ++e->number};
     put(stream, &task, __func__);
+    return cudaSuccess;
+}
+// In a capture only what a graph can do with events outside of it: they become nodes. Nothing is to be done for them here,
+// because the queue has one order for all streams; so a wait that is missing is not noticed.
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+    const Stream* s = stream_check(stream, __func__);
+    bool capturing = s && s->capture;
+    if (capturing != (flags == cudaEventRecordExternal)) {
+        misuse("cudaEventRecordWithFlags: flags %u %s a capture", flags, capturing ? "in" : "without");
+    }
+    if (!capturing) { return cudaEventRecord(event, stream); }
+    CALLED();
+    handle_check(event, EVENT, __func__);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    CALLED();
+    const Stream* s = stream_check(stream, __func__);
+    bool capturing = s && s->capture;
+    handle_check(event, EVENT, __func__);
+    if (capturing != (flags == cudaEventWaitExternal)) {
+        misuse("cudaStreamWaitEvent: flags %u %s a capture", flags, capturing ? "in" : "without");
+    }
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
