@@ -1383,6 +1383,9 @@ static void load_training_state(Trainer* t, ModelSource* source) {
         upload_shares(model, model->m_memory, arrays[1]);
         upload_shares(model, model->v_memory, arrays[2]);
     }
+    size_t scratch =
+        ranks().num_shares > 1 ? model_size(&model->config) : 0; // upload_shares has used the gradients' memory
+    cudaCheck(cudaMemsetAsync(model->grads_memory, 0, scratch * sizeof(float), model->stream));
     for (float* array : arrays) { free(array); }
 }
 

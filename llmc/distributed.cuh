@@ -61,9 +61,22 @@ inline bool is_rank0() { return ranks().env.rank == 0; }
 
 // ---- messages -------------------------------------------------------------------------
 
-// die() of a rank tells the others why, so that they can say so.
-inline void ranks_tell(const char* reason) {
-    if (!is_alone()) { rank_link_fail(&ranks().link, reason); }
+// die() of a rank tells the others why, so that they can say so. Returns false if another rank of this machine has already
+// said it: it was the first to fail; or this is a mistake of the user that all ranks find, and rank 0 speaks for them.
+inline bool ranks_tell(const char* reason) {
+    RankLink* link = &ranks().link;
+    char host[RANK_LINK_MAX_NAME + 8];
+    Error first = {""};
+    if (is_alone()) { return true; }
+    snprintf(host, sizeof(host), "(host %s,", link->peers[ranks().env.rank].host);
+    bool quoted = strncmp(reason, "rank ", 5) == 0 && strstr(reason, "): ") && strstr(reason, host);
+    for (int i = 0; i < 20 && !quoted && !is_rank0(); i++) { // rank 0 may be about to say the same
+        if (rank_link_lost(link, &first)) { break; }
+        usleep(20000);
+    }
+    bool said = quoted || (strstr(first.text, host) && strstr(first.text, reason));
+    rank_link_fail(link, reason);
+    return !said;
 }
 
 double ranks_sum(double x);
@@ -295,8 +308,9 @@ inline Watchdog& watchdog() {
 }
 
 __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
-    fprintf(stderr, "error: %s%s; the last saved checkpoint stands\n", message_prefix, reason);
-    ranks_tell(reason);
+    if (ranks_tell(reason)) {
+        fprintf(stderr, "error: %s%s; the last saved checkpoint stands\n", message_prefix, reason);
+    }
     fflush(stdout);
     usleep(200000);      // for the message to leave this process
     _exit(EXIT_FAILURE); // exit() would wait for a GPU that waits for ever

@@ -661,7 +661,8 @@ static inline void ranks_format_end(char* out, size_t size, const RankGroup* g, 
     }
 }
 
-// Collects the ranks that have ended, together with what they started, and reports those that failed. Which of several that
+// Collects the ranks that have ended, together with what they started, and reports the first one that failed and those that
+// a signal ended. Which of several that
 // are found at the same time failed first is not known: a signal is more likely a cause than an exit code.
 static inline void ranks_reap(RankGroup* g) {
     bool ended[RANKS_MAX_LOCAL];
@@ -686,7 +687,8 @@ static inline void ranks_reap(RankGroup* g) {
         char how[160];
         ranks_format_end(how, sizeof(how), g, i);
         bool by_us = g->phase >= RANKS_TERM && WIFSIGNALED(g->statuses[i]);
-        if (g->statuses[i] != 0 && !by_us) {
+        bool follows = i != g->first_failed && !WIFSIGNALED(g->statuses[i]); // has ended because the first one did
+        if (g->statuses[i] != 0 && !by_us && !follows) {
             print_line(stderr, "%srank %d of %d (process %ld) %s", i == g->first_failed ? "error: " : "", i,
                        g->how->num_ranks, (long)g->pids[i], how);
         }

@@ -138,7 +138,7 @@ __attribute__((always_inline)) static inline bool error_false(int ignored) { ret
 
 // Prints one line to stderr and exits 1.
 static char message_prefix[32];            // begins the message of die(), after "error: "
-static void (*on_die)(const char* reason); // die() calls it, if it is set, after it has printed the reason
+static bool (*on_die)(const char* reason); // die() calls it, if it is set; false: the reason need not be printed
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
     char line[2048];
     va_list args;
@@ -146,9 +146,9 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
     format_line(line, sizeof(line), fmt, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "error: %s%s\n", message_prefix,
-            line); // a single call: several threads and programs may share stderr
-    if (on_die) { on_die(line); }
+    bool print = !on_die || on_die(line);
+    // a single call: several threads and programs may share stderr
+    if (print) { fprintf(stderr, "error: %s%s\n", message_prefix, line); }
     exit(EXIT_FAILURE);
 }
 
