@@ -62,7 +62,6 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/gpt2.h"
 #include "llmc/layout.cuh"
 #include "llmc/memory_plan.cuh"
-#include "llmc/mfu.h"
 #include "llmc/profile.cuh"
 #include "llmc/prompts.h"
 #include "llmc/ptx.cuh"
@@ -650,17 +649,6 @@ static void gpt2_free(GPT2* model) {
     for (void* arena : model->arenas) { cudaCheck(cudaFree(arena)); }
     if (model->stream) { cudaCheck(cudaStreamDestroy(model->stream)); }
     memset(model, 0, sizeof(*model));
-}
-
-// Calls copy(place, offset, n) for each tensor of each layer. Its n values begin at `place` in the model's arrays, which are
-// ordered by layer, and at `offset` in the arrays of a checkpoint, which are ordered by tensor.
-template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy copy) {
-    for (int p = 0; p < NUM_PARAMS; p++) {
-        size_t n = param_layer_size(config, p);
-        for (int l = 0; l < param_copies(config, p); l++) {
-            copy(param_place(config, p, l), param_offset(config, p) + l * n, n);
-        }
-    }
 }
 
 // Copy num_params floats between the host, in a checkpoint's order, and the device, in the model's order.
@@ -1345,20 +1333,6 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     allocate_training(model, &parameters, &activations);
 }
 
-static void find_machine_flops(Trainer* t) {
-    char name[256];
-    device_memory(name);
-    t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args->tf32) * run_num_ranks;
-    if (t->machine_flops > 0) { return; }
-    t->machine_flops = 1e12 * cublaslt_matrix_rate() * run_num_ranks;
-    if (t->machine_flops == INFINITY) {
-        printf("%s is not in the table of peak rates, and no memory is left to measure one: MFU is 0\n", name);
-    } else {
-        printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
-               t->machine_flops * 1e-12);
-    }
-}
-
 // Copies weights and moments to the GPU, from the checkpoint or new ones. training_begin is the first to write to -o.
 static void load_training_state(Trainer* t, ModelSource* source) {
     GPT2* model = &t->model;
@@ -1419,7 +1393,7 @@ static void trainer_open(Trainer* t) {
         cudaCheck(cudaEventCreate(&t->steps[i].begin));
         cudaCheck(cudaEventCreate(&t->steps[i].end));
     }
-    find_machine_flops(t);
+    t->machine_flops = run_num_ranks * find_machine_flops(args->tf32);
     load_training_state(t, &source);
     if (t->job.checkpoint[0]) { choices_load(args->output); }
     if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }

@@ -27,7 +27,7 @@ Source: ZeRO stage 1, Rajbhandari et al. 2020, arXiv:1910.02054.
 #include "nccl.h"
 #include "rank_link.h"
 #include "rendezvous.h"
-#include "training.h"
+#include "evaluation.h"
 #include <string>
 #include <vector>
 

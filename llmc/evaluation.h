@@ -12,6 +12,9 @@ exactly once, from at most T tokens before it. A row that is shorter, the last o
 #include "prompts.h"
 #include "training.h"
 
+// The sum of what all processes of a run give, if there are several; else NULL.
+static double (*sum_over_ranks)(double x);
+
 // Computes losses (B,T) of targets (B,T) after inputs (B,T). model: the program's own.
 typedef void (*ComputeLosses)(void* model, float* losses, const int* inputs, const int* targets, int B, int T);
 

@@ -96,3 +96,14 @@ template <class Use> void for_each_piece(const GPT2Config* config, int b, int ra
         if (begin < end) { use(i, begin, share.own + (begin - share.place), end - begin); }
     }
 }
+
+// Calls copy(place, offset, n) for each tensor of each layer. Its n values begin at `place` in the model's arrays, which are
+// ordered by layer, and at `offset` in the arrays of a checkpoint, which are ordered by tensor.
+template <class Copy> void for_each_tensor(const GPT2Config* config, Copy copy) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        size_t n = param_layer_size(config, p);
+        for (int l = 0; l < param_copies(config, p); l++) {
+            copy(param_place(config, p, l), param_offset(config, p) + l * n, n);
+        }
+    }
+}

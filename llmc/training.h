@@ -253,7 +253,6 @@ static const Option options[] = {
 
 // Which of several processes this is that train together, each on a GPU of its own. Set once, when the program has found out.
 static int run_rank = 0, run_num_ranks = 1;
-static double (*sum_over_ranks)(double x); // the sum of what all processes give; NULL: there is one
 
 // ---- what the program does ------------------------------------------------------------
 
