@@ -282,6 +282,17 @@ static inline int sync_to_medium(int fd) {
     return fsync(fd);
 }
 
+// Makes the file `bytes` long and reserves the blocks for them. A file system that cannot reserve only sets the size.
+static inline bool reserve_file(int fd, uint64_t bytes) {
+#ifdef FALLOC_FL_KEEP_SIZE // the system has fallocate()
+    int result = fallocate(fd, 0, 0, (off_t)bytes);
+    while (result != 0 && errno == EINTR) { result = fallocate(fd, 0, 0, (off_t)bytes); }
+    // not posix_fallocate(): where the file system cannot reserve, it would write to every block
+    if (result == 0 || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)) { return result == 0; }
+#endif
+    return ftruncate(fd, (off_t)bytes) == 0;
+}
+
 // A buffered writer that computes the crc32c of all it writes and remembers the first error. After an error, further
 // calls write nothing, and writer_close() reports the error. The file is synced before it is closed.
 typedef struct {
