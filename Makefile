@@ -95,6 +95,9 @@ $(BINARIES): $(P)%: %.c $(BUILD)/%.d $(BUILD)/flags
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
 	$(CC) $(ALL_CFLAGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $< $(LDLIBS)
 
+# glibc before 2.34 has dlopen in a library of its own
+$(P)dev/test/test_nccl: private LDLIBS += -ldl
+
 # the same for CUDA; -ldl: NVTX's header loads its library by dlopen
 # -Wno-array-bounds: gcc 12 believes that a function which a test never calls is called with NULL
 CU_FLAGS = $(NVCC_FLAGS) -Xcompiler -Wno-array-bounds \

@@ -224,7 +224,8 @@ static inline bool nccl_settle(NcclComm* comm, NcclResult result, const char* wh
         if (nccl_abort_wanted(comm)) { return error_set(err, "NCCL: %s: aborted", what); }
         if (stop && *stop) { return error_set(err, "NCCL: %s: ended by signal %d", what, (int)*stop); }
         if (waited > comm->limit_ms) {
-            return error_set(err, "NCCL: %s: not done after %.3g s: is another rank gone?", what, 1e-3 * waited);
+            return error_set(err, "NCCL: %s: not done after %.3g s: is another rank gone?", what,
+                             1e-3 * comm->limit_ms);
         }
         if (waited < 1) {
             sched_yield(); // enqueuing takes microseconds

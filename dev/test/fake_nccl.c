@@ -401,12 +401,16 @@ static NcclResult connect_ranks(struct ncclComm* comm) {
     return NCCL_SUCCESS;
 }
 
-// Goes on with what is in progress.
-static void progress(struct ncclComm* comm) {
+static void invent_error(struct ncclComm* comm) {
     long limit = faulty() ? setting("FAKE_NCCL_ASYNC", 0) : 0;
     if (comm->state == NCCL_SUCCESS && limit > 0 && comm->collectives >= limit) {
         FAILS(comm, NCCL_REMOTE_ERROR, "connection closed by a peer that FAKE_NCCL_ASYNC invented");
     }
+}
+
+// Goes on with what is in progress.
+static void progress(struct ncclComm* comm) {
+    invent_error(comm);
     if (comm->state != NCCL_IN_PROGRESS || comm->stuck || comm->polls++ == 0) { return; }
     if (!comm->connected) {
         comm->state = connect_ranks(comm);
@@ -436,6 +440,7 @@ static NcclResult launch(struct ncclComm* comm) {
 
 static NcclResult ready(struct ncclComm* comm) {
     if (!comm || comm->rank < 0) { misuse("a communicator that was destroyed, aborted or never made"); }
+    invent_error(comm);
     if (comm->state == NCCL_IN_PROGRESS) {
         FAILS(comm, NCCL_INVALID_ARGUMENT,
               "Attempt to use communicator before the previous operation returned ncclSuccess");
