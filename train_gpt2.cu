@@ -651,22 +651,19 @@ static void gpt2_free(GPT2* model) {
     memset(model, 0, sizeof(*model));
 }
 
-// Copy num_params floats between the host, in a checkpoint's order, and the device, in the model's order.
+// Copies num_params floats from the host, in a checkpoint's order, to the device, in the model's order.
 static void upload_floats(const GPT2* model, float* device, const float* host) {
     for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
         cudaCheck(cudaMemcpy(device + place, host + offset, n * sizeof(float), cudaMemcpyHostToDevice));
     });
 }
-static void download_floats(const GPT2* model, float* host, const float* device) { // host NULL: only waits
-    cudaCheck(cudaStreamSynchronize(model->stream));
-    if (!host) { return; }
-    for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
-        cudaCheck(cudaMemcpy(host + offset, device + place, n * sizeof(float), cudaMemcpyDeviceToHost));
-    });
-}
-
 // With ZeRO-1, grads_memory serves between two steps as the place where an array of shares (share_size) is whole (model_size).
 static float* whole_array(const GPT2* model, float* own) { return ranks().num_shares > 1 ? model->grads_memory : own; }
+
+static void forget_whole_array(const GPT2* model) { // zeroes that place
+    size_t bytes = ranks().num_shares > 1 ? model_size(&model->config) * sizeof(float) : 0;
+    if (bytes > 0) { cudaCheck(cudaMemsetAsync(model->grads_memory, 0, bytes, model->stream)); }
+}
 
 // Copies this rank's shares from whole_array(own) to own (share_size).
 static void keep_shares(const GPT2* model, float* own) {
@@ -688,14 +685,10 @@ static const float* collect_shares(const GPT2* model, float* own) {
     return whole;
 }
 
-// Copy an array of AdamW's state between the host, in a checkpoint's order, and the device. All ranks must call the latter;
-// host may be NULL.
+// Copies an array of AdamW's state from the host, in a checkpoint's order, to own (share_size).
 static void upload_shares(const GPT2* model, float* own, const float* host) {
     upload_floats(model, whole_array(model, own), host);
     keep_shares(model, own);
-}
-static void download_shares(const GPT2* model, float* host, float* own) {
-    download_floats(model, host, collect_shares(model, own));
 }
 
 // Copies weights (num_params) from the host. In a resumed run, 16-bit weights are rounded from the master weights exactly
@@ -726,20 +719,33 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
     cudaCheck(cudaStreamSynchronize(model->stream));
 }
 
-// Copies the weights (num_params) to the host: the master weights if there are any. All ranks must call it; weights may be
-// NULL.
-static void gpt2_download(const GPT2* model, float* weights) {
+// The fp32 weights on the device (model_size): master weights, or those of fp32; NULL if there are only 16-bit weights. All
+// ranks must call it.
+static const float* collect_weights(const GPT2* model) {
     for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->stream); }
-    if (model->master_memory) { return download_shares(model, weights, model->master_memory); }
-    if (sizeof(floatX) == sizeof(float)) { return download_floats(model, weights, (float*)model->params_memory); }
-    if (!weights) { return; }
-    std::vector<floatX> rounded(model_size(&model->config));
+    if (model->master_memory) { return collect_shares(model, model->master_memory); }
+    return sizeof(floatX) == sizeof(float) ? (float*)model->params_memory : NULL;
+}
+
+// host (n) = values from `place` on of whole (model_size); NULL: of the 16-bit weights. Need not be done on return.
+static void download_values(const GPT2* model, float* host, const float* whole, size_t place, size_t n) {
+    if (whole) {
+        cudaCheck(cudaMemcpyAsync(host, whole + place, n * sizeof(float), cudaMemcpyDeviceToHost, model->stream));
+        return;
+    }
+    std::vector<floatX> rounded(n);
     cudaCheck(cudaStreamSynchronize(model->stream));
-    cudaCheck(
-        cudaMemcpy(rounded.data(), model->params_memory, rounded.size() * sizeof(floatX), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(rounded.data(), model->params_memory + place, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) { host[i] = (float)rounded[i]; }
+}
+
+// Copies the weights (num_params) to the host. All ranks must call it.
+static void gpt2_download(const GPT2* model, float* weights) {
+    const float* whole = collect_weights(model);
     for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
-        for (size_t i = 0; i < n; i++) { weights[offset + i] = (float)rounded[place + i]; }
+        download_values(model, weights + offset, whole, place, n);
     });
+    cudaCheck(cudaStreamSynchronize(model->stream));
 }
 
 // ================================================================================================
@@ -994,7 +1000,8 @@ struct Trainer {
         cudaGraphExec_t exec;
         int num_runs;     // the first run is not captured: it times cuBLASLt's algorithms
     } graphs[2];          // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
-    float* tensors[3];    // (num_parameters) each, pinned: weights and moments, from which checkpoints are written
+    RunParts parts;       // which rank saves which tensors
+    float* buffer;        // this rank's parts, pinned: weights and moments, from which checkpoints are written
     EvalLoader hellaswag; // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
@@ -1137,34 +1144,48 @@ static bool report_step(Trainer* t, PendingStep* s) {
 
 // ---- checkpoints ----------------------------------------------------------------------------------
 
-// Allocates t->tensors. If the memory cannot be pinned, the copies are slower.
-static void allocate_tensors(Trainer* t) {
-    size_t bytes = num_parameters(&t->model.config) * sizeof(float);
-    for (int i = 0; i < 3 && !t->tensors[i]; i++) {
-        t->tensors[i] = (float*)malloc_check(bytes);
-        advise_huge(t->tensors[i], bytes);
-        if (cudaHostRegister(t->tensors[i], bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
-        if (training_saves_asynchronously()) { t->job.saver.copy[i] = t->tensors[i]; }
-    }
+// Allocates t->buffer. If the memory cannot be pinned, the copies are slower.
+static void allocate_buffer(Trainer* t) {
+    Saver* s = &t->job.saver;
+    if (t->buffer) { return; }
+    run_parts(&t->parts, &t->model.config, run_num_ranks);
+    size_t bytes = std::max(t->parts.rank_floats[run_rank], (size_t)1) * sizeof(float);
+    t->buffer = (float*)malloc_check(bytes);
+    advise_huge(t->buffer, bytes);
+    if (cudaHostRegister(t->buffer, bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
+    s->ranks = {run_rank, run_num_ranks, 0, 0.0, &ranks().died};
+    s->parts = &t->parts;
+    s->buffer = t->buffer;
 }
 
-// All ranks call it; rank 0 gets what the others have, and writes.
+// Copies what this rank saves to t->buffer.
+static void copy_parts(Trainer* t) {
+    GPT2* model = &t->model;
+    for (int array = 0; array < 3; array++) {
+        const float* whole = array == 0   ? collect_weights(model)
+                             : array == 1 ? collect_shares(model, model->m_memory)
+                                          : collect_shares(model, model->v_memory);
+        for (int i = 0; i < t->parts.num_parts; i++) {
+            const RunPart* part = &t->parts.parts[i];
+            if (part->array != array || part->rank != run_rank) { continue; }
+            size_t place = param_place(&model->config, part->p, part->layer);
+            download_values(model, t->buffer + part->offset, whole, place, part->floats);
+        }
+    }
+    forget_whole_array(model);
+    cudaCheck(cudaStreamSynchronize(model->stream));
+}
+
+// All ranks call it, and each of them writes its parts of the files.
 static void save_checkpoint(Trainer* t, bool last) {
     training_finish_save(&t->job);
     bool unsaved = is_rank0() && training_is_unsaved(&t->job);
     if (!ranks_agree(0, false, unsaved, 0).due) { return; }
-    if (is_rank0()) {
-        choices_save(args->output);
-        allocate_tensors(t);
-    }
-    gpt2_download(&t->model, t->tensors[0]);
-    download_shares(&t->model, t->tensors[1], t->model.m_memory);
-    download_shares(&t->model, t->tensors[2], t->model.v_memory);
-    if (is_rank0()) {
-        training_save(&t->job, t->tensors, last);
-    } else {
-        t->job.saved_step = t->job.run.step;
-    }
+    if (is_rank0()) { choices_save(args->output); }
+    allocate_buffer(t);
+    copy_parts(t);
+    t->job.saver.ranks.token = ranks_token();
+    training_save(&t->job, NULL, last);
 }
 
 // Ends a run after too many consecutive steps that were not finite.
@@ -1283,33 +1304,6 @@ static size_t device_memory(char* name) {
     return free_bytes;
 }
 
-// Ends the program with a message that says which flags would make the run fit.
-__attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, const GPT2Options* options,
-                                                    const Batch* batch, const char* device, size_t have) {
-    char advice[512] = "";
-    size_t need = training_bytes(config, batch->B, batch->T, options), n = 0;
-    GPT2Options other = *options;
-    for (int r = options->recompute + 1; r <= 2 && n == 0; r++) {
-        other.recompute = r;
-        size_t bytes = training_bytes(config, batch->B, batch->T, &other);
-        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.2f", r, (double)bytes * 1e-9); }
-    }
-    for (int both = 0; both < 2 && (!both || n == 0); both++) { // a smaller -b; then -r 2 as well
-        other.recompute = both ? 2 : options->recompute;
-        for (int b = batch->B / 2; b >= 1; b /= 2) {
-            size_t bytes = training_bytes(config, b, batch->T, &other);
-            bool divides = batch->total % ((int64_t)b * batch->T * run_num_ranks) == 0;
-            if (bytes > have || !divides) { continue; }
-            n += snprintf(advice + n, sizeof(advice) - n, "; %s-b %d -d %lld needs %.2f for the same result",
-                          both ? "-r 2 " : "", b, (long long)batch->total, (double)bytes * 1e-9);
-            break;
-        }
-    }
-    if (n == 0) { snprintf(advice, sizeof(advice), "; -r 2 and a smaller -b are not enough: take a smaller model"); }
-    die("the run needs %.2f GB and %s has %.2f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
-        other_programs(need), advice);
-}
-
 // Plans a training run's memory, prints how much it needs, and allocates it.
 static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch) {
     char device[256];
@@ -1329,7 +1323,12 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
         (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
         (double)parameters.bytes[PLAN_ADAMW] * 1e-9, (double)activations.total * 1e-9, (double)memory_beside() * 1e-9,
         (double)need * 1e-9, (double)have * 1e-9, device);
-    if (need > have) { die_of_memory(config, &options, batch, device, have); }
+    auto bytes = [&](int B, int recompute) {
+        GPT2Options other = options;
+        other.recompute = recompute;
+        return training_bytes(config, B, batch->T, &other);
+    };
+    if (need > have) { die_of_memory(bytes, options.recompute, batch, device, have); }
     allocate_training(model, &parameters, &activations);
 }
 
@@ -1357,9 +1356,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
         upload_shares(model, model->m_memory, arrays[1]);
         upload_shares(model, model->v_memory, arrays[2]);
     }
-    size_t scratch =
-        ranks().num_shares > 1 ? model_size(&model->config) : 0; // upload_shares has used the gradients' memory
-    cudaCheck(cudaMemsetAsync(model->grads_memory, 0, scratch * sizeof(float), model->stream));
+    forget_whole_array(model);
     for (float* array : arrays) { free(array); }
 }
 
@@ -1383,9 +1380,7 @@ static void trainer_open(Trainer* t) {
     training_open_data(&t->job, &source.config);
     open_questions(&t->hellaswag, batch.B, batch.T, source.config.vocab_size);
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, batch.B, batch.T); }
-    if (training_saves_asynchronously() && is_rank0()) {
-        allocate_tensors(t);
-    } // now, because pinning takes longer than a copy
+    if (training_saves_asynchronously()) { allocate_buffer(t); } // now, because pinning takes longer than a copy
     for (int i = 0; i < 2; i++) {
         t->batches[i] = (int*)pinned_malloc(2 * (size_t)batch.B * batch.T * sizeof(int));
         t->steps[i].state = (StepState*)pinned_malloc(sizeof(StepState));
@@ -1404,10 +1399,9 @@ static void trainer_open(Trainer* t) {
 static int trainer_close(Trainer* t) {
     cudaCheck(cudaStreamSynchronize(t->model.stream));
     int code = training_end(&t->job);
-    for (float* array : t->tensors) {
-        if (array && cudaHostUnregister(array) != cudaSuccess) { cudaGetLastError(); }
-        free(array);
-    }
+    if (t->buffer && cudaHostUnregister(t->buffer) != cudaSuccess) { cudaGetLastError(); }
+    free(t->buffer);
+    run_parts_free(&t->parts);
     for (int i = 0; i < 2; i++) {
         if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
         pinned_free(t->batches[i]);

@@ -36,6 +36,7 @@ constexpr NcclType NCCL_FLOATX = sizeof(floatX) == 4 ? NCCL_FLOAT32 : IS_FP16 ? 
 struct Ranks {
     RankEnv env;     // env.rank of env.num_ranks
     bool progressed; // the first step is done
+    int died;        // atomic: -1 when another rank has ended; stops a save
     int num_shares;  // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
     RankLink link;
     NcclUniqueId id;
@@ -252,6 +253,16 @@ inline void ranks_find_checkpoint(Training* t) {
     drawn_seed = found.seed;
 }
 
+// A number that all ranks have in common, a new one in each call.
+inline uint64_t ranks_token() {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t token =
+        splitmix64((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + ((uint64_t)getpid() << 40));
+    ranks_take_from_rank0(&token, sizeof(token));
+    return token;
+}
+
 // Gives the text of rank 0 to all others.
 inline void ranks_share_text(std::string* text) {
     struct Chunk {
@@ -329,6 +340,7 @@ inline void* watchdog_run(void*) {
             lost_since = 0;
         } else if (lost_since == 0) {
             lost_since = now;
+            __atomic_store_n(&ranks().died, -1, __ATOMIC_RELEASE);
         }
         // the main thread is first given time to learn the reason
         if (lost_since > 0 && now - lost_since > 3000) { watchdog_bite(err.text); }

@@ -46,8 +46,8 @@ typedef struct {
     RunState state;
     const float* tensors[3]; // (num_parameters) each: weights, AdamW's moments m and v
     float* copy[3];          // the same sizes: memory for a copy of them; NULL if there is none
-    // of several ranks, instead of tensors: see run_save_parts()
-    RunRank ranks;         // num_ranks 0 or 1: this process saves all tensors
+    // instead of tensors, which are then not used: the parts that this rank saves, see run_save_parts()
+    RunRank ranks;         // num_ranks 0: there are no parts
     const RunParts* parts; // how they are dealt
     const float* buffer;   // (parts->rank_floats[ranks.rank])
     // the thread
@@ -64,7 +64,7 @@ typedef struct {
 static inline void saver_run(Saver* s) {
     double start = time_ms();
     bool first = s->ranks.rank == 0;
-    if (s->ranks.num_ranks > 1) {
+    if (s->ranks.num_ranks > 0) {
         s->saved = run_save_parts(s->dir, &s->state, s->parts, &s->ranks, s->buffer, s->tokenizer, &s->error);
     } else {
         s->saved = run_save(s->dir, &s->state, s->tensors[0], s->tensors[1], s->tensors[2], s->tokenizer, &s->error);

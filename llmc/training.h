@@ -768,7 +768,7 @@ static inline bool training_report_save(Training* t) {
 
 // The same for a save that is not the last one of the run.
 static inline void training_report_periodic_save(Training* t) {
-    if (training_report_save(t)) { return; }
+    if (training_report_save(t) || run_rank > 0) { return; }
     fprintf(stderr,
             "warning: the checkpoint of step %lld was not saved, earlier ones are untouched: %s; the run goes on\n",
             (long long)t->saver.state.step, t->saver.error.text);
@@ -799,10 +799,13 @@ static inline void training_save_anyway(Training* t) {
     Error reason = s->error, ignored;
     const char* seconds = getenv("LLMC_SAVE_SECONDS");
     double start = time_ms(), wait_ms = 1e3 * (seconds ? atof(seconds) : 60.0);
-    fprintf(stderr, "warning: the last checkpoint, of step %lld, was not saved: %s; trying again for %.0f s\n",
-            (long long)t->run.step, reason.text, wait_ms * 1e-3);
-    if (args->keep > 1) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
-    do {
+    if (run_rank == 0) {
+        fprintf(stderr, "warning: the last checkpoint, of step %lld, was not saved: %s; trying again for %.0f s\n",
+                (long long)t->run.step, reason.text, wait_ms * 1e-3);
+    }
+    if (args->keep > 1 && run_rank == 0) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
+    do { // all ranks do the same: they get the same results
+        s->ranks.token++;
         saver_run(s);
         if (s->saved) {
             training_report_save(t);
@@ -815,8 +818,10 @@ static inline void training_save_anyway(Training* t) {
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         char dir[4096];
         if (!places[i] || !places[i][0]) { continue; }
-        snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%ld", places[i], (long)getpid());
+        unsigned long long name = run_num_ranks > 1 ? s->ranks.token : (unsigned long long)getpid();
+        snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%llu", places[i], name);
         s->dir = dir;
+        s->ranks.token++;
         saver_run(s);
         if (!s->saved) {
             rmdir(dir);
@@ -859,13 +864,14 @@ static inline void training_allocate_copy(Training* t, const GPT2Config* config,
 }
 
 // Saves a checkpoint after t->run.step steps, then deletes older checkpoints as -nk and -nm allow. tensors (3): weights,
-// moments m and v (num_parameters each). training_finish_save() must have been called before. With memory for a copy
+// moments m and v (num_parameters each); or NULL, if the parts that this process saves are in t->saver.buffer, which is not
+// changed until the next training_finish_save(). That must have been called before. With memory for a copy
 // (t->saver.copy, which may be the tensors themselves) returns when they are copied. If saving fails, the run goes on and
 // saves when the next checkpoint is due; but if this is the last one, waits for it and does everything to save it, and ends
 // the program if that fails.
 static inline void training_save(Training* t, float* const* tensors, bool last) {
     Saver* s = &t->saver;
-    bool async = !last && s->copy[0];
+    bool parts = s->ranks.num_ranks > 0, async = !last && (parts ? args->async_save : s->copy[0] != NULL);
     long n = (long)num_parameters(&t->run.config);
     t->run.loader = t->position;
     s->dir = args->output;
@@ -874,7 +880,7 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
     s->tokenizer = t->has_tokenizer ? &t->tokenizer : NULL;
     s->state = t->run;
     s->best = t->best_step == t->run.step;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && !parts; i++) {
         s->tensors[i] = async ? s->copy[i] : tensors[i];
         if (s->tensors[i] == tensors[i]) { continue; }
 #pragma omp parallel for
