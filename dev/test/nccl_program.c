@@ -270,6 +270,55 @@ static void run_group(void) {
     nccl_comm_abort(&comm);
 }
 
+// What a step does with a second stream for NCCL: the first fills a buffer, the second reduces it when that is done, and the
+// first copies the result. Then the same captured into a graph, in which the second stream joins the capture.
+static void run_streams(void) {
+    Error err;
+    cudaStream_t work;
+    cudaEvent_t filled, reduced_event;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    float *device, copy[2];
+    int polls, gpu;
+    start();
+    if (!open_ranks(20e3, &err)) { die("%s", err.text); }
+    cuda(cudaGetDevice(&gpu));
+    cuda(cudaStreamCreateWithFlags(&work, cudaStreamNonBlocking));
+    cuda(cudaEventCreateWithFlags(&filled, cudaEventDisableTiming));
+    cuda(cudaEventCreateWithFlags(&reduced_event, cudaEventDisableTiming));
+    cuda(cudaMalloc((void**)&device, 2 * sizeof(float)));
+    for (int captured = 0; captured < 2; captured++) {
+        if (captured) { cuda(cudaStreamBeginCapture(work, cudaStreamCaptureModeThreadLocal)); }
+        // bytes of value 1, 2, ...: as a float, all but nothing, and different in all ranks
+        cuda(cudaMemsetAsync(device, rank + 1, sizeof(float), work));
+        cuda(cudaEventRecord(filled, work));
+        cuda(cudaStreamWaitEvent(stream, filled, 0));
+        if (!nccl_all_reduce(&comm, device, device, 1, NCCL_FLOAT32, NCCL_MAX, stream, &err)) { die("%s", err.text); }
+        cuda(cudaEventRecord(reduced_event, stream));
+        cuda(cudaStreamWaitEvent(work, reduced_event, 0));
+        cuda(cudaMemcpyAsync(device + 1, device, sizeof(float), cudaMemcpyDeviceToDevice, work));
+        if (captured) {
+            cuda(cudaStreamEndCapture(work, &graph));
+            cuda(cudaGraphInstantiate(&exec, graph, 0));
+            cuda(cudaMemset(device, 0, 2 * sizeof(float)));
+            cuda(cudaGraphLaunch(exec, work));
+        }
+        for (polls = 0; cudaStreamQuery(work) == cudaErrorNotReady; polls++) { pause_ms(1); }
+        cuda(cudaMemcpy(copy, device, sizeof(copy), cudaMemcpyDeviceToHost));
+        uint32_t bits;
+        memcpy(&bits, &copy[1], sizeof(bits));
+        printf("device %d, %s: %08x%s\n", gpu, captured ? "graph" : "streams", bits, polls ? "" : ", without waiting");
+    }
+    cuda(cudaGraphExecDestroy(exec));
+    cuda(cudaGraphDestroy(graph));
+    // without the last event the capture is not whole
+    cuda(cudaStreamBeginCapture(work, cudaStreamCaptureModeThreadLocal));
+    cuda(cudaEventRecord(filled, work));
+    cuda(cudaStreamWaitEvent(stream, filled, 0));
+    cuda(cudaMemsetAsync(device, 0, sizeof(float), stream));
+    printf("%s\n", cudaGetErrorString(cudaStreamEndCapture(work, &graph)));
+}
+
 // The library itself: a program that does not wait until a collective is on its stream does not get its result.
 static void run_impatient(void) {
     Error err;
@@ -352,6 +401,8 @@ static void run(const char* scenario) {
         run_group();
     } else if (strcmp(scenario, "impatient") == 0) {
         run_impatient();
+    } else if (strcmp(scenario, "streams") == 0) {
+        run_streams();
     } else if (strcmp(scenario, "absent") == 0) { // the last rank does not come
         start();
         if (rank < num_ranks - 1 && !open_ranks(300, &err)) { die("%s", err.text); }

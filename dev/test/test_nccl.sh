@@ -66,6 +66,19 @@ NCCL: ncclGroupEnd: $invalid
 rank 1: exit 0"
 }
 
+# two streams of each rank, with events between them, also in a graph; a card for each rank
+test_streams() {
+    FAKE_CUDA_DEVICES=2 ranks 2 streams
+    output "device 0, streams: 02020202
+device 0, graph: 02020202
+capturing stream has unjoined work
+rank 0: exit 0
+device 1, streams: 02020202
+device 1, graph: 02020202
+capturing stream has unjoined work
+rank 1: exit 0"
+}
+
 # the stand-in shows what a program must wait for
 test_impatient() {
     ranks 1 impatient
@@ -208,6 +221,6 @@ test_races() {
     done
 }
 
-tests=(collectives counts group impatient mismatch peer_dies peer_is_absent collective_hangs never_on_the_stream
+tests=(collectives counts group streams impatient mismatch peer_dies peer_is_absent collective_hangs never_on_the_stream
     asynchronous_error errors slow nothing_is_left sanitized races)
 run_tests_once "$@"
