@@ -462,8 +462,54 @@ static void test_failure(void) {
         snprintf(want, sizeof(want), "%s: step 7: cannot write ?[2J checkpoint", g.names[victim]);
         bad(&g, -1, want, "");
         soon(&g, -1, begin);
-        for (int rank = 0; rank < 6; rank++) { check(g.reports[rank].error[0] == 'r'); } // one name before the text
+        for (int rank = 0; rank < 6; rank++) {
+            check(g.reports[rank].error[0] == 'r'); // one name before the text
+            // rank 0 has closed its end after the others have read its reason
+            check(victim > 0 || g.reports[0].end_ms >= g.reports[rank].end_ms);
+        }
         release(&g);
+    }
+}
+
+// Rank 0 has failed and ended; the system has noticed that, because something was sent to it.
+static bool body_fails_and_ends(Group* g, RankLink* link, Error* err) {
+    if (g->rank == 0) { rank_link_fail(link, "its reason"); }
+    if (g->rank == 0) { return rank_link_close(link, LONG_MS, err); }
+    pause_rank(g);
+    ranks_send(link->peers[0].fd, (const uint8_t*)"x", 1);
+    usleep(50000);
+    return exchange(g, link, 1, 8, err);
+}
+
+static void test_reason_of_an_ended_rank(void) {
+    Group g;
+    char want[300];
+    start(&g, 3, body_fails_and_ends, 0, 0);
+    double end = time_ms() + LONG_MS;
+    while (!g.reports[0].returned && time_ms() < end) { usleep(500); }
+    usleep(20000);
+    let_go(&g);
+    finish(&g);
+    snprintf(want, sizeof(want), "%s: its reason", g.names[0]);
+    for (int rank = 0; rank < 3; rank++) { check_str(g.reports[rank].error, want); }
+    release(&g);
+}
+
+// FAIL does not break into a record that is half sent.
+static void test_fail_amid_a_record(void) {
+    for (int half = 0; half < 2; half++) {
+        RankLink link;
+        int pair[2];
+        uint8_t data[100];
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) { die("socketpair: %s", strerror(errno)); }
+        link_open(&link, 0, 2);
+        link_add(&link, 1, pair[0]);
+        link.size = 100;
+        link.peers[1].unsent = half ? 50 : 100;
+        rank_link_fail(&link, "disk full");
+        check((recv(pair[1], data, sizeof(data), MSG_DONTWAIT) > 0) == !half);
+        close(pair[1]);
+        check(!rank_link_close(&link, 0, NULL));
     }
 }
 
@@ -785,6 +831,8 @@ static const Test tests[] = {
     {"stopped", "kill -STOP: the limit names it", test_stopped},
     {"no_limit", "a long wait", test_no_limit},
     {"failure", "of rank 0 and of others: all give its reason", test_failure},
+    {"reason_of_an_ended_rank", "is found behind the end", test_reason_of_an_ended_rank},
+    {"fail_amid_a_record", "is dropped", test_fail_amid_a_record},
     {"watched", "a second thread finds nothing where there is nothing", test_watched},
     {"lost", "a second thread notices death and failure, and leaves the records alone", test_lost},
     {"fail_in_thread", "of a rank whose owner waits", test_fail_in_thread},
