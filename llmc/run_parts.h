@@ -112,8 +112,7 @@ typedef struct {
     int rank, num_ranks; // 0 <= rank < num_ranks
     uint64_t token;      // the same on all ranks, and different for each save and each attempt: a random number
     double limit_ms;     // for all ranks to come and to write; 0: 600,000. A result may take half as long again
-    const int*
-        stop; // atomic, may be NULL: 1 + the number of a rank that has died, or -1 for any other reason, ends the save
+    const int* stop;     // atomic, may be NULL; ends the save: 1 + the number of a rank that died, -1 for other reasons
 } RunRank;
 
 enum {
@@ -638,6 +637,7 @@ static inline bool run_save_parts(const char* out_dir, const RunState* state, co
     s.buffer = buffer;
     parts_init(&s);
     bool ok = me->rank == 0 ? parts_lead(&s, tokenizer, err) : parts_follow(&s, err);
+    if (s.report_fd >= 0) { close(s.report_fd); }
     free(s.sums);
     free(s.progress);
     return ok;
