@@ -345,7 +345,10 @@ static void test_layout(void) {
         gpt2_download(&model, back.data());
         check(same_bits(weights, back));
         upload_floats(&model, model.m_memory, weights.data());
-        download_floats(&model, back.data(), model.m_memory);
+        for_each_tensor(&config, [&](size_t place, size_t offset, size_t n) {
+            download_values(&model, back.data() + offset, model.m_memory, place, n);
+        });
+        cudaCheck(cudaStreamSynchronize(model.stream));
         check(same_bits(weights, back));
         float value = get_scalar(&model, model.m_memory + param_place(&config, 10, 2) + 5); // fcw of layer 2
         check(value == weights[param_offset(&config, 10) + 2 * param_layer_size(&config, 10) + 5]);

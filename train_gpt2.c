@@ -1213,12 +1213,12 @@ static int train(void) {
     trainer_open(t);
     run_install_signal_handlers();
     for (;;) {
-        Due due = training_due(&t->job);
+        Due due = training_due(&t->job, run_stop_signal);
         if (due.validate) { validate(t); }
         if (due.sample) { sample_in_training(t); }
         // a signal may have arrived during validation or sampling
         t->job.tasks_step = t->job.run.step;
-        due = training_due(&t->job);
+        due = training_due(&t->job, run_stop_signal);
         if (due.save) { save_checkpoint(t, due.stop); }
         if (due.stop) { break; }
         train_step(t);

@@ -55,11 +55,13 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/choices.cuh"
 #include "llmc/cublas_common.cuh"
 #include "llmc/cuda_common.cuh"
+#include "llmc/distributed.cuh"
 #include "llmc/evaluation.h"
 #include "llmc/export.h"
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
-#include "llmc/mfu.h"
+#include "llmc/layout.cuh"
+#include "llmc/memory_plan.cuh"
 #include "llmc/profile.cuh"
 #include "llmc/prompts.h"
 #include "llmc/ptx.cuh"
@@ -235,58 +237,15 @@ template <class T> static T** parameter_array(Parameters<T>* p) {
     return (T**)p;
 }
 
-// Weights, gradients and moments have the same order in memory: embeddings, layer 0, layer 1, ..., the last layernorm. A
-// layer is contiguous. Within it the matrices, which have weight decay, come before the vectors, which have none.
-static int param_rank(int p) {
-    const ParamInfo* info = &gpt2_params[p];
-    return info->per_layer ? (info->decay ? 1 : 2) : (info->decay ? 0 : 3);
-}
-
-static size_t layer_size(const GPT2Config* config) { // number of parameters in one layer
-    size_t size = 0;
-    for (int p = 0; p < NUM_PARAMS; p++) { size += gpt2_params[p].per_layer ? param_layer_size(config, p) : 0; }
-    return size;
-}
-
-// Offset of tensor p of layer l in that order, in values; l is 0 for tensors that are not per layer.
-static size_t param_place(const GPT2Config* config, int p, int l) {
-    bool per_layer = gpt2_params[p].per_layer;
-    size_t place = per_layer ? l * layer_size(config) : 0;
-    for (int q = 0; q < NUM_PARAMS; q++) {
-        bool before = param_rank(q) < param_rank(p) || (param_rank(q) == param_rank(p) && q < p);
-        if (before) { place += per_layer ? param_layer_size(config, q) : param_size(config, q); }
-    }
-    return place;
-}
-
 template <class T> static void point_parameters(Parameters<T>* p, T* memory, const GPT2Config* config) {
     for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(p)[i] = memory + param_place(config, i, 0); }
 }
 
 // View of layer l: the pointers of per-layer tensors are moved to this layer's tensor.
 template <class T> static Parameters<T> layer_parameters(Parameters<T> p, const GPT2Config* config, int l) {
-    size_t offset = l * layer_size(config);
+    size_t offset = l * bucket(config, 1).n;
     for (int i = 0; i < NUM_PARAMS; i++) { parameter_array(&p)[i] += gpt2_params[i].per_layer ? offset : 0; }
     return p;
-}
-
-// A contiguous range of the parameters with the same weight decay. Piece 0 is wte and wpe, pieces 1 + 2l and 2 + 2l are the
-// matrices and the vectors of layer l, and piece 2L + 1 is the last layernorm.
-struct Piece {
-    size_t place, n;
-    bool decay;
-};
-static int num_pieces(const GPT2Config* config) { return 2 * config->num_layers + 2; }
-
-static Piece parameter_piece(const GPT2Config* config, int i) {
-    int l = (i - 1) / 2, rank = i == 0 ? 0 : i == num_pieces(config) - 1 ? 3 : 1 + (i - 1) % 2;
-    Piece piece = {SIZE_MAX, 0, rank <= 1};
-    for (int p = 0; p < NUM_PARAMS; p++) {
-        if (param_rank(p) != rank) { continue; }
-        piece.place = std::min(piece.place, param_place(config, p, gpt2_params[p].per_layer ? l : 0));
-        piece.n += param_layer_size(config, p);
-    }
-    return piece;
 }
 
 // The activations of B x T tokens, which the forward pass keeps for the backward pass. In training, a tensor with an L
@@ -365,11 +324,12 @@ struct GPT2 {
     GPT2Config config;
     GPT2Options options;
     cudaStream_t stream;
-    floatX* params_memory; // (num_params) in the order of param_place
-    float* master_memory;  // (num_params) fp32 weights; NULL when params are float, or without master weights
-    float* grads_memory;   // (num_params)
-    float* m_memory;       // (num_params), AdamW's first moment
-    float* v_memory;       // (num_params), AdamW's second moment
+    floatX* params_memory; // (model_size) in the order of param_place
+    float* master_memory;  // (share_size) fp32 weights; NULL when params are float, or without master weights
+    float* grads_memory;   // (model_size)
+    float* own_grads;      // (share_size): sums over the ranks; without ZeRO-1 the same memory as grads_memory
+    float* m_memory;       // (share_size), AdamW's first moment
+    float* v_memory;       // (share_size), AdamW's second moment
     Parameters<floatX> params;
     Parameters<float> grads;
     StepState* state; // in device memory
@@ -407,6 +367,8 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
     int L = config->num_layers, NH = config->num_heads, C = config->channels, BT = B * T;
     cudaStream_t stream = model->stream;
 
+    await_weights(0, stream);
+    await_weights(1, stream);
     encoder_forward(acts->encoded, acts->inputs, model->params.wte, model->params.wpe, B, T, C, stream);
     Norm norm = norm_before_layer(model, acts, B, T, 0);
     layernorm_forward(norm.out, norm.mean, norm.rstd, acts->encoded, norm.weight, norm.bias, BT, C, stream);
@@ -427,6 +389,7 @@ static void gpt2_forward(GPT2* model, Activations* acts, int B, int T, KeyValueC
         // MLP
         matmul_forward(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, NULL, BT, C, 4 * C, stream);
         matmul_forward(a.projected, NULL, a.fch_gelu, w.fcprojw, w.fcprojb, NULL, BT, 4 * C, C, stream);
+        await_weights(l + 2, stream); // of the next layer
         norm = norm_before_layer(model, acts, B, T, l + 1);
         fused_residual_layernorm_forward(a.residual3, norm.out, norm.mean, norm.rstd, a.residual2, a.projected,
                                          norm.weight, norm.bias, BT, C, stream);
@@ -489,6 +452,7 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
     layernorm_backward(dresidual, g->lnfw, g->lnfb, scratch, dbtc, NULL, residual, p->lnfw, acts->lnf_mean,
                        acts->lnf_rstd, BT, C, stream);
+    gradients_ready(L + 1, stream);
     for (int l = L - 1; l >= 0; l--) {
         Range range("layer %d", l);
         Parameters<floatX> w = layer_parameters(*p, config, l);
@@ -512,16 +476,26 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
         matmul_backward(dbtc, d.qkvw, d.qkvb, scratch, a.dqkv, a.ln1, w.qkvw, NULL, BT, C, 3 * C, add, stream);
         layernorm_backward(dresidual, d.ln1w, d.ln1b, scratch, dbtc, dresidual, a.residual, w.ln1w, a.ln1_mean,
                            a.ln1_rstd, BT, C, stream);
+        gradients_ready(1 + l, stream);
     }
     encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, V, stream);
+    gradients_ready(0, stream);
 }
 
 // ---- update ---------------------------------------------------------------------------------------
 
-// The norm of all gradients, which in fp16 still contain the loss scale.
+// Call after the last micro-batch of a step. With several GPUs, sums gradients and losses over all of them: bucket by bucket,
+// each as soon as the backward pass has left it. Then computes the norm of all gradients, which in fp16 still contain the
+// loss scale.
 static void gpt2_gradient_norm(GPT2* model) {
-    global_norm(&model->state->scaled_norm, model->acts.scratch, model->grads_memory, num_parameters(&model->config),
-                model->stream);
+    const GPT2Config* config = &model->config;
+    for (int b = num_buckets(config) - 1; b >= 0; b--) {
+        Span whole = bucket(config, b);
+        reduce_gradients(b, model->own_grads + share_of(config, b, 0).own, model->grads_memory + whole.place, whole.n);
+    }
+    await_gradients(model->stream);
+    global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->stream);
+    combine_ranks(&model->state->loss, model->stream); // and scaled_norm, which follows it
 }
 
 // Seed of stochastic rounding for a piece of the parameters; 0 means round to nearest.
@@ -534,64 +508,35 @@ static uint32_t rounding_seed(const GPT2* model, int piece) {
 // One step of AdamW on all parameters. Call after gpt2_gradient_norm. Nothing changes if loss or norm is not finite, or if
 // skip is true. Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
 static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip) {
+    const GPT2Config* config = &model->config;
     adamw_prepare(model->state, *optimizer, skip, model->stream);
-    for (int i = 0; i < num_pieces(&model->config); i++) {
-        Piece piece = parameter_piece(&model->config, i);
-        size_t at = piece.place;
-        AdamW o = *optimizer;
-        if (!piece.decay) { o.weight_decay = 0.0f; }
-        adamw(model->params_memory + at, model->master_memory ? model->master_memory + at : NULL, model->m_memory + at,
-              model->v_memory + at, model->grads_memory + at, model->state, piece.n, o, rounding_seed(model, i),
-              model->stream);
+    for (int b = 0; b < num_buckets(config); b++) {
+        for_each_piece(config, b, ranks().env.rank, [&](int i, size_t place, size_t own, size_t n) {
+            AdamW o = *optimizer;
+            if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
+            adamw(model->params_memory + place, model->master_memory ? model->master_memory + own : NULL,
+                  model->m_memory + own, model->v_memory + own, model->own_grads + own, model->state, n, o,
+                  rounding_seed(model, i), model->stream);
+        });
+        Span whole = bucket(config, b);
+        gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
     }
 }
 
 // ---- memory: a plan adds up what is needed before anything is allocated ---------------------------
 
-enum PlanGroup { PLAN_WEIGHTS, PLAN_GRADIENTS, PLAN_ADAMW, PLAN_ACTIVATIONS, NUM_PLAN_GROUPS };
-enum { MAX_PLAN_ENTRIES = 64, PLAN_ALIGNMENT = 256 };
-
-struct Plan {
-    int num_entries;
-    struct {
-        void** pointer; // plan_allocate sets *pointer
-        size_t offset;  // in bytes, from the beginning of the arena
-    } entries[MAX_PLAN_ENTRIES];
-    size_t bytes[NUM_PLAN_GROUPS];
-    size_t total; // bytes
-};
-
-template <class T> static void plan_add(Plan* plan, PlanGroup group, T** pointer, size_t n) {
-    require(plan->num_entries < MAX_PLAN_ENTRIES);
-    size_t bytes = ceil_div(n * sizeof(T), (size_t)PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
-    plan->entries[plan->num_entries].pointer = (void**)pointer;
-    plan->entries[plan->num_entries].offset = plan->total;
-    plan->num_entries++;
-    plan->bytes[group] += bytes;
-    plan->total += bytes;
-}
-
-// Makes one zeroed allocation for all entries, for `what`, and sets their pointers. Returns the allocation, for cudaFree; NULL
-// if there is no memory: the reason is then in err.
-static void* plan_allocate(const Plan* plan, const char* what, Error* err) {
-    char* arena = (char*)device_malloc(plan->total, what, err);
-    if (!arena) { return NULL; }
-    cudaCheck(cudaMemset(arena, 0, plan->total));
-    for (int i = 0; i < plan->num_entries; i++) { *plan->entries[i].pointer = arena + plan->entries[i].offset; }
-    return arena;
-}
-
 // Weights; for training also gradients, AdamW's moments and master weights.
 static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, bool training, bool master) {
-    size_t n = num_parameters(config);
+    size_t n = model_size(config), own = training ? share_size(config) : 0;
     plan_add(plan, PLAN_WEIGHTS, &model->params_memory, n);
     plan_add(plan, PLAN_WEIGHTS, &model->state, 1);
     model->master_memory = nullptr;
     if (!training) { return; }
     plan_add(plan, PLAN_GRADIENTS, &model->grads_memory, n);
-    plan_add(plan, PLAN_ADAMW, &model->m_memory, n);
-    plan_add(plan, PLAN_ADAMW, &model->v_memory, n);
-    if (master && sizeof(floatX) < sizeof(float)) { plan_add(plan, PLAN_ADAMW, &model->master_memory, n); }
+    if (own < n) { plan_add(plan, PLAN_GRADIENTS, &model->own_grads, own); }
+    plan_add(plan, PLAN_ADAMW, &model->m_memory, own);
+    plan_add(plan, PLAN_ADAMW, &model->v_memory, own);
+    if (master && sizeof(floatX) < sizeof(float)) { plan_add(plan, PLAN_ADAMW, &model->master_memory, own); }
 }
 
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
@@ -662,6 +607,7 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     model->num_bytes = parameters->total + activations->total;
     point_parameters(&model->params, model->params_memory, config);
     point_parameters(&model->grads, model->grads_memory, config);
+    if (!model->own_grads) { model->own_grads = model->grads_memory; }
     a->dbtc = a->projected;
     a->dfch = a->logits;
     a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
@@ -705,28 +651,44 @@ static void gpt2_free(GPT2* model) {
     memset(model, 0, sizeof(*model));
 }
 
-// Calls copy(place, offset, n) for each tensor of each layer. Its n values begin at `place` in the model's arrays, which are
-// ordered by layer, and at `offset` in the arrays of a checkpoint, which are ordered by tensor.
-template <class Copy> static void for_each_tensor(const GPT2Config* config, Copy copy) {
-    for (int p = 0; p < NUM_PARAMS; p++) {
-        size_t n = param_layer_size(config, p);
-        for (int l = 0; l < param_copies(config, p); l++) {
-            copy(param_place(config, p, l), param_offset(config, p) + l * n, n);
-        }
-    }
-}
-
-// Copy num_params floats between the host, in a checkpoint's order, and the device, in the model's order.
+// Copies num_params floats from the host, in a checkpoint's order, to the device, in the model's order.
 static void upload_floats(const GPT2* model, float* device, const float* host) {
     for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
         cudaCheck(cudaMemcpy(device + place, host + offset, n * sizeof(float), cudaMemcpyHostToDevice));
     });
 }
-static void download_floats(const GPT2* model, float* host, const float* device) {
-    cudaCheck(cudaStreamSynchronize(model->stream));
-    for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
-        cudaCheck(cudaMemcpy(host + offset, device + place, n * sizeof(float), cudaMemcpyDeviceToHost));
-    });
+// With ZeRO-1, grads_memory serves between two steps as the place where an array of shares (share_size) is whole (model_size).
+static float* whole_array(const GPT2* model, float* own) { return ranks().num_shares > 1 ? model->grads_memory : own; }
+
+static void forget_whole_array(const GPT2* model) { // zeroes that place
+    size_t bytes = ranks().num_shares > 1 ? model_size(&model->config) * sizeof(float) : 0;
+    if (bytes > 0) { cudaCheck(cudaMemsetAsync(model->grads_memory, 0, bytes, model->stream)); }
+}
+
+// Copies this rank's shares from whole_array(own) to own (share_size).
+static void keep_shares(const GPT2* model, float* own) {
+    const float* whole = whole_array(model, own);
+    for (int b = 0; b < num_buckets(&model->config) && whole != own; b++) {
+        Share share = share_of(&model->config, b, ranks().env.rank);
+        cudaCheck(cudaMemcpyAsync(own + share.own, whole + share.place, share.n * sizeof(float),
+                                  cudaMemcpyDeviceToDevice, model->stream));
+    }
+}
+
+// Collects the shares of all ranks in whole_array(own), and returns that. All ranks must call it.
+static const float* collect_shares(const GPT2* model, float* own) {
+    float* whole = whole_array(model, own);
+    for (int b = 0; b < num_buckets(&model->config) && whole != own; b++) {
+        Span span = bucket(&model->config, b);
+        gather_shares(whole + span.place, own + share_of(&model->config, b, 0).own, span.n, model->stream);
+    }
+    return whole;
+}
+
+// Copies an array of AdamW's state from the host, in a checkpoint's order, to own (share_size).
+static void upload_shares(const GPT2* model, float* own, const float* host) {
+    upload_floats(model, whole_array(model, own), host);
+    keep_shares(model, own);
 }
 
 // Copies weights (num_params) from the host. In a resumed run, 16-bit weights are rounded from the master weights exactly
@@ -734,12 +696,15 @@ static void download_floats(const GPT2* model, float* host, const float* device)
 static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
     const GPT2Config* config = &model->config;
     if (model->master_memory) {
-        upload_floats(model, model->master_memory, weights);
-        for (int i = 0; i < num_pieces(config); i++) {
-            Piece piece = parameter_piece(config, i);
+        const float* master = whole_array(model, model->master_memory);
+        upload_shares(model, model->master_memory, weights);
+        auto round = [&](int i, size_t place, size_t, size_t n) {
             uint32_t seed = num_updates > 0 ? rounding_seed(model, i) : 0;
-            adamw_round_weights(model->params_memory + piece.place, model->master_memory + piece.place, piece.n, seed,
-                                num_updates, model->stream);
+            adamw_round_weights(model->params_memory + place, master + place, n, seed, num_updates, model->stream);
+        };
+        int shares = ranks().num_shares; // each of them as it was updated
+        for (int k = 0; k < num_buckets(config) * shares; k++) {
+            for_each_piece(config, k / shares, k % shares, round);
         }
     } else {
         size_t largest = 0;
@@ -754,19 +719,33 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
     cudaCheck(cudaStreamSynchronize(model->stream));
 }
 
-// Copies the weights (num_params) to the host: the master weights if there are any.
-static void gpt2_download(const GPT2* model, float* weights) {
-    if (model->master_memory || sizeof(floatX) == sizeof(float)) {
-        download_floats(model, weights, model->master_memory ? model->master_memory : (float*)model->params_memory);
+// The fp32 weights on the device (model_size): master weights, or those of fp32; NULL if there are only 16-bit weights. All
+// ranks must call it.
+static const float* collect_weights(const GPT2* model) {
+    for (int b = 0; b < num_buckets(&model->config); b++) { await_weights(b, model->stream); }
+    if (model->master_memory) { return collect_shares(model, model->master_memory); }
+    return sizeof(floatX) == sizeof(float) ? (float*)model->params_memory : NULL;
+}
+
+// host (n) = values from `place` on of whole (model_size); NULL: of the 16-bit weights. Need not be done on return.
+static void download_values(const GPT2* model, float* host, const float* whole, size_t place, size_t n) {
+    if (whole) {
+        cudaCheck(cudaMemcpyAsync(host, whole + place, n * sizeof(float), cudaMemcpyDeviceToHost, model->stream));
         return;
     }
-    std::vector<floatX> rounded(num_parameters(&model->config));
+    std::vector<floatX> rounded(n);
     cudaCheck(cudaStreamSynchronize(model->stream));
-    cudaCheck(
-        cudaMemcpy(rounded.data(), model->params_memory, rounded.size() * sizeof(floatX), cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(rounded.data(), model->params_memory + place, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) { host[i] = (float)rounded[i]; }
+}
+
+// Copies the weights (num_params) to the host. All ranks must call it.
+static void gpt2_download(const GPT2* model, float* weights) {
+    const float* whole = collect_weights(model);
     for_each_tensor(&model->config, [&](size_t place, size_t offset, size_t n) {
-        for (size_t i = 0; i < n; i++) { weights[offset + i] = (float)rounded[place + i]; }
+        download_values(model, weights + offset, whole, place, n);
     });
+    cudaCheck(cudaStreamSynchronize(model->stream));
 }
 
 // ================================================================================================
@@ -1021,7 +1000,8 @@ struct Trainer {
         cudaGraphExec_t exec;
         int num_runs;     // the first run is not captured: it times cuBLASLt's algorithms
     } graphs[2];          // [0]: micro-steps that add to the gradients; [1]: the first of a step, which overwrites them
-    float* tensors[3];    // (num_parameters) each, pinned: weights and moments, from which checkpoints are written
+    RunParts parts;       // which rank saves which tensors
+    float* buffer;        // this rank's parts, pinned: weights and moments, from which checkpoints are written
     EvalLoader hellaswag; // --hellaswag
     Evaluator evaluator;
     double machine_flops; // FLOP/s at 100% MFU: from the table in llmc/mfu.h, or measured
@@ -1041,6 +1021,16 @@ static bool load_batch(Trainer* t, DataLoader* loader, Error* err) {
     cudaCheck(cudaMemcpyAsync(acts->targets, t->batches[slot] + BT, BT * sizeof(int), cudaMemcpyHostToDevice, stream));
     cudaCheck(cudaEventRecord(t->copied[slot], stream));
     return true;
+}
+
+// Prepares the next micro-batch. Returns false if a rank cannot read its data (the reason is then in err) or was asked to
+// stop (err is then empty): all ranks return the same.
+static bool next_batch(Trainer* t, Error* err) {
+    int signal = run_stop_signal;
+    bool loaded = !signal && load_batch(t, &t->job.train, err);
+    RankNews news = ranks_agree(signal, !signal && !loaded, 0, ranks_limit_ms());
+    if (news.failed && (signal || loaded)) { error_set(err, "rank %d cannot read its data", news.failed - 1); }
+    return !news.signal && !news.failed;
 }
 
 static void launch_micro_step(GPT2* model, const Batch* batch, bool first) {
@@ -1099,7 +1089,7 @@ static bool launch_step(Trainer* t, Error* err) {
     cudaCheck(cudaEventRecord(s->begin, model->stream));
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < t->job.batch.micro_steps; i++) {
-        if (run_stop_signal || !load_batch(t, &t->job.train, err)) { return false; }
+        if (!next_batch(t, err)) { return false; }
         micro_step(t, i == 0);
     }
     gpt2_gradient_norm(model);
@@ -1131,7 +1121,9 @@ static void follow_loss_scale(Trainer* t, const PendingStep* s) {
 static bool report_step(Trainer* t, PendingStep* s) {
     StepReport* r = &s->report;
     float ms;
+    watch_begin("step", r->step);
     cudaCheck(cudaEventSynchronize(s->end));
+    watch_end();
     cudaCheck(cudaEventElapsedTime(&ms, s->begin, s->end));
     r->loss = s->state->loss, r->norm = s->state->norm, r->ms = ms;
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
@@ -1152,26 +1144,48 @@ static bool report_step(Trainer* t, PendingStep* s) {
 
 // ---- checkpoints ----------------------------------------------------------------------------------
 
-// Allocates t->tensors. If the memory cannot be pinned, the copies are slower.
-static void allocate_tensors(Trainer* t) {
-    size_t bytes = num_parameters(&t->model.config) * sizeof(float);
-    for (int i = 0; i < 3 && !t->tensors[i]; i++) {
-        t->tensors[i] = (float*)malloc_check(bytes);
-        advise_huge(t->tensors[i], bytes);
-        if (cudaHostRegister(t->tensors[i], bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
-        if (training_saves_asynchronously()) { t->job.saver.copy[i] = t->tensors[i]; }
-    }
+// Allocates t->buffer. If the memory cannot be pinned, the copies are slower.
+static void allocate_buffer(Trainer* t) {
+    Saver* s = &t->job.saver;
+    if (t->buffer) { return; }
+    run_parts(&t->parts, &t->model.config, run_num_ranks);
+    size_t bytes = std::max(t->parts.rank_floats[run_rank], (size_t)1) * sizeof(float);
+    t->buffer = (float*)malloc_check(bytes);
+    advise_huge(t->buffer, bytes);
+    if (cudaHostRegister(t->buffer, bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
+    s->ranks = {run_rank, run_num_ranks, 0, 0.0, &ranks().died};
+    s->parts = &t->parts;
+    s->buffer = t->buffer;
 }
 
+// Copies what this rank saves to t->buffer.
+static void copy_parts(Trainer* t) {
+    GPT2* model = &t->model;
+    for (int array = 0; array < 3; array++) {
+        const float* whole = array == 0   ? collect_weights(model)
+                             : array == 1 ? collect_shares(model, model->m_memory)
+                                          : collect_shares(model, model->v_memory);
+        for (int i = 0; i < t->parts.num_parts; i++) {
+            const RunPart* part = &t->parts.parts[i];
+            if (part->array != array || part->rank != run_rank) { continue; }
+            size_t place = param_place(&model->config, part->p, part->layer);
+            download_values(model, t->buffer + part->offset, whole, place, part->floats);
+        }
+    }
+    forget_whole_array(model);
+    cudaCheck(cudaStreamSynchronize(model->stream));
+}
+
+// All ranks call it, and each of them writes its parts of the files.
 static void save_checkpoint(Trainer* t, bool last) {
     training_finish_save(&t->job);
-    if (!training_is_unsaved(&t->job)) { return; }
-    choices_save(args->output);
-    allocate_tensors(t);
-    gpt2_download(&t->model, t->tensors[0]);
-    download_floats(&t->model, t->tensors[1], t->model.m_memory);
-    download_floats(&t->model, t->tensors[2], t->model.v_memory);
-    training_save(&t->job, t->tensors, last);
+    bool unsaved = is_rank0() && training_is_unsaved(&t->job);
+    if (!ranks_agree(0, false, unsaved, 0).due) { return; }
+    if (is_rank0()) { choices_save(args->output); }
+    allocate_buffer(t);
+    copy_parts(t);
+    t->job.saver.ranks.token = ranks_token();
+    training_save(&t->job, NULL, last);
 }
 
 // Ends a run after too many consecutive steps that were not finite.
@@ -1224,13 +1238,18 @@ static double validation_loss(Trainer* t) {
     dataloader_reset(&t->job.val);
     cudaCheck(cudaMemsetAsync(&model->state->loss, 0, sizeof(float), model->stream));
     for (int64_t i = 0; i < n; i++) {
-        if (!load_batch(t, &t->job.val, &err)) { end_with_error(t, &err); }
+        if (load_batch(t, &t->job.val, &err)) {
+        } else if (is_alone()) {
+            end_with_error(t, &err);
+        } else { // the other ranks cannot save now
+            die("%s", err.text);
+        }
         gpt2_forward(model, &model->acts, B, T, NULL);
         gpt2_loss(model, &model->acts, B, T, false, 1.0f / ((float)B * T * n));
     }
     cudaCheck(cudaMemcpyAsync(&loss, &model->state->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
-    return loss;
+    return t->job.val_ranks > 1 ? ranks_sum(loss) / t->job.val_ranks : loss;
 }
 
 // Computes losses (B,T), for llmc/evaluation.h.
@@ -1285,33 +1304,6 @@ static size_t device_memory(char* name) {
     return free_bytes;
 }
 
-// Ends the program with a message that says which flags would make the run fit.
-__attribute__((noreturn)) static void die_of_memory(const GPT2Config* config, const GPT2Options* options,
-                                                    const Batch* batch, const char* device, size_t have) {
-    char advice[512] = "";
-    size_t need = training_bytes(config, batch->B, batch->T, options), n = 0;
-    GPT2Options other = *options;
-    for (int r = options->recompute + 1; r <= 2 && n == 0; r++) {
-        other.recompute = r;
-        size_t bytes = training_bytes(config, batch->B, batch->T, &other);
-        if (bytes <= have) { n += snprintf(advice, sizeof(advice), "; -r %d needs %.2f", r, (double)bytes * 1e-9); }
-    }
-    for (int both = 0; both < 2 && (!both || n == 0); both++) { // a smaller -b; then -r 2 as well
-        other.recompute = both ? 2 : options->recompute;
-        for (int b = batch->B / 2; b >= 1; b /= 2) {
-            size_t bytes = training_bytes(config, b, batch->T, &other);
-            bool divides = batch->total % ((int64_t)b * batch->T) == 0;
-            if (bytes > have || !divides) { continue; }
-            n += snprintf(advice + n, sizeof(advice) - n, "; %s-b %d -d %lld needs %.2f for the same result",
-                          both ? "-r 2 " : "", b, (long long)batch->total, (double)bytes * 1e-9);
-            break;
-        }
-    }
-    if (n == 0) { snprintf(advice, sizeof(advice), "; -r 2 and a smaller -b are not enough: take a smaller model"); }
-    die("the run needs %.2f GB and %s has %.2f free%s%s", (double)need * 1e-9, device, (double)have * 1e-9,
-        other_programs(need), advice);
-}
-
 // Plans a training run's memory, prints how much it needs, and allocates it.
 static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch) {
     char device[256];
@@ -1331,22 +1323,13 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
         (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
         (double)parameters.bytes[PLAN_ADAMW] * 1e-9, (double)activations.total * 1e-9, (double)memory_beside() * 1e-9,
         (double)need * 1e-9, (double)have * 1e-9, device);
-    if (need > have) { die_of_memory(config, &options, batch, device, have); }
+    auto bytes = [&](int B, int recompute) {
+        GPT2Options other = options;
+        other.recompute = recompute;
+        return training_bytes(config, B, batch->T, &other);
+    };
+    if (need > have) { die_of_memory(bytes, options.recompute, batch, device, have); }
     allocate_training(model, &parameters, &activations);
-}
-
-static void find_machine_flops(Trainer* t) {
-    char name[256];
-    device_memory(name);
-    t->machine_flops = 1e12 * gpu_peak_tflops(name, PRECISION_NAME, args->tf32);
-    if (t->machine_flops > 0) { return; }
-    t->machine_flops = 1e12 * cublaslt_matrix_rate();
-    if (t->machine_flops == INFINITY) {
-        printf("%s is not in the table of peak rates, and no memory is left to measure one: MFU is 0\n", name);
-    } else {
-        printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
-               t->machine_flops * 1e-12);
-    }
 }
 
 // Copies weights and moments to the GPU, from the checkpoint or new ones. training_begin is the first to write to -o.
@@ -1370,10 +1353,18 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
     if (resumed) {
         model_source_close(source);
-        upload_floats(model, model->m_memory, arrays[1]);
-        upload_floats(model, model->v_memory, arrays[2]);
+        upload_shares(model, model->m_memory, arrays[1]);
+        upload_shares(model, model->v_memory, arrays[2]);
     }
+    forget_whole_array(model);
     for (float* array : arrays) { free(array); }
+}
+
+// Rank 0 calls all products once and so chooses their algorithms; all other ranks take its choices.
+static void share_choices(Trainer* t) {
+    for (int first = 0; first < 2 && is_rank0(); first++) { launch_micro_step(&t->model, &t->job.batch, first); }
+    cudaCheck(cudaStreamSynchronize(t->model.stream));
+    ranks_share_choices();
 }
 
 // Opens everything that a run needs, in an order that finds all mistakes of the user before anything is written.
@@ -1381,14 +1372,15 @@ static void trainer_open(Trainer* t) {
     ModelSource source;
     char resolved[4200];
     memset(t, 0, sizeof(*t));
-    training_find_checkpoint(&t->job);
+    ranks_find_checkpoint(&t->job);
     training_open_model(&t->job, &source, resolved);
     Batch batch = t->job.batch = settle_batch(&source.config);
     open_training_model(&t->model, &source.config, &batch);
+    ranks_connect(num_buckets(&source.config));
     training_open_data(&t->job, &source.config);
     open_questions(&t->hellaswag, batch.B, batch.T, source.config.vocab_size);
     if (args->hellaswag) { evaluator_open(&t->evaluator, compute_losses, &t->model, batch.B, batch.T); }
-    if (training_saves_asynchronously()) { allocate_tensors(t); } // now, because pinning takes longer than a copy
+    if (training_saves_asynchronously()) { allocate_buffer(t); } // now, because pinning takes longer than a copy
     for (int i = 0; i < 2; i++) {
         t->batches[i] = (int*)pinned_malloc(2 * (size_t)batch.B * batch.T * sizeof(int));
         t->steps[i].state = (StepState*)pinned_malloc(sizeof(StepState));
@@ -1396,20 +1388,20 @@ static void trainer_open(Trainer* t) {
         cudaCheck(cudaEventCreate(&t->steps[i].begin));
         cudaCheck(cudaEventCreate(&t->steps[i].end));
     }
-    find_machine_flops(t);
+    t->machine_flops = run_num_ranks * find_machine_flops(args->tf32);
     load_training_state(t, &source);
     if (t->job.checkpoint[0]) { choices_load(args->output); }
-    if (args->sample_every > 0) { load_sampling_kernels(t); }
+    if (args->sample_every > 0 && is_rank0()) { load_sampling_kernels(t); }
+    if (!is_alone()) { share_choices(t); }
 }
 
 // Returns the exit code.
 static int trainer_close(Trainer* t) {
     cudaCheck(cudaStreamSynchronize(t->model.stream));
     int code = training_end(&t->job);
-    for (float* array : t->tensors) {
-        if (array && cudaHostUnregister(array) != cudaSuccess) { cudaGetLastError(); }
-        free(array);
-    }
+    if (t->buffer && cudaHostUnregister(t->buffer) != cudaSuccess) { cudaGetLastError(); }
+    free(t->buffer);
+    run_parts_free(&t->parts);
     for (int i = 0; i < 2; i++) {
         if (t->graphs[i].exec) { cudaCheck(cudaGraphExecDestroy(t->graphs[i].exec)); }
         pinned_free(t->batches[i]);
@@ -1422,6 +1414,7 @@ static int trainer_close(Trainer* t) {
         eval_close(&t->hellaswag);
         evaluator_close(&t->evaluator);
     }
+    ranks_close();
     gpt2_free(&t->model);
     return code;
 }
@@ -1432,6 +1425,15 @@ static int trainer_close(Trainer* t) {
 
 // ---- train ----------------------------------------------------------------------------------------
 
+// What is due, for any rank: a signal may have reached one of them alone.
+static Due agreed_due(Trainer* t) {
+    int stop = ranks_agree(run_stop_signal, false, 0, 0).signal;
+    if (stop && !run_stop_signal) { run_stop_signal = stop; } // training_end names it
+    Due due = training_due(&t->job, stop);
+    due.save = ranks_agree(0, false, due.save && is_rank0(), 0).due; // rank 0 knows which saves have succeeded
+    return due;
+}
+
 // -i: the training run. Returns the exit code.
 static int train() {
     static Trainer trainer;
@@ -1439,13 +1441,13 @@ static int train() {
     trainer_open(t);
     run_install_signal_handlers();
     for (;;) {
-        Due due = training_due(&t->job);
+        Due due = agreed_due(t);
         if (due.validate || due.sample) { finish_report(t); }
         if (due.validate) { validate(t); }
-        if (due.sample) { sample_in_training(t); }
+        if (due.sample && is_rank0()) { sample_in_training(t); }
         // a signal may have arrived during validation or sampling
         t->job.tasks_step = t->job.run.step;
-        due = training_due(&t->job);
+        if (due.validate || due.sample) { due = agreed_due(t); }
         if (due.save || due.stop) { finish_report(t); }
         if (due.save) { save_checkpoint(t, due.stop); }
         if (due.stop) { break; }
@@ -1612,7 +1614,7 @@ static void open_device() {
             : e == cudaSuccess               ? "none is there"
                                              : cudaGetErrorString(e));
     }
-    cudaCheck(cudaSetDevice(0));
+    cudaCheck(cudaSetDevice(ranks_device(num_devices)));
     int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
     int minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
     cudaFuncAttributes attributes;
@@ -1644,8 +1646,12 @@ int main(int argc, char** argv) {
               options, sizeof(options) / sizeof(options[0]));
     Task task = chosen_task();
     if (task == TASK_EXPORT) { return export_model(); } // needs no GPU
-    if (task == TASK_TRAIN) { run_heed_interrupt(); }   // before the GPU is opened, which takes a second
-    if (task == TASK_TRAIN) { cli_print(stdout, options, sizeof(options) / sizeof(options[0])); }
+    if (task == TASK_TRAIN) {
+        run_heed_interrupt(); // before the GPU is opened, which takes a second
+        int code = ranks_start(argv);
+        if (code >= 0) { return code; }
+        cli_print(stdout, options, sizeof(options) / sizeof(options[0]));
+    }
     open_device();
     int code = task == TASK_SAMPLE     ? sample()
                : task == TASK_EVALUATE ? evaluate()

@@ -805,22 +805,60 @@ static inline void floats_to_bf16(uint16_t* dst, const float* src, size_t n) {
     for (size_t i = 0; i < n; i++) { dst[i] = safe_bf16_from_float(src[i]); }
 }
 
+// Tensor p in Hugging Face's layout, which is converted in chunks of whole rows.
+typedef struct {
+    size_t rows, cols, step; // as stored in the file; step: rows per chunk
+} HfRows;
+
+static inline HfRows hf_rows(const GPT2Config* config, int p) {
+    uint64_t shape[2] = {1, 1};
+    HfRows h;
+    int num_dims = hf_shape(config, p, shape);
+    h.rows = num_dims == 2 ? (size_t)shape[0] : 1;
+    h.cols = (size_t)shape[num_dims - 1];
+    h.step = h.cols < MODEL_CHUNK ? MODEL_CHUNK / h.cols : 1;
+    return h;
+}
+
+// Number of elements of the largest chunk: it has at least one row, of up to 4C elements.
+static inline size_t hf_chunk_size(const GPT2Config* config) {
+    size_t row = 4 * (size_t)config->channels;
+    return row < MODEL_CHUNK ? (size_t)MODEL_CHUNK : row;
+}
+
+// Returns stored rows r..r+n of tensor p, n <= h->step; src is the tensor in our layout. floats (hf_chunk_size): scratch.
+static inline const float* hf_chunk(const float* src, int p, const HfRows* h, size_t r, size_t n, float* floats) {
+    if (!gpt2_params[p].conv1d) { return src + r * h->cols; }
+    transpose_rows(floats, src, h->cols, h->rows, r, n); // src is (cols, rows)
+    return floats;
+}
+
 // Writes one tensor in Hugging Face's layout; src is in our layout. floats and halves are scratch, one chunk each.
 static inline void save_tensor(SafeWriter* w, const float* src, const GPT2Config* config, int p, bool bf16,
                                float* floats, uint16_t* halves) {
-    uint64_t shape[2] = {1, 1};
-    int num_dims = hf_shape(config, p, shape);
-    size_t rows = num_dims == 2 ? (size_t)shape[0] : 1, cols = (size_t)shape[num_dims - 1];
-    size_t step = cols < MODEL_CHUNK ? MODEL_CHUNK / cols : 1; // rows per chunk, as stored in the file
-    for (size_t r = 0; r < rows; r += step) {
-        size_t n = model_min(rows - r, step);
-        const float* chunk = src + r * cols;
-        if (gpt2_params[p].conv1d) {
-            transpose_rows(floats, src, cols, rows, r, n); // src is (cols, rows)
-            chunk = floats;
+    HfRows h = hf_rows(config, p);
+    for (size_t r = 0; r < h.rows; r += h.step) {
+        size_t n = model_min(h.rows - r, h.step);
+        const float* chunk = hf_chunk(src, p, &h, r, n, floats);
+        if (bf16) { floats_to_bf16(halves, chunk, n * h.cols); }
+        safewriter_data(w, bf16 ? (const void*)halves : (const void*)chunk, n * h.cols * (bf16 ? 2 : 4));
+    }
+}
+
+// Declares the tensors of num_arrays arrays of parameters, in the order in which params_save_safetensors() writes them.
+static inline void params_declare(SafeWriter* w, const GPT2Config* config, const char* const* prefixes, int num_arrays,
+                                  bool bf16) {
+    for (int a = 0; a < num_arrays; a++) {
+        for (int p = 0; p < NUM_PARAMS; p++) {
+            for (int layer = 0; layer < param_copies(config, p); layer++) {
+                char name[256];
+                uint64_t shape[2];
+                int prefix = snprintf(name, sizeof(name), "%s", prefixes[a]);
+                require(prefix < 64);
+                param_hf_name(name + prefix, sizeof(name) - (size_t)prefix, p, layer);
+                safewriter_add(w, name, bf16 ? SAFE_BF16 : SAFE_F32, hf_shape(config, p, shape), shape);
+            }
         }
-        if (bf16) { floats_to_bf16(halves, chunk, n * cols); }
-        safewriter_data(w, bf16 ? (const void*)halves : (const void*)chunk, n * cols * (bf16 ? 2 : 4));
     }
 }
 
@@ -832,21 +870,9 @@ static inline bool params_save_safetensors(const char* path, const GPT2Config* c
                                            Error* err) {
     SafeWriter w;
     safewriter_init(&w);
-    for (int a = 0; a < num_arrays; a++) {
-        for (int p = 0; p < NUM_PARAMS; p++) {
-            for (int layer = 0; layer < param_copies(config, p); layer++) {
-                char name[256];
-                uint64_t shape[2];
-                int prefix = snprintf(name, sizeof(name), "%s", prefixes[a]);
-                require(prefix < 64);
-                param_hf_name(name + prefix, sizeof(name) - (size_t)prefix, p, layer);
-                safewriter_add(&w, name, bf16 ? SAFE_BF16 : SAFE_F32, hf_shape(config, p, shape), shape);
-            }
-        }
-    }
+    params_declare(&w, config, prefixes, num_arrays, bf16);
     if (!safewriter_begin(&w, path, err)) { return false; }
-    size_t scratch = 4 * (size_t)config->channels; // a chunk has at least one row, of up to 4C elements
-    if (scratch < MODEL_CHUNK) { scratch = MODEL_CHUNK; }
+    size_t scratch = hf_chunk_size(config);
     float* floats = (float*)malloc_check(scratch * sizeof(float));
     uint16_t* halves = (uint16_t*)malloc_check(scratch * sizeof(uint16_t));
     for (int a = 0; a < num_arrays; a++) {
@@ -903,22 +929,13 @@ static inline void hf_write_config(FileWriter* w, const GPT2Config* c, bool bf16
                   bf16 ? "bfloat16" : "float32", c->vocab_size);
 }
 
-// Writes model.safetensors, config.json and generation_config.json to the existing directory dir, so that Hugging
-// Face's from_pretrained() can open it. params (num_parameters(config)): fp32, matrices as (out, in). eot_id: the
-// end-of-text token, -1 for none. Appends the three files to saved, which must have room; saved and num_saved may be
-// NULL.
-static inline bool model_save_hf_files(const char* dir, const GPT2Config* config, const float* params, bool bf16,
-                                       int eot_id, SavedFile* saved, int* num_saved, Error* err) {
-    static const char* const no_prefix[1] = {""};
+// Writes config.json and generation_config.json to the existing directory dir. saved (2) receives the two files.
+static inline bool model_save_hf_texts(const char* dir, const GPT2Config* config, bool bf16, int eot_id,
+                                       SavedFile* saved, Error* err) {
     static const char* const texts[2] = {"config.json", "generation_config.json"};
-    SavedFile files[3];
     char path[MODEL_PATH], eot[16] = "null";
-    memset(files, 0, sizeof(files));
+    memset(saved, 0, 2 * sizeof(*saved));
     if (eot_id >= 0) { snprintf(eot, sizeof(eot), "%d", eot_id); }
-    if (!model_path(path, dir, "model.safetensors", err) ||
-        !params_save_safetensors(path, config, &params, no_prefix, 1, bf16, &files[0], err)) {
-        return false;
-    }
     for (int i = 0; i < 2; i++) {
         FileWriter w;
         if (!model_path(path, dir, texts[i], err) || !writer_open(&w, path, err)) { return false; }
@@ -929,9 +946,27 @@ static inline bool model_save_hf_files(const char* dir, const GPT2Config* config
                           eot);
         }
         if (!writer_close(&w, err)) { return false; }
-        snprintf(files[i + 1].name, sizeof(files[i + 1].name), "%s", texts[i]);
-        files[i + 1].bytes = w.bytes;
-        files[i + 1].crc = w.crc;
+        snprintf(saved[i].name, sizeof(saved[i].name), "%s", texts[i]);
+        saved[i].bytes = w.bytes;
+        saved[i].crc = w.crc;
+    }
+    return true;
+}
+
+// Writes model.safetensors, config.json and generation_config.json to the existing directory dir, so that Hugging
+// Face's from_pretrained() can open it. params (num_parameters(config)): fp32, matrices as (out, in). eot_id: the
+// end-of-text token, -1 for none. Appends the three files to saved, which must have room; saved and num_saved may be
+// NULL.
+static inline bool model_save_hf_files(const char* dir, const GPT2Config* config, const float* params, bool bf16,
+                                       int eot_id, SavedFile* saved, int* num_saved, Error* err) {
+    static const char* const no_prefix[1] = {""};
+    SavedFile files[3];
+    char path[MODEL_PATH];
+    memset(files, 0, sizeof(files));
+    if (!model_path(path, dir, "model.safetensors", err) ||
+        !params_save_safetensors(path, config, &params, no_prefix, 1, bf16, &files[0], err) ||
+        !model_save_hf_texts(dir, config, bf16, eot_id, &files[1], err)) {
+        return false;
     }
     for (int i = 0; saved && i < 3; i++) { saved[(*num_saved)++] = files[i]; }
     return true;

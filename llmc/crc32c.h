@@ -60,4 +60,25 @@ static inline uint32_t crc32c(uint32_t crc, const void* data, size_t bytes) {
     return crc32c_portable(crc, data, bytes);
 }
 
+// The product of two polynomials modulo the one above. Bit 31 is the coefficient of x^0, as everywhere here.
+static inline uint32_t crc32c_multiply(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit) { product ^= b; }
+        b = (b >> 1) ^ (0x82F63B78u & (0u - (b & 1)));
+    }
+    return product;
+}
+
+// Returns the crc of A followed by B, given the crc of each and the number of bytes of B: crc_a * x^(8 bytes_b) + crc_b.
+// Source: zlib 1.3, crc32.c, crc32_combine64().
+static inline uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b) {
+    uint32_t power = 1u << 31, square = 1u << 23; // x^0 and x^8
+    for (; bytes_b > 0; bytes_b >>= 1) {
+        if (bytes_b & 1) { power = crc32c_multiply(power, square); }
+        square = crc32c_multiply(square, square);
+    }
+    return crc32c_multiply(power, crc_a) ^ crc_b;
+}
+
 #endif

@@ -19,6 +19,7 @@ There is one handle and one workspace: calls may be on any stream, but no two of
 #include <vector>
 
 #include "cuda_common.cuh"
+#include "mfu.h"
 #include "profile.cuh"
 
 // The names are listed here because cublasLtGetStatusName() is in libcublasLt, and a program may link -lcublas alone.
@@ -484,4 +485,21 @@ inline double cublaslt_matrix_rate() {
     cudaCheck(cudaEventDestroy(end));
     cudaCheck(cudaFree(inp));
     return 2.0 * n * n * (double)n * num_products / ms * 1e-9;
+}
+
+// FLOP/s at 100% MFU of the current GPU: from the table in mfu.h, or else the rate that cublaslt_matrix_rate() measures;
+// INFINITY, so that MFU is 0, if there is no memory for that. Prints where the figure is from unless it is the table.
+inline double find_machine_flops(bool tf32) {
+    char name[256];
+    device_name(name);
+    double tflops = gpu_peak_tflops(name, PRECISION_NAME, tf32);
+    if (tflops > 0) { return 1e12 * tflops; }
+    tflops = cublaslt_matrix_rate();
+    if (tflops == INFINITY) {
+        printf("%s is not in the table of peak rates, and no memory is left to measure one: MFU is 0\n", name);
+    } else {
+        printf("%s is not in the table of peak rates: MFU counts against a measured matmul, %.1f TFLOP/s\n", name,
+               tflops);
+    }
+    return 1e12 * tflops;
 }

@@ -12,6 +12,9 @@ exactly once, from at most T tokens before it. A row that is shorter, the last o
 #include "prompts.h"
 #include "training.h"
 
+// The sum of what all processes of a run give, if there are several; else NULL.
+static double (*sum_over_ranks)(double x);
+
 // Computes losses (B,T) of targets (B,T) after inputs (B,T). model: the program's own.
 typedef void (*ComputeLosses)(void* model, float* losses, const int* inputs, const int* targets, int B, int T);
 
@@ -179,11 +182,13 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions) {
     double start = time_ms();
     require((size_t)questions->B * (size_t)questions->T <= (size_t)e->B * (size_t)e->T);
     eval_reset(questions);
-    while (eval_next(questions, e->inputs, e->targets, &err)) {
+    for (int64_t batch = 0; eval_next(questions, e->inputs, e->targets, &err); batch++) {
+        if (batch % run_num_ranks != run_rank) { continue; } // another rank's
         e->compute(e->model, e->losses, e->inputs, e->targets, questions->B, questions->T);
         eval_score(questions, e->losses);
         eval_progress(questions);
     }
+    if (sum_over_ranks) { questions->num_correct = (int64_t)sum_over_ranks((double)questions->num_correct); }
     if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened
     double accuracy = (double)questions->num_correct / (double)questions->num_examples;
     printf("HellaSwag: %lld of %lld correct = %.4f (%.0f ms)\n", (long long)questions->num_correct,

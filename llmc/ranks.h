@@ -70,6 +70,30 @@ static inline uint64_t ranks_hash(const void* data, size_t bytes) {
     return hash;
 }
 
+// Little-endian numbers in messages.
+static inline uint64_t ranks_get(const uint8_t* p, int bytes) {
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++) { v |= (uint64_t)p[i] << (8 * i); }
+    return v;
+}
+
+static inline uint8_t* ranks_put(uint8_t* p, uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; i++) { *p++ = (uint8_t)(v >> (8 * i)); }
+    return p;
+}
+
+// send() that raises no SIGPIPE, if the socket has SO_NOSIGPIPE where there is no MSG_NOSIGNAL.
+static inline ssize_t ranks_send(int fd, const uint8_t* data, size_t bytes) {
+#ifdef MSG_NOSIGNAL
+    int flags = MSG_NOSIGNAL;
+#else
+    int flags = 0;
+#endif
+    ssize_t n;
+    do { n = send(fd, data, bytes, flags); } while (n < 0 && errno == EINTR);
+    return n;
+}
+
 // The value of an environment variable; NULL if it is not set or empty.
 static inline const char* ranks_value(const char* name) {
     const char* value = getenv(name);
@@ -637,7 +661,8 @@ static inline void ranks_format_end(char* out, size_t size, const RankGroup* g, 
     }
 }
 
-// Collects the ranks that have ended, together with what they started, and reports those that failed. Which of several that
+// Collects the ranks that have ended, together with what they started, and reports the first one that failed and those that
+// a signal ended. Which of several that
 // are found at the same time failed first is not known: a signal is more likely a cause than an exit code.
 static inline void ranks_reap(RankGroup* g) {
     bool ended[RANKS_MAX_LOCAL];
@@ -662,7 +687,8 @@ static inline void ranks_reap(RankGroup* g) {
         char how[160];
         ranks_format_end(how, sizeof(how), g, i);
         bool by_us = g->phase >= RANKS_TERM && WIFSIGNALED(g->statuses[i]);
-        if (g->statuses[i] != 0 && !by_us) {
+        bool follows = i != g->first_failed && !WIFSIGNALED(g->statuses[i]); // has ended because the first one did
+        if (g->statuses[i] != 0 && !by_us && !follows) {
             print_line(stderr, "%srank %d of %d (process %ld) %s", i == g->first_failed ? "error: " : "", i,
                        g->how->num_ranks, (long)g->pids[i], how);
         }

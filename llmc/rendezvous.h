@@ -2,7 +2,7 @@
 The first contact between the ranks of a run, over TCP: rank 0 hands a small blob (NCCL's unique id) to all others, after
 it has checked that they belong together. It is also a barrier: no rank returns before all have arrived.
 
-    Rendezvous r = {&ranks, LLMC_VERSION, build, flags_hash, flags_text, 0, 0, &run_stop_signal};
+    Rendezvous r = {&ranks, LLMC_VERSION, build, flags_hash, flags_text, 0, 0, &run_stop_signal, &link};
     if (!rendezvous(&r, id, sizeof(id), &err)) { die("%s", err.text); }   // rank 0 gives the id, the others get it
 
     rank r                                  rank 0
@@ -30,6 +30,7 @@ C11, also compiles as C++17.
 #ifndef LLMC_RENDEZVOUS_H
 #define LLMC_RENDEZVOUS_H
 
+#include "rank_link.h"
 #include "ranks.h"
 #include "utils.h"
 #include <netdb.h>
@@ -59,6 +60,7 @@ typedef struct {
     double limit_ms;     // for all ranks to arrive; 0: 60,000
     double answer_ms;    // for a connection to say hello, and for each answer after that; 0: 5,000
     const volatile sig_atomic_t* stop; // a signal's number in it ends the wait; may be NULL
+    RankLink* link;                    // keeps the connections, see rank_link.h; NULL: they are closed
 } Rendezvous;
 
 // ---- messages ---------------------------------------------------------------------
@@ -85,21 +87,10 @@ typedef enum { RDZV_BAD = -2, RDZV_OTHER_PROTOCOL = -1, RDZV_INCOMPLETE = 0 } Rd
 
 static inline size_t rdzv_min(size_t a, size_t b) { return a < b ? a : b; }
 
-static inline uint64_t rdzv_get(const uint8_t* p, int bytes) {
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++) { v |= (uint64_t)p[i] << (8 * i); }
-    return v;
-}
-
-static inline uint8_t* rdzv_put(uint8_t* p, uint64_t v, int bytes) {
-    for (int i = 0; i < bytes; i++) { *p++ = (uint8_t)(v >> (8 * i)); }
-    return p;
-}
-
 // Reads a text at *at, which must end before n.
 static inline bool rdzv_get_text(RdzvText* text, const uint8_t* data, size_t n, size_t* at, size_t max) {
     if (n - *at < 2) { return false; }
-    text->length = (size_t)rdzv_get(data + *at, 2);
+    text->length = (size_t)ranks_get(data + *at, 2);
     text->data = (const char*)data + *at + 2;
     if (text->length > max || text->length > n - *at - 2) { return false; }
     *at += 2 + text->length;
@@ -117,10 +108,10 @@ static inline int rdzv_parse(RdzvMessage* m, const uint8_t* data, size_t n, Erro
         return RDZV_BAD;
     }
     if (n < RENDEZVOUS_HEADER) { return RDZV_INCOMPLETE; }
-    m->protocol = (uint32_t)rdzv_get(data + 8, 4);
-    m->kind = (uint32_t)rdzv_get(data + 12, 4);
-    m->token = rdzv_get(data + 16, 8);
-    size_t length = (size_t)rdzv_get(data + 24, 4);
+    m->protocol = (uint32_t)ranks_get(data + 8, 4);
+    m->kind = (uint32_t)ranks_get(data + 12, 4);
+    m->token = ranks_get(data + 16, 8);
+    size_t length = (size_t)ranks_get(data + 24, 4);
     if (m->protocol != RENDEZVOUS_PROTOCOL) { return RDZV_OTHER_PROTOCOL; }
     size_t max = m->kind == RDZV_HELLO     ? RENDEZVOUS_MAX_HELLO
                  : m->kind == RDZV_START   ? RENDEZVOUS_MAX_BLOB
@@ -138,11 +129,11 @@ static inline int rdzv_parse(RdzvMessage* m, const uint8_t* data, size_t n, Erro
         size_t at = 28;
         bool ok = length >= at;
         if (ok) {
-            m->rank = (uint32_t)rdzv_get(p, 4);
-            m->num_ranks = (uint32_t)rdzv_get(p + 4, 4);
-            m->pid = (uint32_t)rdzv_get(p + 8, 4);
-            m->build = rdzv_get(p + 12, 8);
-            m->flags_hash = rdzv_get(p + 20, 8);
+            m->rank = (uint32_t)ranks_get(p, 4);
+            m->num_ranks = (uint32_t)ranks_get(p + 4, 4);
+            m->pid = (uint32_t)ranks_get(p + 8, 4);
+            m->build = ranks_get(p + 12, 8);
+            m->flags_hash = ranks_get(p + 20, 8);
         }
         ok = ok && rdzv_get_text(&m->version, p, length, &at, RENDEZVOUS_MAX_NAME) &&
              rdzv_get_text(&m->host, p, length, &at, RENDEZVOUS_MAX_NAME) &&
@@ -159,17 +150,17 @@ static inline int rdzv_parse(RdzvMessage* m, const uint8_t* data, size_t n, Erro
 // in out already.
 static inline size_t rdzv_write(uint8_t* out, RdzvKind kind, uint64_t token, const void* body, size_t bytes) {
     memcpy(out, rdzv_magic, sizeof(rdzv_magic));
-    uint8_t* p = rdzv_put(out + sizeof(rdzv_magic), RENDEZVOUS_PROTOCOL, 4);
-    p = rdzv_put(p, (uint64_t)kind, 4);
-    p = rdzv_put(p, token, 8);
-    p = rdzv_put(p, bytes, 4);
+    uint8_t* p = ranks_put(out + sizeof(rdzv_magic), RENDEZVOUS_PROTOCOL, 4);
+    p = ranks_put(p, (uint64_t)kind, 4);
+    p = ranks_put(p, token, 8);
+    p = ranks_put(p, bytes, 4);
     if (bytes > 0) { memmove(p, body, bytes); }
     return RENDEZVOUS_HEADER + bytes;
 }
 
 static inline uint8_t* rdzv_put_text(uint8_t* p, const char* text, size_t max) {
     size_t n = text ? rdzv_min(strlen(text), max) : 0;
-    p = rdzv_put(p, n, 2);
+    p = ranks_put(p, n, 2);
     if (n > 0) { memcpy(p, text, n); }
     return p + n;
 }
@@ -179,11 +170,11 @@ static inline size_t rdzv_write_hello(uint8_t* out, const Rendezvous* r) {
     char host[RENDEZVOUS_MAX_NAME + 1] = "";
     if (gethostname(host, sizeof(host) - 1) != 0) { strcpy(host, "unknown host"); }
     uint8_t *body = out + RENDEZVOUS_HEADER, *p = body;
-    p = rdzv_put(p, (uint64_t)r->ranks->rank, 4);
-    p = rdzv_put(p, (uint64_t)r->ranks->num_ranks, 4);
-    p = rdzv_put(p, (uint64_t)getpid(), 4);
-    p = rdzv_put(p, r->build, 8);
-    p = rdzv_put(p, r->flags_hash, 8);
+    p = ranks_put(p, (uint64_t)r->ranks->rank, 4);
+    p = ranks_put(p, (uint64_t)r->ranks->num_ranks, 4);
+    p = ranks_put(p, (uint64_t)getpid(), 4);
+    p = ranks_put(p, r->build, 8);
+    p = ranks_put(p, r->flags_hash, 8);
     p = rdzv_put_text(p, r->version, RENDEZVOUS_MAX_NAME);
     p = rdzv_put_text(p, host, RENDEZVOUS_MAX_NAME);
     p = rdzv_put_text(p, r->flags, RENDEZVOUS_MAX_FLAGS);
@@ -239,14 +230,7 @@ static inline void rdzv_prepare_socket(int fd) {
 
 // Sends without waiting. A message is smaller than the buffer of any socket, and at most two are in flight.
 static inline bool rdzv_send(int fd, const uint8_t* data, size_t bytes) {
-#ifdef MSG_NOSIGNAL
-    int flags = MSG_NOSIGNAL;
-#else
-    int flags = 0;
-#endif
-    ssize_t n;
-    do { n = send(fd, data, bytes, flags); } while (n < 0 && errno == EINTR);
-    return n == (ssize_t)bytes;
+    return ranks_send(fd, data, bytes) == (ssize_t)bytes;
 }
 
 // Resolves a host name and a port. The caller frees *list with freeaddrinfo().
@@ -732,7 +716,16 @@ static inline bool rdzv_rank0(const Rendezvous* r, const void* blob, size_t byte
     if (gethostname(s.arrivals[0].host, RENDEZVOUS_MAX_NAME) != 0) { strcpy(s.arrivals[0].host, "unknown host"); }
     s.arrivals[0].pid = (long)getpid();
     rdzv_serve(&s, fds);
-    for (int i = 0; i < s.max_peers; i++) { rdzv_close_peer(&s.peers[i]); }
+    if (r->link && !s.failed) { link_open(r->link, 0, n); }
+    for (int i = 0; i < s.max_peers; i++) {
+        RdzvPeer* p = &s.peers[i];
+        if (r->link && !s.failed && p->fd >= 0 && p->stage == RDZV_IS_READY) {
+            link_add(r->link, p->rank, p->fd);
+            link_set_name(r->link, p->rank, s.arrivals[p->rank].host, s.arrivals[p->rank].pid);
+            p->fd = -1;
+        }
+        rdzv_close_peer(p);
+    }
     for (int i = 0; i < s.num_listeners; i++) { close(s.listeners[i]); }
     free(fds);
     free(s.peers);
@@ -837,8 +830,7 @@ static inline RdzvOutcome rdzv_talk(const Rendezvous* r, int fd, void* blob, siz
         if (size != RDZV_INCOMPLETE) {
             RdzvOutcome outcome = rdzv_answer(r, fd, &m, size, &wanted, blob, bytes, place, err);
             if (outcome != RDZV_RETRY) { return outcome; }
-            received -= (size_t)size;
-            memmove(data, data + size, received);
+            received = 0;
             // rank 0's own limit began before this; it says why it fails
             deadline_ms = time_ms() + (wanted == RDZV_START ? limit_ms + answer_ms : 2 * answer_ms);
             continue;
@@ -849,7 +841,9 @@ static inline RdzvOutcome rdzv_talk(const Rendezvous* r, int fd, void* blob, siz
             }
             return RDZV_ERROR;
         }
-        ssize_t n = recv(fd, data + received, sizeof(data) - received, 0);
+        // no byte more than this message: what follows GO belongs to the link
+        size_t end = RENDEZVOUS_HEADER + (received < RENDEZVOUS_HEADER ? 0 : (size_t)ranks_get(data + 24, 4));
+        ssize_t n = recv(fd, data + received, end - received, 0);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) { continue; }
         if (n <= 0) {
             if (wanted == RDZV_ACCEPTED && received == 0) {
@@ -876,7 +870,12 @@ static inline bool rdzv_other_rank(const Rendezvous* r, void* blob, size_t bytes
                 int fd = rdzv_connect(r, a, deadline_ms, &reason);
                 if (fd < 0) { continue; }
                 outcome = rdzv_talk(r, fd, blob, bytes, place, deadline_ms, &reason);
-                close(fd);
+                if (r->link && outcome == RDZV_DONE) {
+                    link_open(r->link, r->ranks->rank, r->ranks->num_ranks);
+                    link_add(r->link, 0, fd);
+                } else {
+                    close(fd);
+                }
             }
             freeaddrinfo(list);
         }
@@ -898,11 +897,17 @@ static inline bool rdzv_other_rank(const Rendezvous* r, void* blob, size_t bytes
 
 // Called by every rank. Returns true when all have arrived: blob (bytes, at most RENDEZVOUS_MAX_BLOB) then holds what rank 0
 // passed in. Returns false within limit_ms + 2 answer_ms with the reason in err, as do all ranks that could be reached. (Name
-// lookup is the system's and has its own time limits.) With one rank it returns at once.
+// lookup is the system's and has its own time limits.) With one rank it returns at once. r->link, if any, is open after
+// success, and to be closed by rank_link_close(); after a failure it is not open.
 static inline bool rendezvous(const Rendezvous* r, void* blob, size_t bytes, Error* err) {
     require(bytes <= RENDEZVOUS_MAX_BLOB && r->ranks->rank >= 0 && r->ranks->rank < r->ranks->num_ranks);
-    if (r->ranks->num_ranks == 1) { return true; }
-    return r->ranks->rank == 0 ? rdzv_rank0(r, blob, bytes, err) : rdzv_other_rank(r, blob, bytes, err);
+    int rank = r->ranks->rank, num_ranks = r->ranks->num_ranks;
+    if (num_ranks == 1 && r->link) { link_open(r->link, 0, 1); }
+    if (num_ranks == 1) { return true; }
+    if (!(rank == 0 ? rdzv_rank0(r, blob, bytes, err) : rdzv_other_rank(r, blob, bytes, err))) { return false; }
+    if (!r->link || link_exchange_names(r->link, rdzv_answer_ms(r), err)) { return true; }
+    rank_link_close(r->link, 0, NULL);
+    return false;
 }
 
 #endif

@@ -115,7 +115,7 @@ static inline int64_t run_step_of_name(const char* name) {
 
 // While a checkpoint is being written or removed, it has the hidden name .tmp-step_00000100-PID, which no reader opens.
 // If the file system cannot exchange two directories atomically, the checkpoint that is being replaced is briefly
-// called .old-step_00000100-PID.
+// called .old-step_00000100-PID. .end-step_00000100-PID holds the result of a save by several ranks, see run_parts.h.
 static inline void run_hidden_name(char* name, const char* prefix, int64_t step) {
     snprintf(name, RUN_NAME, "%sstep_%08lld-%ld", prefix, (long long)step, (long)getpid());
 }
@@ -234,9 +234,9 @@ static inline bool run_has_checkpoints(const char* out_dir) {
 
 // Handles one directory entry of out_dir, which may be the leftover of a dead run; see run_remove_leftovers().
 static inline bool run_remove_leftover(const char* out_dir, const char* name, Error* err) {
-    static const char* const prefixes[] = {".tmp-", ".old-"};
+    static const char* const prefixes[] = {".tmp-", ".old-", ".end-"};
     char path[RUN_PATH], step_name[RUN_NAME], final_path[RUN_PATH];
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         int64_t step = -1;
         long pid = run_pid_of_hidden_name(name, prefixes[i], &step);
         if (pid == 0) { continue; }
@@ -698,32 +698,59 @@ static inline int run_print_changes(FILE* f, const RunState* saved, const RunSta
 
 // ---- saving --------------------------------------------------------------------------
 
+// Writes the vocabulary to dir and appends its files to `files`. tokenizer may be NULL.
+static inline bool run_write_vocabulary(const char* dir, const Tokenizer* tokenizer, SavedFile* files, int* num_files,
+                                        Error* err) {
+    static const char* const vocabulary[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
+                                             "gpt2_tokenizer.bin"};
+    char path[RUN_PATH];
+    if (!tokenizer) { return true; }
+    if (!tokenizer_save(tokenizer, dir, err)) { return false; }
+    for (int i = 0; i < (int)(sizeof(vocabulary) / sizeof(vocabulary[0])); i++) {
+        if (!run_path(path, dir, vocabulary[i], err)) { return false; }
+        if (!file_exists(path)) { continue; }
+        SavedFile* file = &files[(*num_files)++];
+        snprintf(file->name, sizeof(file->name), "%s", vocabulary[i]);
+        if (!run_sum_file(path, &file->bytes, &file->crc, err)) { return false; }
+    }
+    return true;
+}
+
+// The state with what run_save() adds to it.
+static inline RunState run_saved_state(const RunState* given, const Tokenizer* tokenizer) {
+    RunState state = *given;
+    state.has_tokenizer = tokenizer != NULL;
+    if (tokenizer && tokenizer->eot_id >= 0) { state.eot_id = tokenizer->eot_id; }
+    return state;
+}
+
+static const char* const run_moment_prefixes[] = {"m.", "v."};
+
 // Writes all files of a checkpoint into dir, which is new and empty.
 static inline bool run_write_files(const char* dir, const RunState* given, const float* params, const float* m,
                                    const float* v, const Tokenizer* tokenizer, Error* err) {
-    static const char* const prefixes[] = {"m.", "v."};
-    static const char* const vocabulary[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
-                                             "gpt2_tokenizer.bin"};
     const float* const moments[] = {m, v};
-    RunState state = *given;
+    RunState state = run_saved_state(given, tokenizer);
     SavedFile files[RUN_MAX_FILES];
     char path[RUN_PATH];
     int num_files = 0;
     memset(files, 0, sizeof(files));
-    state.has_tokenizer = tokenizer != NULL;
-    if (tokenizer && tokenizer->eot_id >= 0) { state.eot_id = tokenizer->eot_id; }
-    if (!model_save_hf_files(dir, &state.config, params, false, state.eot_id, files, &num_files, err)) { return false; }
-    if (tokenizer && !tokenizer_save(tokenizer, dir, err)) { return false; }
-    for (int i = 0; tokenizer && i < (int)(sizeof(vocabulary) / sizeof(vocabulary[0])); i++) {
-        if (!run_path(path, dir, vocabulary[i], err)) { return false; }
-        if (!file_exists(path)) { continue; }
-        SavedFile* file = &files[num_files++];
-        snprintf(file->name, sizeof(file->name), "%s", vocabulary[i]);
-        if (!run_sum_file(path, &file->bytes, &file->crc, err)) { return false; }
-    }
-    return run_path(path, dir, "optimizer.safetensors", err) &&
-           params_save_safetensors(path, &state.config, moments, prefixes, 2, false, &files[num_files++], err) &&
+    return model_save_hf_files(dir, &state.config, params, false, state.eot_id, files, &num_files, err) &&
+           run_write_vocabulary(dir, tokenizer, files, &num_files, err) &&
+           run_path(path, dir, "optimizer.safetensors", err) &&
+           params_save_safetensors(path, &state.config, moments, run_moment_prefixes, 2, false, &files[num_files++],
+                                   err) &&
            run_write_state(dir, &state, files, num_files, err) && sync_directory(dir, err);
+}
+
+// Creates the empty hidden directory of a save, and out_dir if necessary. Writes its path to path (RUN_PATH bytes).
+static inline bool run_create_hidden(const char* out_dir, int64_t step, char* path, Error* err) {
+    char name[RUN_NAME];
+    run_hidden_name(name, ".tmp-", step);
+    if (!make_directories(out_dir, err) || !run_path(path, out_dir, name, err)) { return false; }
+    // a dead run with the same PID may have left this directory
+    if (!run_remove_directory(path, err)) { return false; }
+    return mkdir(path, 0777) == 0 || error_set(err, "%s: cannot create: %s", path, strerror(errno));
 }
 
 // Saves the checkpoint out_dir/step_%08d of state->step; creates out_dir if necessary. params, m, v are fp32 arrays of
@@ -732,14 +759,10 @@ static inline bool run_write_files(const char* dir, const RunState* given, const
 // directory and leaves all older checkpoints untouched.
 static inline bool run_save(const char* out_dir, const RunState* state, const float* params, const float* m,
                             const float* v, const Tokenizer* tokenizer, Error* err) {
-    char name[RUN_NAME], path[RUN_PATH];
+    char path[RUN_PATH];
     Error removal;
     require(state->step >= 0 && outlier_valid(&state->loss_outliers) && outlier_valid(&state->norm_outliers));
-    run_hidden_name(name, ".tmp-", state->step);
-    if (!make_directories(out_dir, err) || !run_path(path, out_dir, name, err)) { return false; }
-    // a dead run with the same PID may have left this directory
-    if (!run_remove_directory(path, err)) { return false; }
-    if (mkdir(path, 0777) != 0) { return error_set(err, "%s: cannot create: %s", path, strerror(errno)); }
+    if (!run_create_hidden(out_dir, state->step, path, err)) { return false; }
     bool ok =
         run_write_files(path, state, params, m, v, tokenizer, err) && run_publish(out_dir, path, state->step, err);
     // if path still exists, it holds a failed save or, after an exchange, the checkpoint that was replaced
@@ -840,7 +863,6 @@ static inline bool run_find_newest(const char* out_dir, char* path, size_t size,
 // config is refused. On failure *state is unchanged. To learn the config beforehand, call run_load_state().
 static inline bool run_load(const char* path, RunState* state, float* params, float* m, float* v, Error* err) {
     static const char* const no_prefix[] = {""};
-    static const char* const prefixes[] = {"m.", "v."};
     float* const moments[] = {m, v};
     char model[RUN_PATH], optimizer[RUN_PATH];
     RunState saved;
@@ -856,7 +878,7 @@ static inline bool run_load(const char* path, RunState* state, float* params, fl
     }
     if (!run_path(model, path, "model.safetensors", err) || !run_path(optimizer, path, "optimizer.safetensors", err) ||
         !params_load_safetensors(model, a, &params, no_prefix, 1, err) ||
-        !params_load_safetensors(optimizer, a, moments, prefixes, 2, err)) {
+        !params_load_safetensors(optimizer, a, moments, run_moment_prefixes, 2, err)) {
         return false;
     }
     *state = saved;

@@ -502,13 +502,20 @@ static inline void safewriter_header(const SafeWriter* w, FileWriter* out) {
     writer_put(out, "}", 1);
 }
 
-// Creates path and writes the header. On false the writer has been freed.
-static inline bool safewriter_begin(SafeWriter* w, const char* path, Error* err) {
+// The offset of the data in the file: 8 bytes and the header, which is padded to a multiple of 8. *text_bytes (may be NULL):
+// the header without its padding.
+static inline uint64_t safewriter_data_begin(const SafeWriter* w, uint64_t* text_bytes) {
     FileWriter count; // only counts bytes: it is marked as failed, so it writes nothing
     memset(&count, 0, sizeof(count));
     count.failed = true;
     safewriter_header(w, &count);
-    uint64_t length = (count.bytes + 7) / 8 * 8; // pad, so that the data begins at a multiple of 8
+    if (text_bytes) { *text_bytes = count.bytes; }
+    return 8 + (count.bytes + 7) / 8 * 8;
+}
+
+// Creates path and writes the header. On false the writer has been freed.
+static inline bool safewriter_begin(SafeWriter* w, const char* path, Error* err) {
+    uint64_t text_bytes, length = safewriter_data_begin(w, &text_bytes) - 8;
     require(length <= SAFE_MAX_HEADER);
     if (!writer_open(&w->file, path, err)) {
         safewriter_free(w);
@@ -518,7 +525,7 @@ static inline bool safewriter_begin(SafeWriter* w, const char* path, Error* err)
     for (int i = 0; i < 8; i++) { prefix[i] = (uint8_t)(length >> 8 * i); }
     writer_put(&w->file, prefix, 8);
     safewriter_header(w, &w->file);
-    writer_put(&w->file, "        ", length - count.bytes);
+    writer_put(&w->file, "        ", length - text_bytes);
     return true;
 }
 
@@ -536,6 +543,19 @@ static inline bool safewriter_end(SafeWriter* w, Error* err, uint64_t* bytes, ui
     safewriter_free(w);
     if (bytes) { *bytes = w->file.bytes; }
     if (crc) { *crc = w->file.crc; }
+    return writer_close(&w->file, err);
+}
+
+// Instead of safewriter_data() and safewriter_end(), if others write the data: gives the file its full size and reserves
+// room for it where the file system can, so that a full disk is found now. *bytes and *crc receive the size of the file and
+// the crc32c of what precedes the data. Frees the writer in any case.
+static inline bool safewriter_end_header(SafeWriter* w, Error* err, uint64_t* bytes, uint32_t* crc) {
+    require(w->given == 0);
+    safewriter_free(w);
+    writer_flush(&w->file);
+    *bytes = w->file.bytes + w->declared;
+    *crc = w->file.crc;
+    if (!w->file.failed && !reserve_file(w->file.fd, *bytes)) { writer_fail(&w->file, "cannot reserve its size"); }
     return writer_close(&w->file, err);
 }
 

@@ -15,12 +15,21 @@ syncs and renames it, and removes old checkpoints, while the next steps are comp
         if (saver_poll(&saver)) { ... report it ... }
     }
 
+With several ranks each of them has a Saver, and together they save what run_parts() dealt to them: set ranks, parts and
+buffer instead of tensors, with a new token for each save, and call saver_start() on all ranks at about the same time. Rank 0
+alone marks the best checkpoint and removes old ones.
+
+    RunRank ranks = {rank, num_ranks, token, 0.0, &rank_died};
+    saver.ranks = ranks;
+    saver.parts = &parts;
+    saver.buffer = buffer; // ... filled with this rank's parts
+
 One thread at most; all functions are called by the thread that owns the Saver. C11, also compiles as C++17.
 */
 #ifndef LLMC_SAVER_H
 #define LLMC_SAVER_H
 
-#include "run_state.h"
+#include "run_parts.h"
 #include "utils.h"
 #include <pthread.h>
 #include <signal.h>
@@ -37,6 +46,10 @@ typedef struct {
     RunState state;
     const float* tensors[3]; // (num_parameters) each: weights, AdamW's moments m and v
     float* copy[3];          // the same sizes: memory for a copy of them; NULL if there is none
+    // instead of tensors, which are then not used: the parts that this rank saves, see run_save_parts()
+    RunRank ranks;         // num_ranks 0: there are no parts
+    const RunParts* parts; // how they are dealt
+    const float* buffer;   // (parts->rank_floats[ranks.rank])
     // the thread
     pthread_t thread;
     bool running; // started and not yet joined
@@ -50,10 +63,15 @@ typedef struct {
 // Saves and prunes in the calling thread, and fills in the results.
 static inline void saver_run(Saver* s) {
     double start = time_ms();
-    s->saved = run_save(s->dir, &s->state, s->tensors[0], s->tensors[1], s->tensors[2], s->tokenizer, &s->error);
-    if (s->saved && s->best) { s->saved = run_mark_best(s->dir, s->state.step, &s->error); }
+    bool first = s->ranks.rank == 0;
+    if (s->ranks.num_ranks > 0) {
+        s->saved = run_save_parts(s->dir, &s->state, s->parts, &s->ranks, s->buffer, s->tokenizer, &s->error);
+    } else {
+        s->saved = run_save(s->dir, &s->state, s->tensors[0], s->tensors[1], s->tensors[2], s->tokenizer, &s->error);
+    }
+    if (s->saved && s->best && first) { s->saved = run_mark_best(s->dir, s->state.step, &s->error); }
     s->ms = time_ms() - start;
-    s->pruned = !s->saved || run_prune(s->dir, s->keep, s->major_every, &s->prune_error);
+    s->pruned = !s->saved || !first || run_prune(s->dir, s->keep, s->major_every, &s->prune_error);
 }
 
 static inline void* saver_thread(void* arg) {

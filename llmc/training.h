@@ -13,6 +13,7 @@ and printed output of a run. The layers and the training loop itself are in the 
 #include "logger.h"
 #include "outlier_detector.h"
 #include "rand.h"
+#include "ranks.h"
 #include "run_state.h"
 #include "sampler.h"
 #include "saver.h"
@@ -43,6 +44,9 @@ typedef struct {
     // only in train_gpt2cu
     int recompute, gelu_fusion, tf32, master_weights, stochastic_rounding, use_graph, tune, profile, log_memory_every;
     const char* tuned;
+    int gpus, zero, restarts, num_processes, process_rank, gpus_per_node;
+    float timeout;
+    const char *server_ip, *init_method, *fs_path;
 } Settings;
 
 // Written only through the option table below, while the flags are parsed. All other code reads it through args.
@@ -81,6 +85,11 @@ static Settings settings = {
     .master_weights = 1,
     .use_graph = 1,
     .tune = 1,
+    .gpus = 1,
+    .zero = 1,
+    .num_processes = 1,
+    .gpus_per_node = 8,
+    .timeout = 60,
 };
 #if defined(__cplusplus)
 #pragma GCC diagnostic pop
@@ -215,11 +224,35 @@ static const Option options[] = {
      "time every operation of a step, print the table and exit; needs training data", 0, 0},
     {OPT_INT, 0, "lg", "log-memory", &settings.log_memory_every, "steps",
      "print the GPU memory in use every N steps; 0: never", 0, 1e9},
+
+    {OPT_SECTION, 0, NULL, "Several GPUs", NULL, NULL, NULL, 0, 0},
+    {OPT_INT, 0, NULL, "gpus", &settings.gpus, NULL,
+     "train on N GPUs of this machine, each with -b sequences; 0: all of them", 0, RANKS_MAX_LOCAL},
+    {OPT_INT, 'z', NULL, "zero", &settings.zero, NULL,
+     "1: each GPU keeps and updates a share of the optimizer's state (ZeRO-1); 0: each keeps all of it", 0, 1},
+    {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
+     "end the run if a step takes longer, or a rank does not answer; the first step has ten times as long; 0: never", 0,
+     1e6},
+    {OPT_INT, 0, NULL, "restarts", &settings.restarts, NULL,
+     "with --gpus: start all ranks again from the newest checkpoint when one fails, N times at most", 0, 1e6},
+    {OPT_INT, 0, "pn", "num-processes", &settings.num_processes, NULL,
+     "llm.c's: the number of processes that were started by hand, one for each GPU", 1, RANKS_MAX},
+    {OPT_INT, 0, "pr", "process-rank", &settings.process_rank, NULL, "llm.c's: the number of this process, from 0", 0,
+     RANKS_MAX - 1},
+    {OPT_INT, 0, "pg", "gpus-per-node", &settings.gpus_per_node, NULL, "llm.c's: the number of GPUs of each machine", 1,
+     RANKS_MAX_LOCAL},
+    {OPT_STR, 0, "ps", "server-ip", &settings.server_ip, "ADDRESS", "llm.c's: the machine of process 0", 0, 0},
+    {OPT_STR, 0, "pi", "init-method", &settings.init_method, "tcp|mpi",
+     "llm.c's: tcp, or mpi: started by mpirun. Not needed: what has started the program is found by itself", 0, 0},
+    {OPT_STR, 0, "pf", "fs-path", &settings.fs_path, "PATH", "has no effect, accepted for llm.c's command lines", 0, 0},
 #else
     {OPT_BOOL, 0, NULL, "naive", &settings.naive, NULL,
      "run matmul and attention as the plain loops of train_gpt2.c: slow, for comparison", 0, 0},
 #endif
 };
+
+// Which of several processes this is that train together, each on a GPU of its own. Set once, when the program has found out.
+static int run_rank = 0, run_num_ranks = 1;
 
 // ---- what the program does ------------------------------------------------------------
 
@@ -416,8 +449,8 @@ static inline void check_weights(const ModelSource* source, const float* params)
 typedef struct {
     int B;               // sequences per micro-batch
     int T;               // tokens per sequence
-    int64_t total;       // tokens per step
-    int64_t micro_steps; // micro-batches per step
+    int64_t total;       // tokens per step, of all ranks
+    int64_t micro_steps; // micro-batches per step, on each rank
 } Batch;
 
 // Fills in the defaults of -t and -d, which depend on the model, and checks that -b, -t and -d fit the model and each
@@ -430,8 +463,12 @@ static inline Batch settle_batch(const GPT2Config* config) {
         die("-t %d is more than the %d positions of the model%s", batch.T, maxT,
             is_descriptor(args->model) ? "; --positions sets those of a new model" : "");
     }
-    int64_t tokens = (int64_t)batch.B * batch.T;
+    int64_t tokens = (int64_t)batch.B * batch.T * run_num_ranks;
     if (batch.total == 0) { batch.total = tokens; }
+    if (batch.total % tokens != 0 && run_num_ranks > 1) {
+        die("-d %lld is not a multiple of -b %d times -t %d times %d ranks = %lld tokens", (long long)batch.total,
+            batch.B, batch.T, run_num_ranks, (long long)tokens);
+    }
     if (batch.total % tokens != 0) {
         die("-d %lld is not a multiple of -b %d times -t %d = %lld tokens", (long long)batch.total, batch.B, batch.T,
             (long long)tokens);
@@ -448,7 +485,8 @@ typedef struct {
     Batch batch;             // from settle_batch(); set by the training program once it has opened the model
     int64_t num_steps;       // the run ends after this many steps: -x, or one epoch
     int val_B;               // sequences per batch in validation: batch.B, or fewer if there is less data
-    int64_t num_val_batches; // batches per validation: -m, at most all of the data; 0 without validation data
+    int val_ranks;           // ranks that share the validation data: all, or 1: each has all of it
+    int64_t num_val_batches; // batches per validation and rank: -m, at most all of the data; 0 without validation data
     DataLoader train, val;
     bool has_val;
     Tokenizer tokenizer;
@@ -483,13 +521,18 @@ static inline bool directory_has_model(const char* dir) {
     return false;
 }
 
+// A run of which nothing is known yet.
+static inline void training_clear(Training* t) {
+    memset(t, 0, sizeof(*t));
+    t->lock = -1;
+    t->tasks_step = t->saved_step = t->best_step = -1;
+}
+
 // Decides from -o and -y whether this is a new run or resumes from t->checkpoint. Called before the model and the data
 // are opened and before anything is saved.
 static inline void training_find_checkpoint(Training* t) {
     Error err;
-    memset(t, 0, sizeof(*t));
-    t->lock = -1;
-    t->tasks_step = t->saved_step = t->best_step = -1;
+    training_clear(t);
     if (!args->train_data) {
         die("no training data: give shards with -i, which dev/data/tokenize makes from text; or a --prompt to "
             "continue, "
@@ -584,18 +627,25 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     bool shuffle = args->shuffle && !args->overfit;
     require(t->batch.micro_steps > 0); // t->batch must have been set by settle_batch()
     settle_vocabulary(t);
-    if (!dataloader_open(&t->train, args->train_data, B, T, 0, 1, V, shuffle, (uint64_t)run_seed(), &err)) {
+    if (!dataloader_open(&t->train, args->train_data, B, T, run_rank, run_num_ranks, V, shuffle, (uint64_t)run_seed(),
+                         &err)) {
         die("%s", err.text);
     }
     t->has_val = args->val_data != NULL;
     t->val_B = B;
+    t->val_ranks = run_num_ranks;
     if (t->has_val) {
-        // fewer sequences at a time, if the data is too short for a whole batch
+        // fewer sequences at a time, if the data is too short for a whole batch; then each rank validates on all of it
         Error first = {""};
-        bool ok = dataloader_open(&t->val, args->val_data, B, T, 0, 1, V, false, 0, &first);
-        while (!ok && t->val_B > 1) {
-            t->val_B /= 2;
-            ok = dataloader_open(&t->val, args->val_data, t->val_B, T, 0, 1, V, false, 0, &err);
+        bool ok = dataloader_open(&t->val, args->val_data, B, T, run_rank, run_num_ranks, V, false, 0, &first);
+        while (!ok && (t->val_B > 1 || t->val_ranks > 1)) {
+            if (t->val_B > 1) {
+                t->val_B /= 2;
+            } else {
+                t->val_ranks = 1;
+            }
+            ok = dataloader_open(&t->val, args->val_data, t->val_B, T, t->val_ranks > 1 ? run_rank : 0, t->val_ranks, V,
+                                 false, 0, &err);
         }
         if (!ok) { die("%s", first.text); }
         if (t->val_B < B) { printf("note: little validation data: -b %d instead of %d there\n", t->val_B, B); }
@@ -604,7 +654,7 @@ static inline void training_open_data(Training* t, const GPT2Config* config) {
     t->num_val_batches = args->val_steps < val_epoch ? args->val_steps : val_epoch;
     t->num_steps = args->num_steps;
     if (t->num_steps < 0) {
-        t->num_steps = t->train.batches_per_epoch * B * T / t->batch.total;
+        t->num_steps = t->train.batches_per_epoch * B * T * run_num_ranks / t->batch.total;
         if (t->num_steps == 0) { t->num_steps = 1; }
     }
     printf("data: %lld tokens in %lld shards for training%s", (long long)t->train.num_tokens,
@@ -684,8 +734,10 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
         print_line(stdout, "resumed at step %lld from %s", (long long)t->run.step, t->checkpoint);
     }
     dataloader_state(&t->train, &t->position);
-    if (args->output) { training_own_output(t); }
-    if (!logger_open(&t->logger, args->output, t->checkpoint[0] ? t->run.step : -1, &err)) { die("-o %s", err.text); }
+    if (args->output && run_rank == 0) { training_own_output(t); }
+    if (!logger_open(&t->logger, run_rank == 0 ? args->output : NULL, t->checkpoint[0] ? t->run.step : -1, &err)) {
+        die("-o %s", err.text);
+    }
 }
 
 // Counts a complete step: one that updated the weights or decided not to.
@@ -716,7 +768,7 @@ static inline bool training_report_save(Training* t) {
 
 // The same for a save that is not the last one of the run.
 static inline void training_report_periodic_save(Training* t) {
-    if (training_report_save(t)) { return; }
+    if (training_report_save(t) || run_rank > 0) { return; }
     fprintf(stderr,
             "warning: the checkpoint of step %lld was not saved, earlier ones are untouched: %s; the run goes on\n",
             (long long)t->saver.state.step, t->saver.error.text);
@@ -747,10 +799,13 @@ static inline void training_save_anyway(Training* t) {
     Error reason = s->error, ignored;
     const char* seconds = getenv("LLMC_SAVE_SECONDS");
     double start = time_ms(), wait_ms = 1e3 * (seconds ? atof(seconds) : 60.0);
-    fprintf(stderr, "warning: the last checkpoint, of step %lld, was not saved: %s; trying again for %.0f s\n",
-            (long long)t->run.step, reason.text, wait_ms * 1e-3);
-    if (args->keep > 1) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
-    do {
+    if (run_rank == 0) {
+        fprintf(stderr, "warning: the last checkpoint, of step %lld, was not saved: %s; trying again for %.0f s\n",
+                (long long)t->run.step, reason.text, wait_ms * 1e-3);
+    }
+    if (args->keep > 1 && run_rank == 0) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
+    do { // all ranks do the same: they get the same results
+        s->ranks.token++;
         saver_run(s);
         if (s->saved) {
             training_report_save(t);
@@ -763,8 +818,10 @@ static inline void training_save_anyway(Training* t) {
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         char dir[4096];
         if (!places[i] || !places[i][0]) { continue; }
-        snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%ld", places[i], (long)getpid());
+        unsigned long long name = run_num_ranks > 1 ? s->ranks.token : (unsigned long long)getpid();
+        snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%llu", places[i], name);
         s->dir = dir;
+        s->ranks.token++;
         saver_run(s);
         if (!s->saved) {
             rmdir(dir);
@@ -807,13 +864,14 @@ static inline void training_allocate_copy(Training* t, const GPT2Config* config,
 }
 
 // Saves a checkpoint after t->run.step steps, then deletes older checkpoints as -nk and -nm allow. tensors (3): weights,
-// moments m and v (num_parameters each). training_finish_save() must have been called before. With memory for a copy
+// moments m and v (num_parameters each); or NULL, if the parts that this process saves are in t->saver.buffer, which is not
+// changed until the next training_finish_save(). That must have been called before. With memory for a copy
 // (t->saver.copy, which may be the tensors themselves) returns when they are copied. If saving fails, the run goes on and
 // saves when the next checkpoint is due; but if this is the last one, waits for it and does everything to save it, and ends
 // the program if that fails.
 static inline void training_save(Training* t, float* const* tensors, bool last) {
     Saver* s = &t->saver;
-    bool async = !last && s->copy[0];
+    bool parts = s->ranks.num_ranks > 0, async = !last && (parts ? args->async_save : s->copy[0] != NULL);
     long n = (long)num_parameters(&t->run.config);
     t->run.loader = t->position;
     s->dir = args->output;
@@ -822,7 +880,7 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
     s->tokenizer = t->has_tokenizer ? &t->tokenizer : NULL;
     s->state = t->run;
     s->best = t->best_step == t->run.step;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && !parts; i++) {
         s->tensors[i] = async ? s->copy[i] : tensors[i];
         if (s->tensors[i] == tensors[i]) { continue; }
 #pragma omp parallel for
@@ -868,12 +926,13 @@ typedef struct {
 } Due;
 
 // Returns the tasks that are due after t->run.step steps. The caller sets t->tasks_step after validation and sampling.
-static inline Due training_due(const Training* t) {
+// stop: a signal has requested it.
+static inline Due training_due(const Training* t, int stop) {
     int64_t step = t->run.step;
     bool last = step >= t->num_steps, done = step == t->tasks_step;
     bool can_validate = t->has_val || args->hellaswag;
     Due due;
-    due.stop = last || run_stop_signal;
+    due.stop = last || stop;
     due.validate = !done && can_validate && args->val_every && (last || step % args->val_every == 0);
     due.sample = !done && step > 0 && args->sample_every && (last || step % args->sample_every == 0);
     due.save = training_is_unsaved(t) &&

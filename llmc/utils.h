@@ -137,6 +137,8 @@ __attribute__((always_inline)) static inline bool error_false(int ignored) { ret
 #define error_set(...) error_false((error_fill(__VA_ARGS__), 0))
 
 // Prints one line to stderr and exits 1.
+static char message_prefix[32];            // begins the message of die(), after "error: "
+static bool (*on_die)(const char* reason); // die() calls it, if it is set; false: the reason need not be printed
 PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* fmt, ...) {
     char line[2048];
     va_list args;
@@ -144,7 +146,9 @@ PRINTF_LIKE(1, 2) __attribute__((noreturn)) static inline void die(const char* f
     format_line(line, sizeof(line), fmt, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "error: %s\n", line); // a single call: several threads and programs may share stderr
+    bool print = !on_die || on_die(line);
+    // a single call: several threads and programs may share stderr
+    if (print) { fprintf(stderr, "error: %s%s\n", message_prefix, line); }
     exit(EXIT_FAILURE);
 }
 
@@ -276,6 +280,17 @@ static inline int sync_to_medium(int fd) {
     if (fcntl(fd, F_FULLFSYNC) == 0) { return 0; } // not every file system supports it
 #endif
     return fsync(fd);
+}
+
+// Makes the file `bytes` long and reserves the blocks for them. A file system that cannot reserve only sets the size.
+static inline bool reserve_file(int fd, uint64_t bytes) {
+#ifdef FALLOC_FL_KEEP_SIZE // the system has fallocate()
+    int result = fallocate(fd, 0, 0, (off_t)bytes);
+    while (result != 0 && errno == EINTR) { result = fallocate(fd, 0, 0, (off_t)bytes); }
+    // not posix_fallocate(): where the file system cannot reserve, it would write to every block
+    if (result == 0 || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)) { return result == 0; }
+#endif
+    return ftruncate(fd, (off_t)bytes) == 0;
 }
 
 // A buffered writer that computes the crc32c of all it writes and remembers the first error. After an error, further

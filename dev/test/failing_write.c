@@ -5,15 +5,15 @@ A library for LD_PRELOAD that makes one chosen file operation of a program fail,
     FAIL_DIR=log FAIL_COUNT_FILE=count LD_PRELOAD=build/failing_write.so ./train_gpt2 ...    counts the operations
     FAIL_DIR=log FAIL_AT=7 LD_PRELOAD=build/failing_write.so ./train_gpt2 ...                the seventh one fails
 
-These operations are counted, from 1: write, fsync, close, rename, renameat2, mkdir and open with O_CREAT, on FAIL_DIR
-and on everything in it. Reading, unlink and rmdir are not counted, because they also work on a full disk. The writes
+These operations are counted, from 1: write, pwrite, fallocate, fsync, close, rename, renameat2, mkdir and open with O_CREAT,
+on FAIL_DIR and on everything in it. Reading, unlink and rmdir are not counted, because they also work on a full disk. The writes
 inside of stdio cannot be intercepted here.
 
 FAIL_DIR         the directory to watch; without it nothing happens
 FAIL_AT          number of the operation that fails; 0 or unset: none
 FAIL_ERRNO       the errno, a number; default ENOSPC. A failing close still closes the file, as on Linux
 FAIL_MODE        once (default): only this operation fails; from: this one and all that follow, as on a full disk;
-                 short: if it is a write, it writes half of the bytes and succeeds;
+                 short: if it is a write or pwrite, it writes half of the bytes and succeeds;
                  kill: SIGKILL ends the process instead of the operation
 FAIL_SLOW_MS     every fsync takes this many milliseconds longer, as on a slow disk
 FAIL_SLOW_OPEN_MS  opening a file there for reading takes this many milliseconds longer
@@ -37,6 +37,8 @@ FAIL_TRACE       a line "NUMBER OPERATION PATH" per operation is appended to thi
 #include <unistd.h>
 
 typedef ssize_t (*WriteFn)(int, const void*, size_t);
+typedef ssize_t (*PwriteFn)(int, const void*, size_t, off_t);
+typedef int (*FallocateFn)(int, int, off_t, off_t);
 typedef int (*FdFn)(int);
 typedef int (*OpenFn)(const char*, int, ...);
 typedef int (*RenameFn)(const char*, const char*);
@@ -109,7 +111,7 @@ static bool fails(const char* what, const char* path) {
     long number = __atomic_add_fetch(&num_calls, 1, __ATOMIC_RELAXED), want = at ? atol(at) : 0;
     trace(number, what, whole);
     bool hit = number == want || (want > 0 && number > want && strcmp(mode(), "from") == 0);
-    if (strcmp(mode(), "short") == 0 && strcmp(what, "write") != 0) { hit = false; }
+    if (strcmp(mode(), "short") == 0 && strcmp(what, "write") != 0 && strcmp(what, "pwrite") != 0) { hit = false; }
     if (hit && strcmp(mode(), "kill") == 0) { kill(getpid(), SIGKILL); }
     errno = !hit ? before : error ? atoi(error) : ENOSPC;
     return hit;
@@ -130,6 +132,18 @@ ssize_t write(int fd, const void* data, size_t bytes) {
         bytes = (bytes + 1) / 2;
     }
     return ((WriteFn)real("write"))(fd, data, bytes);
+}
+
+ssize_t pwrite(int fd, const void* data, size_t bytes, off_t offset) {
+    if (fails_fd("pwrite", fd)) {
+        if (strcmp(mode(), "short") != 0) { return -1; }
+        bytes = (bytes + 1) / 2;
+    }
+    return ((PwriteFn)real("pwrite"))(fd, data, bytes, offset);
+}
+
+int fallocate(int fd, int flags, off_t offset, off_t bytes) {
+    return fails_fd("fallocate", fd) ? -1 : ((FallocateFn)real("fallocate"))(fd, flags, offset, bytes);
 }
 
 int fsync(int fd) {

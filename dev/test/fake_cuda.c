@@ -10,7 +10,8 @@ A program that was linked with -cudart shared and -lcublasLt takes it by LD_PREL
 
 The card. Device memory is memory of the host. Whatever is put on a stream is put in a queue, and is run when the host waits
 for it: at a synchronization, an event, a plain copy. So a host that reads a result, or reuses a pinned buffer, without
-waiting gets the wrong bytes here every time. A capture copies what it sees to a graph; a launch of the graph appends it to
+waiting gets the wrong bytes here every time. All streams share the queue, so that each is ordered with the others. A capture
+copies what it sees to a graph, also from other streams that wait for an event in it; a launch of the graph appends it to
 the queue. Calls that a capture forbids fail. Device pointers, handles and directions of copies are checked; a mistake ends
 the program by abort(). Fresh device memory holds junk.
 
@@ -32,6 +33,7 @@ FAKE_CUDA_COUNT     file to which, at exit, the number of calls of each function
                     rounded up to whole warps
 FAKE_CUDA_MEMORY    bytes of memory that are free on the card; default 40 GB
 FAKE_CUDA_NAME      name of the card; default "Fake GPU"
+FAKE_CUDA_DEVICES   number of cards, default 1. A process uses one of them
 FAKE_CUDA_SLOW_MS   milliseconds that each forward pass takes, and each capture of a graph
 FAKE_CUDA_EAGER     1: whatever is put on a stream is run at once. The results must be the same
 FAKE_CUDA_FASTEST   which of cuBLASLt's three proposals is the fastest: 0, 1 (default) or 2
@@ -89,6 +91,7 @@ static const struct {
      "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
     {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
      "no kernel image is available for execution on the device"},
@@ -105,6 +108,9 @@ static const struct {
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
 };
 enum { NUM_ERRORS = sizeof(error_names) / sizeof(error_names[0]) };
 
@@ -138,6 +144,7 @@ static struct {
 static int num_functions;
 static long all_calls;
 static cudaError_t last_error, lasting_error; // lasting_error: what every call returns from now on
+static __thread bool in_host_function;        // of cudaLaunchHostFunc(): it may not call CUDA
 
 static int parse_error(const char* text) {
     for (int i = 0; i < NUM_ERRORS; i++) {
@@ -198,6 +205,7 @@ static cudaError_t fails(cudaError_t e) {
 
 // Counts a call of the runtime. Returns the error that it must return.
 static cudaError_t called(const char* name) {
+    if (in_host_function) { misuse("%s: called by a host function on a stream", name); }
     long number = count_call(name);
     all_calls++;
     if (lasting_error != cudaSuccess) { return lasting_error; }
@@ -490,6 +498,17 @@ static void run_global_norm_finish(const Launch* l) { // norm, block_sums, num_b
     *(float*)l->arg[0].p = (float)sqrt(sum);
 }
 
+static void run_combine_figures(const Launch* l) { // out, figures, num_ranks, shares
+    float *out = (float*)l->arg[0].p, loss = 0, squares = 0;
+    const float* figures = (const float*)l->arg[1].p;
+    for (int i = 0; i < l->arg[2].i; i++) {
+        loss += figures[2 * i];
+        squares += figures[2 * i + 1] * figures[2 * i + 1];
+    }
+    out[0] = loss;
+    if (l->arg[3].b) { out[1] = sqrtf(squares); }
+}
+
 static void run_adamw_prepare(const Launch* l) { // state, optimizer, skip
     StepState* s = (StepState*)l->arg[0].p;
     const AdamW* o = &l->arg[1].a;
@@ -594,6 +613,7 @@ static const Emulation emulations[] = {
     {"mean_loss_kernel", "PfPKfif", "ppif", run_mean_loss},
     {"global_norm_kernel", "PfPKfm", "ppz", run_global_norm},
     {"global_norm_finish_kernel", "PfPKfi", "ppi", run_global_norm_finish},
+    {"combine_figures_kernel", "PfPKfib", "ppib", run_combine_figures},
     {"adamw_prepare_kernel", "P9StepState5AdamWb", "pab", run_adamw_prepare},
     {"adamw_kernel", "P" FLOATX "PfS1_S1_PKfPK9StepStatem5AdamWj", "ppppppzau", run_adamw},
     {"adamw_round_kernel", "P" FLOATX "PKfmji", "ppzui", run_adamw_round},
@@ -655,13 +675,16 @@ static Kernel* find_kernel(const void* host, const char* function) {
 typedef struct {
     Handle handle;
     bool recorded, done;
-    long number; // of the newest record
-    double ms;   // the time when it was run
+    long number;           // of the newest record
+    double ms;             // the time when it was run
+    struct Graph* capture; // in which it was recorded, or NULL
+    struct Stream* stream; // of that record, and the work
+    long work;             // that it covers
 } Event;
 
 // Something that a stream does.
 typedef struct {
-    enum { KERNEL, MATMUL, FILL, COPY, RECORD } what;
+    enum { KERNEL, MATMUL, FILL, COPY, RECORD, HOST } what;
     const Emulation* emulation;
     Launch launch;
     void* out; // of MATMUL, FILL and COPY
@@ -673,19 +696,25 @@ typedef struct {
     int fill;
     Event* event;
     long number;
+    cudaHostFn_t function; // of HOST
+    void* data;
     double ms; // how long it takes
 } Task;
 
-typedef struct {
+typedef struct Graph {
     Handle handle;
     Task* tasks;
     int count, capacity;
 } Graph;
 
-typedef struct {
+typedef struct Stream {
     Handle handle;
-    Graph* capture; // being captured, or NULL
+    Graph* capture;    // being captured, or NULL
+    bool began;        // by cudaStreamBeginCapture(); else it has joined another stream's capture
+    long work, joined; // of a stream that has joined: what was put on it, and what the others wait for
+    struct Stream* next;
 } Stream;
+static Stream* streams; // all of them
 
 static Graph queue; // of all streams: they are ordered with the default stream, and so with each other
 static int queue_next;
@@ -736,6 +765,11 @@ static void run_task(Task* t) {
         t->event->done = true;
         t->event->ms = now_ms;
         break;
+    case HOST:
+        in_host_function = true;
+        t->function(t->data);
+        in_host_function = false;
+        break;
     }
 }
 
@@ -751,7 +785,8 @@ static void run_queue(const Event* until) {
 
 static void put(cudaStream_t stream, const Task* task, const char* function) {
     Stream* s = stream_check(stream, function);
-    if (s && s->capture && (task->what == RECORD || task->staged)) { misuse("%s: cannot be captured here", function); }
+    if (s && s->capture && task->staged) { misuse("%s: cannot be captured here", function); }
+    if (s && s->capture) { s->work++; }
     append(s && s->capture ? s->capture : &queue, task);
     if (setting("FAKE_CUDA_EAGER", 0) && num_captures == 0) { run_queue(NULL); }
 }
@@ -897,7 +932,7 @@ cudaError_t cudaMemsetAsync(void* out, int value, size_t bytes, cudaStream_t str
 cudaError_t cudaGetDeviceCount(int* count) {
     CALLED();
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-    *count = visible && !visible[0] ? 0 : 1;
+    *count = visible && !visible[0] ? 0 : (int)setting("FAKE_CUDA_DEVICES", 1);
     return *count ? cudaSuccess : fails(cudaErrorNoDevice);
 }
 cudaError_t cudaDriverGetVersion(int* version) {
@@ -905,13 +940,17 @@ cudaError_t cudaDriverGetVersion(int* version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
+static int current_device;
 cudaError_t cudaSetDevice(int device) {
     CALLED();
-    return device == 0 ? cudaSuccess : fails(cudaErrorInvalidValue);
+    if (device < 0 || device >= setting("FAKE_CUDA_DEVICES", 1)) { return fails(cudaErrorInvalidDevice); }
+    if (device != current_device && device_bytes > 0) { misuse("%s: a process uses one card here", __func__); }
+    current_device = device;
+    return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
     CALLED();
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize(void) {
@@ -1005,15 +1044,44 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 
 // ---- streams, events, graphs --------------------------------------------------------------------
 
+static cudaStream_t new_stream(void) {
+    Stream* s = (Stream*)handle_new(STREAM, sizeof(Stream));
+    s->next = streams;
+    streams = s;
+    return (cudaStream_t)s;
+}
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
     CALLED();
-    *stream = (cudaStream_t)handle_new(STREAM, sizeof(Stream));
+    *stream = new_stream();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    CALLED();
+    (void)flags;
+    *stream = new_stream();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+    CALLED();
+    (void)flags, (void)priority;
+    *stream = new_stream();
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    CALLED();
+    *least = 0, *greatest = -5;
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     CALLED();
     run_queue(NULL);
     handle_free(stream, STREAM, __func__);
+    for (Stream** s = &streams; *s; s = &(*s)->next) {
+        if (*s == (Stream*)stream) {
+            *s = (*s)->next;
+            break;
+        }
+    }
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -1035,6 +1103,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     Stream* s = stream_check(stream, __func__);
     if (!s || s->capture) { misuse("%s: the default stream, or captured already", __func__); }
     s->capture = (Graph*)handle_new(GRAPH, sizeof(Graph));
+    s->began = true;
     num_captures++;
     struct timespec rest = {setting("FAKE_CUDA_SLOW_MS", 0) / 1000, setting("FAKE_CUDA_SLOW_MS", 0) % 1000 * 1000000};
     while (nanosleep(&rest, &rest) != 0) {}
@@ -1043,11 +1112,18 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     CALLED();
     Stream* s = stream_check(stream, __func__);
-    if (!s || !s->capture) { misuse("%s: not captured", __func__); }
-    *graph = (cudaGraph_t)s->capture;
-    s->capture = NULL;
+    if (!s || !s->capture || !s->began) { misuse("%s: not captured", __func__); }
+    Graph* g = s->capture;
+    cudaError_t e = cudaSuccess;
+    for (Stream* other = streams; other; other = other->next) {
+        if (other->capture != g) { continue; }
+        if (!other->began && other->work > other->joined) { e = cudaErrorStreamCaptureUnjoined; }
+        other->capture = NULL;
+        other->began = false;
+    }
     num_captures--;
-    return cudaSuccess;
+    *graph = (cudaGraph_t)g;
+    return fails(e);
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
     CALLED();
@@ -1103,16 +1179,76 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     CALLED();
     Event* e = (Event*)handle_check(event, EVENT, __func__);
+    Stream* s = stream_check(stream, __func__);
+    e->capture = s ? s->capture : NULL;
+    if (e->capture) { // a dependency in the graph, and nothing that the host could wait for
+        e->recorded = false;
+        e->stream = s;
+        e->work = s->work;
+        return cudaSuccess;
+    }
     e->recorded = true;
     e->done = false;
     Task task = {.what = RECORD, .event = e, .number = ++e->number};
     put(stream, &task, __func__);
     return cudaSuccess;
 }
+// External events become nodes of the graph: nothing is to be done for them here, because the queue has one order for all
+// streams. So a wait that is missing is not noticed.
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+    const Stream* s = stream_check(stream, __func__);
+    if (flags == cudaEventRecordDefault) { return cudaEventRecord(event, stream); }
+    CALLED();
+    handle_check(event, EVENT, __func__);
+    if (flags != cudaEventRecordExternal || !s || !s->capture) {
+        misuse("%s: flags %u outside of a capture", __func__, flags);
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    CALLED();
+    const Event* e = (const Event*)handle_check(event, EVENT, __func__);
+    Stream* s = stream_check(stream, __func__);
+    if (flags == cudaEventWaitExternal) {
+        if (!s || !s->capture) { misuse("%s: flags %u outside of a capture", __func__, flags); }
+        return cudaSuccess;
+    }
+    if (!e->capture) { return s && s->capture && e->recorded ? fails(cudaErrorStreamCaptureIsolation) : cudaSuccess; }
+    if (!s || (s->capture && s->capture != e->capture) || e->stream->capture != e->capture) {
+        misuse("%s: the event is of another capture, or of one that has ended", __func__);
+    }
+    if (s->capture) {
+        e->stream->joined = e->work;
+    } else {
+        s->capture = e->capture;
+        s->work = s->joined = 0;
+    }
+    return cudaSuccess;
+}
+// The thread that uses the card runs a task of the queue while it asks; a watchdog only looks.
+static void run_a_task(void) {
+    if (gettid() == getpid() && queue_next < queue.count) { run_task(&queue.tasks[queue_next++]); }
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    CALLED();
+    const Event* e = (const Event*)handle_check(event, EVENT, __func__);
+    bool done = !e->recorded || e->done;
+    if (!done) { run_a_task(); }
+    return done ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    CALLED();
+    WAITS();
+    stream_check(stream, __func__);
+    bool done = queue_next == queue.count;
+    if (!done) { run_a_task(); }
+    return done ? cudaSuccess : cudaErrorNotReady;
+}
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     CALLED();
     WAITS();
     const Event* e = (const Event*)handle_check(event, EVENT, __func__);
+    if (e->capture) { misuse("%s: the event was recorded in a capture", __func__); }
     if (e->recorded) { run_queue(e); }
     return cudaSuccess;
 }
@@ -1152,13 +1288,24 @@ static cudaError_t launch(const void* host, dim3 grid, dim3 block, void** args, 
     if (threads == 0 || threads > 1024) { return fails(cudaErrorInvalidValue); }
     k->block_sizes |= 1ull << (threads - 1) / 32;
     now_ms += 0.002;
-    if (!k->emulation) { return stream_check(stream, function), cudaSuccess; }
+    if (!k->emulation) {
+        Stream* s = stream_check(stream, function);
+        if (s && s->capture) { s->work++; }
+        return cudaSuccess;
+    }
     Task task = {.what = KERNEL, .emulation = k->emulation, .launch = {.x = (int)grid.x, .y = (int)grid.y}};
     task.launch.threads = (int)threads;
     for (size_t i = 0; k->emulation->sizes[i]; i++) {
         memcpy(&task.launch.arg[i], args[i], argument_size(k->emulation->sizes[i]));
     }
     put(stream, &task, function);
+    return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+    CALLED();
+    Task task = {.what = HOST, .function = function, .data = data};
+    put(stream, &task, __func__);
     return cudaSuccess;
 }
 

@@ -210,7 +210,7 @@ static int raw_read(int fd, char* text, size_t size) {
             snprintf(text, size, "%.*s", (int)m.body.length, m.body.data);
             return (int)m.kind;
         }
-        size_t want = received < RENDEZVOUS_HEADER ? RENDEZVOUS_HEADER - received : (size_t)rdzv_get(data + 24, 4);
+        size_t want = received < RENDEZVOUS_HEADER ? RENDEZVOUS_HEADER - received : (size_t)ranks_get(data + 24, 4);
         ssize_t n = used < 0 ? 0 : recv(fd, data + received, want, 0);
         if (n <= 0) { return 0; }
         received += (size_t)n;
@@ -375,8 +375,8 @@ static void test_other_protocol(void) {
         group_open(&g, 2);
         start(&g, 0, 0);
         hello_of(data, &g, 1);
-        rdzv_put(data + 8, 9, 4);
-        if (end == 1) { rdzv_put(data + 16, 5, 8); }
+        ranks_put(data + 8, 9, 4);
+        if (end == 1) { ranks_put(data + 16, 5, 8); }
         int fd = raw_connect(g.env.port);
         raw_send(fd, data, RENDEZVOUS_HEADER); // a header is all that is known of it
         check(raw_read(fd, text, sizeof(text)) == RDZV_REFUSED);
@@ -746,7 +746,7 @@ static void test_false_rank0(void) {
         if (k == 1) { n = rdzv_write(data, (RdzvKind)99, run_token, NULL, 0); }
         if (k == 2) { n = rdzv_write(data, RDZV_GO, run_token, NULL, 0); }
         if (k == 3) { n += rdzv_write(data + n, RDZV_START, run_token, NULL, 0); } // a blob of another size
-        if (k == 4) { rdzv_put(data + 8, 3, 4); }
+        if (k == 4) { ranks_put(data + 8, 3, 4); }
         raw_send(fd, data, k == 5 ? 0 : n);
         finish_all(&g);
         close(fd);
@@ -891,12 +891,12 @@ static void test_parse(void) {
                 {56, 0xFFFF, 2}, {56, 4, 2}, {56, 2, 2},       {12, 0, 4}};
     for (size_t k = 0; k < sizeof(lies) / sizeof(lies[0]); k++) {
         memcpy(copy, data, n);
-        rdzv_put(copy + lies[k].at, (uint64_t)(int64_t)lies[k].value, lies[k].bytes);
+        ranks_put(copy + lies[k].at, (uint64_t)(int64_t)lies[k].value, lies[k].bytes);
         check_msg(rdzv_parse(&m, copy, n, &err) == RDZV_BAD, "lie %zu passes", k);
     }
     memcpy(copy, data, n); // a byte more than its fields have
     copy[n] = 0;
-    rdzv_put(copy + 24, n - RENDEZVOUS_HEADER + 1, 4);
+    ranks_put(copy + 24, n - RENDEZVOUS_HEADER + 1, 4);
     check(rdzv_parse(&m, copy, n + 1, &err) == RDZV_BAD);
     // the longest that can be
     char* flags = (char*)malloc_check(20000);

@@ -122,12 +122,12 @@ static const char* due_of_run(Training* t, int64_t first_step, int64_t signal_af
     t->tasks_step = t->saved_step = first_step > 0 ? first_step : -1; // as training_begin() sets them
     for (;;) {
         run_stop_signal = t->run.step == signal_after ? SIGINT : 0;
-        Due due = training_due(t);
+        Due due = training_due(t, run_stop_signal);
         run_stop_signal = 0;
         t->tasks_step = t->run.step;
         if (due.save) { t->saved_step = t->run.step; }
         // asked again, as after a signal that dropped the next step: nothing is done twice
-        Due again = training_due(t);
+        Due again = training_due(t, run_stop_signal);
         check(!again.validate && !again.sample && !again.save);
         if (due.validate) { text[n++] = 'v'; }
         if (due.sample) { text[n++] = 's'; }
@@ -197,7 +197,7 @@ static void test_best(void) {
             capture_begin();
             training_validated(&t, losses[step], time_ms());
             capture_end();
-            check(training_due(&t).save == (keep && saved[step]));
+            check(training_due(&t, run_stop_signal).save == (keep && saved[step]));
         }
         check(t.run.best_val_loss == 3.0);
     }

@@ -1,0 +1,514 @@
+/*
+Several GPUs: one process for each, which is called a rank. NCCL (nccl.h) moves data between the GPUs; the hosts agree on
+small things over TCP (rank_link.h).
+
+    ranks_start(argv)           after the flags are known, before CUDA: starts the ranks (--gpus), or meets those that another
+                                program has started
+    ranks_connect(buckets)      after the GPU was opened: NCCL's communicator
+    ranks_close()
+
+Data flows in buckets, ranges of the model's parameters (train_gpt2.cu, bucket()). The collectives are queued on a stream of
+their own, ordered with the model's stream by events; the host waits for none of them:
+
+    backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
+    AdamW on the share   -> gather_weights(b)   -> await_weights(b) in the next forward pass, before the layer
+
+All ranks must queue the same collectives in the same order. So whatever decides about one, such as whether to save, is
+decided from values that are equal on all ranks: results of collectives, or of ranks_agree().
+
+With one rank nothing is opened, and all of these functions do nothing.
+
+Source: ZeRO stage 1, Rajbhandari et al. 2020, arXiv:1910.02054.
+*/
+#pragma once
+
+#include "cublas_common.cuh"
+#include "cuda_common.cuh"
+#include "nccl.h"
+#include "rank_link.h"
+#include "rendezvous.h"
+#include "evaluation.h"
+#include <string>
+#include <vector>
+
+constexpr NcclType NCCL_FLOATX = sizeof(floatX) == 4 ? NCCL_FLOAT32 : IS_FP16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
+
+struct Ranks {
+    RankEnv env;     // env.rank of env.num_ranks
+    bool progressed; // the first step is done
+    int died;        // atomic: -1 when another rank has ended; stops a save
+    int num_shares;  // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
+    RankLink link;
+    NcclUniqueId id;
+    Nccl nccl;
+    NcclComm comm;
+    cudaStream_t stream;                      // of the collectives
+    std::vector<cudaEvent_t> ready, gathered; // of each bucket: its gradients are computed; its weights are here
+    cudaEvent_t updated, reduced;             // its weights are updated; all gradients are reduced
+    float* figures;                           // (num_ranks, 2) loss and norm of each rank, in device memory
+};
+
+inline Ranks& ranks() {
+    static Ranks r = [] {
+        Ranks alone = {};
+        alone.env.num_ranks = alone.num_shares = 1;
+        alone.env.listen_fd = alone.env.progress_fd = -1;
+        return alone;
+    }();
+    return r;
+}
+inline bool is_alone() { return ranks().env.num_ranks == 1; }
+inline bool is_rank0() { return ranks().env.rank == 0; }
+
+// ---- messages -------------------------------------------------------------------------
+
+// die() of a rank tells the others why, so that they can say so. Returns false if another rank of this machine has already
+// said it: it was the first to fail; or this is a mistake of the user that all ranks find, and rank 0 speaks for them.
+inline bool ranks_tell(const char* reason) {
+    RankLink* link = &ranks().link;
+    Error first = {""};
+    if (is_alone()) { return true; }
+    const char* name = strstr(link->peers[ranks().env.rank].name, "(host "); // rank 2 (host b, pid 123)
+    std::string here(name ? name : "", name ? strcspn(name, ",") + 1 : 0);
+    const char* host = here.c_str();
+    bool quoted = strncmp(reason, "rank ", 5) == 0 && strstr(reason, "): ") && strstr(reason, host);
+    for (int i = 0; i < 20 && !quoted && !is_rank0(); i++) { // rank 0 may be about to say the same
+        if (rank_link_lost(link, &first)) { break; }
+        usleep(20000);
+    }
+    bool said = quoted || (strstr(first.text, host) && strstr(first.text, reason));
+    rank_link_fail(link, reason);
+    return !said;
+}
+
+double ranks_sum(double x);
+
+// ---- starting the ranks -----------------------------------------------------------------
+
+// The number of GPUs that this process sees. Asked in a child process, because CUDA does not survive the fork() that starts
+// the ranks.
+inline int count_gpus() {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        int n = 0;
+        _exit(cudaGetDeviceCount(&n) == cudaSuccess ? std::min(n, 255) : 0);
+    }
+    while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+// llm.c's -pn -pr -pg -ps: ranks that were started by hand.
+inline void ranks_from_flags(RankEnv* env) {
+    if (args->process_rank >= args->num_processes) {
+        cli_fail("-pr %d: ranks count from 0, and -pn says that there are %d", args->process_rank, args->num_processes);
+    }
+    env->rank = args->process_rank, env->num_ranks = args->num_processes;
+    env->local_rank = args->process_rank % args->gpus_per_node;
+    snprintf(env->address, sizeof(env->address), "%s", args->server_ip ? args->server_ip : "127.0.0.1");
+    env->port = RANKS_FIRST_PORT;
+    env->source = RANKS_LAUNCHER;
+}
+
+// All flags that are set, a line for each: they must be the same on all ranks.
+inline std::string ranks_flags() {
+    std::string text;
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        char value[1024];
+        const Option* o = &options[i];
+        if (o->type == OPT_SECTION || o->value == &settings.process_rank) { continue; }
+        cli_format_value(value, sizeof(value), o, (int)i, false);
+        text += std::string(o->name) + "=" + value + "\n";
+    }
+    return text;
+}
+
+inline uint64_t hash_of_program() {
+    MappedFile file;
+    Error err;
+    if (!map_file(&file, "/proc/self/exe", &err)) { return 0; }
+    uint64_t hash = ranks_hash(file.data, file.size);
+    unmap_file(&file);
+    return hash;
+}
+
+// Finds out whether this process is one of several ranks. If --gpus asks for several and no other program has started them,
+// starts them, waits for all of them, and returns the exit code; otherwise returns -1: the program goes on, as one rank.
+// To be called before CUDA is touched.
+inline int ranks_start(char** argv) {
+    Ranks& r = ranks();
+    Error err;
+    if (!rank_env_read(&r.env, &err)) { die("%s", err.text); }
+    if (r.env.source == RANKS_ALONE && args->num_processes > 1) { ranks_from_flags(&r.env); }
+    if (r.env.source == RANKS_ALONE && args->init_method && strcmp(args->init_method, "mpi") == 0) {
+        die("-pi mpi: mpirun has not started this process; --gpus N needs no MPI");
+    }
+    if (r.env.source == RANKS_ALONE) {
+        static const char* const resume[] = {"-y", "1", NULL};
+        if (args->gpus == 1) { return -1; }
+        int here = count_gpus(), gpus = args->gpus > 0 ? args->gpus : here;
+        if (gpus > here) { die("--gpus %d: there are only %d GPUs here that this program can use", gpus, here); }
+        if (gpus < 2) { return -1; }
+        if (!nccl_open(&r.nccl, &err)) { die("%s", err.text); } // said once, not by every rank
+        RankLaunch launch = {gpus, args->restarts, resume, 0, 0, 0};
+        return ranks_launch(&launch, argv);
+    }
+    if (is_alone()) { return -1; }
+    if (!nccl_open(&r.nccl, &err)) { die("%s", err.text); }
+    if (is_rank0() && !nccl_unique_id(&r.nccl, &r.id, &err)) { die("%s", err.text); }
+    std::string flags = ranks_flags();
+    Rendezvous meeting = {};
+    meeting.ranks = &r.env;
+    meeting.version = LLMC_VERSION;
+    meeting.build = hash_of_program();
+    meeting.flags_hash = ranks_hash(flags.data(), flags.size());
+    meeting.flags = flags.c_str();
+    meeting.stop = &run_stop_signal;
+    meeting.link = &r.link;
+    if (!rendezvous(&meeting, &r.id, sizeof(r.id), &err)) { die("rank %d: %s", r.env.rank, err.text); }
+    r.num_shares = args->zero ? r.env.num_ranks : 1;
+    run_rank = r.env.rank, run_num_ranks = r.env.num_ranks;
+    snprintf(message_prefix, sizeof(message_prefix), "rank %d: ", r.env.rank);
+    on_die = ranks_tell;
+    sum_over_ranks = ranks_sum;
+    if (!is_rank0() && !freopen("/dev/null", "w", stdout)) { die("/dev/null: %s", strerror(errno)); } // rank 0 prints
+    return -1;
+}
+
+// The GPU of this process. num_devices: how many it sees. A launcher may show each of its processes a single one.
+inline int ranks_device(int num_devices) {
+    int local = ranks().env.local_rank;
+    if (num_devices > 1 && local >= num_devices) {
+        die("there are only %d GPUs on this machine for %d ranks: --gpus %d", num_devices, local + 1, num_devices);
+    }
+    return num_devices > 1 ? local : 0;
+}
+
+// ---- agreeing -----------------------------------------------------------------------------
+
+// What the ranks tell each other before each micro-batch, and between steps. All get the same answer.
+struct RankNews {
+    int signal; // of the operating system, that asks a rank to stop; 0: none
+    int failed; // 1 + the first rank that cannot go on; 0: none
+    int due;    // bits, from any rank
+};
+
+// How long to wait for other ranks; longer until the first step is done, because they open their GPUs at different speeds.
+inline double ranks_limit_ms() { return 1e3 * args->timeout * (ranks().progressed ? 1 : 10); }
+
+// Gives all records (num_ranks, bytes) to every rank. Ends the program if another one has ended or does not answer.
+inline void ranks_exchange(const void* mine, void* all, size_t bytes, double limit_ms) {
+    static uint32_t count;
+    Error err;
+    if (!rank_link_exchange(&ranks().link, ++count, mine, all, bytes, limit_ms, &err)) { die("%s", err.text); }
+}
+
+inline RankNews ranks_agree(int signal, bool failed, int due, double limit_ms) {
+    RankNews mine = {signal, failed, due}, result = mine;
+    if (is_alone()) { return result; }
+    std::vector<RankNews> all(ranks().env.num_ranks);
+    ranks_exchange(&mine, all.data(), sizeof(mine), limit_ms);
+    result.failed = 0;
+    for (int i = (int)all.size() - 1; i >= 0; i--) {
+        result.signal = std::max(result.signal, all[i].signal);
+        result.failed = all[i].failed ? 1 + i : result.failed;
+        result.due |= all[i].due;
+    }
+    return result;
+}
+
+// The sum of x over all ranks, in their order.
+inline double ranks_sum(double x) {
+    std::vector<double> all(ranks().env.num_ranks, x);
+    double sum = 0;
+    if (is_alone()) { return x; }
+    ranks_exchange(&x, all.data(), sizeof(x), 0);
+    for (double y : all) { sum += y; }
+    return sum;
+}
+
+// Replaces the bytes of data by those of rank 0.
+inline void ranks_take_from_rank0(void* data, size_t bytes) {
+    std::vector<char> all(bytes * ranks().env.num_ranks);
+    if (is_alone()) { return; }
+    ranks_exchange(data, all.data(), bytes, 0);
+    memcpy(data, all.data(), bytes);
+}
+
+// Rank 0 decides from what the run resumes, and draws a seed if that was asked for.
+inline void ranks_find_checkpoint(Training* t) {
+    struct Found {
+        char checkpoint[4000]; // a longer path does not fit the exchange of the hosts
+        int64_t seed;
+    } found = {};
+    if (is_rank0()) {
+        training_find_checkpoint(t);
+    } else {
+        training_clear(t);
+    }
+    if (strlen(t->checkpoint) >= sizeof(found.checkpoint)) { die("%s: the path is too long", t->checkpoint); }
+    snprintf(found.checkpoint, sizeof(found.checkpoint), "%s", t->checkpoint);
+    found.seed = drawn_seed;
+    ranks_take_from_rank0(&found, sizeof(found));
+    snprintf(t->checkpoint, sizeof(t->checkpoint), "%s", found.checkpoint);
+    drawn_seed = found.seed;
+}
+
+// A number that all ranks have in common, a new one in each call.
+inline uint64_t ranks_token() {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t token =
+        splitmix64((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + ((uint64_t)getpid() << 40));
+    ranks_take_from_rank0(&token, sizeof(token));
+    return token;
+}
+
+// Gives the text of rank 0 to all others.
+inline void ranks_share_text(std::string* text) {
+    struct Chunk {
+        int64_t size; // of the whole text
+        char bytes[4000];
+    } chunk = {};
+    for (size_t at = 0; at == 0 || at < (size_t)chunk.size; at += sizeof(chunk.bytes)) {
+        chunk.size = (int64_t)text->size();
+        memcpy(chunk.bytes, text->data() + std::min(at, text->size()),
+               std::min(sizeof(chunk.bytes), text->size() - std::min(at, text->size())));
+        ranks_take_from_rank0(&chunk, sizeof(chunk));
+        if (is_rank0()) { continue; }
+        if (at == 0) { text->clear(); }
+        text->append(chunk.bytes, std::min(sizeof(chunk.bytes), (size_t)chunk.size - at));
+    }
+}
+
+// All ranks take rank 0's choices of algorithms for products (cublas_common.cuh), and so do the same arithmetic.
+inline void ranks_share_choices() {
+    char path[] = "/tmp/llmc_choices_XXXXXX";
+    Error err = {""};
+    std::string text;
+    char block[4096];
+    int fd = mkstemp(path);
+    if (fd < 0) { die("%s: %s", path, strerror(errno)); }
+    if (is_rank0()) {
+        if (!cublaslt_save(path, &err)) { die("%s", err.text); }
+        FILE* f = fopen(path, "r");
+        for (size_t n; f && (n = fread(block, 1, sizeof(block), f)) > 0;) { text.append(block, n); }
+        if (f) { fclose(f); }
+    }
+    ranks_share_text(&text);
+    bool ok = is_rank0() || write(fd, text.data(), text.size()) == (ssize_t)text.size();
+    close(fd);
+    ok = ok && (is_rank0() || cublaslt_load(path, &err));
+    unlink(path);
+    if (!ok) { die("%s: %s", path, err.text[0] ? err.text : "cannot write"); }
+}
+
+// ---- the watchdog ---------------------------------------------------------------------------
+
+// A thread that ends the process when it can only wait in vain: when another rank has ended, when NCCL reports an error, or
+// when what the main thread waits for takes too long (watch_begin).
+struct Watchdog {
+    pthread_t thread;
+    int running;               // atomic
+    const char* volatile what; // NULL: the main thread does not wait for the GPU
+    volatile int64_t step;
+    volatile double since, limit_ms; // time_ms()
+};
+inline Watchdog& watchdog() {
+    static Watchdog w;
+    return w;
+}
+
+__attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
+    if (ranks_tell(reason)) {
+        fprintf(stderr, "error: %s%s; the last saved checkpoint stands\n", message_prefix, reason);
+    }
+    fflush(stdout);
+    usleep(200000);      // for the message to leave this process
+    _exit(EXIT_FAILURE); // exit() would wait for a GPU that waits for ever
+}
+
+inline void* watchdog_run(void*) {
+    Watchdog& w = watchdog();
+    Error err;
+    double lost_since = 0;
+    while (__atomic_load_n(&w.running, __ATOMIC_ACQUIRE)) {
+        usleep(50000);
+        const char* what = w.what;
+        double now = time_ms();
+        if (!nccl_comm_poll(&ranks().comm, &err)) { watchdog_bite(err.text); }
+        if (!rank_link_lost(&ranks().link, &err)) {
+            lost_since = 0;
+        } else if (lost_since == 0) {
+            lost_since = now;
+            __atomic_store_n(&ranks().died, -1, __ATOMIC_RELEASE);
+        }
+        // the main thread is first given time to learn the reason
+        if (lost_since > 0 && now - lost_since > 3000) { watchdog_bite(err.text); }
+        if (what && w.limit_ms > 0 && now - w.since > w.limit_ms) {
+            error_set(&err, "%s %lld has not ended after %.0f s: a rank hangs, or its GPU", what, (long long)w.step,
+                      1e-3 * w.limit_ms);
+            watchdog_bite(err.text);
+        }
+    }
+    return NULL;
+}
+
+// The main thread begins, or ends, to wait for the GPU.
+inline void watch_begin(const char* what, int64_t step) {
+    Watchdog& w = watchdog();
+    w.step = step, w.since = time_ms(), w.limit_ms = ranks_limit_ms();
+    w.what = what;
+}
+inline void watch_end() {
+    watchdog().what = NULL;
+    if (ranks().progressed) { return; }
+    ranks().progressed = true;
+    rank_env_report_progress(&ranks().env);
+}
+
+// ---- NCCL -----------------------------------------------------------------------------------
+
+// SMs for a collective: few, because the products beside it need the others. The same number on all ranks and in all runs,
+// because the order of a sum depends on it.
+constexpr int NCCL_CTAS = 8;
+
+inline cudaEvent_t new_event() {
+    cudaEvent_t event;
+    cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+}
+
+// Connects the GPUs for exchanges of num_buckets buckets.
+inline void ranks_connect(int num_buckets) {
+    Ranks& r = ranks();
+    Error err;
+    if (is_alone()) { return; }
+    // the same bits in every run: a ring adds in one order, NVLink's own sums (NVLS) do not (github.com/NVIDIA/nccl 1497)
+    setenv("NCCL_ALGO", "Ring", 0);
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    NcclOptions options = {120e3, &run_stop_signal, NCCL_CTAS, NCCL_CTAS};
+    if (!nccl_comm_open(&r.comm, &r.nccl, &r.id, r.env.rank, r.env.num_ranks, &options, &err)) { die("%s", err.text); }
+    cudaCheck(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+    for (int b = 0; b < num_buckets; b++) {
+        r.ready.push_back(new_event());
+        r.gathered.push_back(new_event());
+    }
+    r.updated = new_event(), r.reduced = new_event();
+    r.figures = (float*)device_malloc_check(2 * r.env.num_ranks * sizeof(float), "figures of all ranks");
+    char text[32];
+    printf("%d ranks (%s): NCCL %s, %s\n", r.env.num_ranks, rank_source_name(r.env.source),
+           nccl_version_text(text, r.nccl.version), r.num_shares > 1 ? "ZeRO-1" : "all-reduce");
+    watchdog().running = 1;
+    require(pthread_create(&watchdog().thread, NULL, watchdog_run, NULL) == 0);
+}
+
+// The end of a run, in which all ranks meet.
+inline void ranks_close() {
+    Ranks& r = ranks();
+    Error err;
+    if (is_alone()) { return; }
+    ranks_agree(0, false, 0, 0); // the watchdog watches until all are here
+    __atomic_store_n(&watchdog().running, 0, __ATOMIC_RELEASE);
+    if (watchdog().thread) { pthread_join(watchdog().thread, NULL); }
+    for (cudaEvent_t event : r.ready) { cudaCheck(cudaEventDestroy(event)); }
+    for (cudaEvent_t event : r.gathered) { cudaCheck(cudaEventDestroy(event)); }
+    cudaCheck(cudaEventDestroy(r.updated));
+    cudaCheck(cudaEventDestroy(r.reduced));
+    if (!nccl_comm_close(&r.comm, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    cudaCheck(cudaStreamDestroy(r.stream));
+    cudaCheck(cudaFree(r.figures));
+    if (!rank_link_close(&r.link, ranks_limit_ms(), &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+}
+
+// ---- events ---------------------------------------------------------------------------------
+
+// While a graph is captured, these become nodes of it that record, or wait for, an event outside of it.
+inline bool is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status;
+    cudaCheck(cudaStreamIsCapturing(stream, &status));
+    return status == cudaStreamCaptureStatusActive;
+}
+inline void gradients_ready(int b, cudaStream_t stream) {
+    if (is_alone() || ranks().ready.empty()) { return; }
+    cudaCheck(cudaEventRecordWithFlags(ranks().ready[b], stream,
+                                       is_capturing(stream) ? cudaEventRecordExternal : cudaEventRecordDefault));
+}
+inline void await_weights(int b, cudaStream_t stream) {
+    if (is_alone() || ranks().gathered.empty()) { return; }
+    cudaCheck(cudaStreamWaitEvent(stream, ranks().gathered[b],
+                                  is_capturing(stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
+}
+
+// ---- collectives ----------------------------------------------------------------------------
+
+#define ncclCheck(call)                                                                                                \
+    do {                                                                                                               \
+        Error why;                                                                                                     \
+        Error* err = &why;                                                                                             \
+        if (!(call)) { die("%s", why.text); }                                                                          \
+    } while (0)
+
+// own = this rank's share of the sum of grads (n) over all ranks, once bucket b is ready. With one share grads is summed in
+// place, and own == grads.
+inline void reduce_gradients(int b, float* own, float* grads, size_t n) {
+    Ranks& r = ranks();
+    if (is_alone()) { return; }
+    cudaCheck(cudaStreamWaitEvent(r.stream, r.ready[b], 0));
+    if (r.num_shares > 1) {
+        ncclCheck(nccl_reduce_scatter(&r.comm, own, grads, n / r.num_shares, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
+    } else {
+        ncclCheck(nccl_all_reduce(&r.comm, grads, grads, n, NCCL_FLOAT32, NCCL_SUM, r.stream, err));
+    }
+}
+
+// Makes stream wait for the gradients of all buckets.
+inline void await_gradients(cudaStream_t stream) {
+    if (is_alone()) { return; }
+    cudaCheck(cudaEventRecord(ranks().reduced, ranks().stream));
+    cudaCheck(cudaStreamWaitEvent(stream, ranks().reduced, 0));
+}
+
+// figures (num_ranks, 2): losses and norms of all ranks. out[0] = their sum; out[1] = the norm of all shares together, or
+// with one share the norm, which is equal on all ranks.
+__global__ void combine_figures_kernel(float* out, const float* figures, int num_ranks, bool shares) {
+    float loss = 0.0f, squares = 0.0f;
+    for (int i = 0; i < num_ranks; i++) {
+        loss += figures[2 * i];
+        squares += figures[2 * i + 1] * figures[2 * i + 1];
+    }
+    out[0] = loss;
+    if (shares) { out[1] = sqrtf(squares); }
+}
+
+// Replaces loss_and_norm (2), which are this rank's, by those of all ranks.
+inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
+    Ranks& r = ranks();
+    if (is_alone()) { return; }
+    cudaCheck(cudaEventRecord(r.updated, stream));
+    cudaCheck(cudaStreamWaitEvent(r.stream, r.updated, 0));
+    ncclCheck(nccl_all_gather(&r.comm, r.figures, loss_and_norm, 2, NCCL_FLOAT32, r.stream, err));
+    await_gradients(stream);
+    combine_figures_kernel<<<1, 1, 0, stream>>>(loss_and_norm, r.figures, r.env.num_ranks, r.num_shares > 1);
+    cudaCheck(cudaGetLastError());
+}
+
+// Completes bucket b of the weights (n), of which each rank has updated its share.
+inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream) {
+    Ranks& r = ranks();
+    if (r.num_shares == 1) { return; }
+    size_t share = n / r.num_shares;
+    cudaCheck(cudaEventRecord(r.updated, stream));
+    cudaCheck(cudaStreamWaitEvent(r.stream, r.updated, 0));
+    ncclCheck(nccl_all_gather(&r.comm, weights, weights + r.env.rank * share, share, NCCL_FLOATX, r.stream, err));
+    cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
+}
+
+// whole (n) = own (n / shares) of all ranks, after the work that is on stream; stream waits for it.
+inline void gather_shares(float* whole, const float* own, size_t n, cudaStream_t stream) {
+    Ranks& r = ranks();
+    cudaCheck(cudaEventRecord(r.updated, stream));
+    cudaCheck(cudaStreamWaitEvent(r.stream, r.updated, 0));
+    ncclCheck(nccl_all_gather(&r.comm, whole, own, n / r.num_shares, NCCL_FLOAT32, r.stream, err));
+    await_gradients(stream);
+}

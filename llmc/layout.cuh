@@ -1,0 +1,109 @@
+/*
+Where the parameters of a model are in GPU memory, and how several GPUs share them.
+
+    embeddings | layer 0 | layer 1 | ... | last layernorm      one array of model_size() values: weights, or gradients
+    bucket 0   | 1       | 2       | ... | L + 1               several GPUs exchange one at a time
+    0          | 1   2   | 3   4   | ... | 2L + 1              pieces: of a layer the matrices, then the vectors
+
+With ZeRO-1 each bucket is divided into equal shares, one for each rank.
+*/
+#pragma once
+
+#include "distributed.cuh"
+#include "gpt2.h"
+#include <algorithm>
+
+// Weights, gradients and moments have the same order in memory: embeddings, layer 0, layer 1, ..., the last layernorm. Each
+// of these is a bucket: a contiguous range, which several GPUs exchange at once. Within a layer the matrices, which have
+// weight decay, come before the vectors, which have none.
+inline int param_order(int p) {
+    const ParamInfo* info = &gpt2_params[p];
+    return info->per_layer ? (info->decay ? 1 : 2) : (info->decay ? 0 : 3);
+}
+
+// A range of values in that order.
+struct Span {
+    size_t place, n;
+};
+inline int num_buckets(const GPT2Config* config) { return config->num_layers + 2; }
+
+// Bucket 0 is wte and wpe, bucket 1 + l is layer l, the last one is the last layernorm. n includes padding at the end, with
+// which each of several GPUs has an equal share that consists of whole 16-byte vectors.
+inline Span bucket(const GPT2Config* config, int b) {
+    size_t sizes[3] = {0, 0, 0},
+           unit = (size_t)8 * ranks().env.num_ranks; // sizes: embeddings, one layer, last layernorm
+    for (int p = 0; p < NUM_PARAMS; p++) { sizes[(param_order(p) + 1) / 2] += param_layer_size(config, p); }
+    for (size_t& n : sizes) { n = ceil_div(n, unit) * unit; }
+    return {b == 0 ? 0 : sizes[0] + (b - 1) * sizes[1], sizes[b == 0 ? 0 : b <= config->num_layers ? 1 : 2]};
+}
+
+inline size_t model_size(const GPT2Config* config) { // number of parameters with padding
+    Span last = bucket(config, num_buckets(config) - 1);
+    return last.place + last.n;
+}
+
+// Offset of tensor p of layer l in that order, in values; l is 0 for tensors that are not per layer.
+inline size_t param_place(const GPT2Config* config, int p, int l) {
+    int order = param_order(p);
+    size_t place = bucket(config, order == 0 ? 0 : order == 3 ? num_buckets(config) - 1 : 1 + l).place;
+    for (int q = 0; q < NUM_PARAMS; q++) {
+        bool same_bucket = (param_order(q) + 1) / 2 == (order + 1) / 2;
+        bool before = param_order(q) < order || (param_order(q) == order && q < p);
+        if (same_bucket && before) { place += param_layer_size(config, q); }
+    }
+    return place;
+}
+
+// A contiguous range of the parameters with the same weight decay. Piece 0 is wte and wpe, pieces 1 + 2l and 2 + 2l are the
+// matrices and the vectors of layer l, and piece 2L + 1 is the last layernorm.
+struct Piece {
+    size_t place, n;
+    bool decay;
+};
+inline int num_pieces(const GPT2Config* config) { return 2 * config->num_layers + 2; }
+
+inline Piece parameter_piece(const GPT2Config* config, int i) {
+    int l = (i - 1) / 2, order = i == 0 ? 0 : i == num_pieces(config) - 1 ? 3 : 1 + (i - 1) % 2;
+    Piece piece = {SIZE_MAX, 0, order <= 1};
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        if (param_order(p) != order) { continue; }
+        piece.place = std::min(piece.place, param_place(config, p, gpt2_params[p].per_layer ? l : 0));
+        piece.n += param_layer_size(config, p);
+    }
+    return piece;
+}
+
+// With ZeRO-1 (-z 1) a rank keeps moments and master weights only of its share of each bucket, and updates only these
+// weights. Its shares follow one another in memory: `own` is where the share of bucket b begins there. Without, a share is
+// the whole bucket, and own equals place.
+struct Share {
+    size_t place, n, own;
+};
+inline Share share_of(const GPT2Config* config, int b, int rank) {
+    Span whole = bucket(config, b);
+    size_t n = whole.n / ranks().num_shares;
+    return {whole.place + (ranks().num_shares > 1 ? rank * n : 0), n, whole.place / ranks().num_shares};
+}
+inline size_t share_size(const GPT2Config* config) { return model_size(config) / ranks().num_shares; }
+
+// Calls use(i, place, own, n) for what the share has of piece i, for each piece in bucket b.
+template <class Use> void for_each_piece(const GPT2Config* config, int b, int rank, Use use) {
+    Share share = share_of(config, b, rank);
+    int first = b == 0 ? 0 : 2 * b - 1, last = b == 0 ? 0 : std::min(2 * b, num_pieces(config) - 1);
+    for (int i = first; i <= last; i++) {
+        Piece piece = parameter_piece(config, i);
+        size_t begin = std::max(piece.place, share.place), end = std::min(piece.place + piece.n, share.place + share.n);
+        if (begin < end) { use(i, begin, share.own + (begin - share.place), end - begin); }
+    }
+}
+
+// Calls copy(place, offset, n) for each tensor of each layer. Its n values begin at `place` in the model's arrays, which are
+// ordered by layer, and at `offset` in the arrays of a checkpoint, which are ordered by tensor.
+template <class Copy> void for_each_tensor(const GPT2Config* config, Copy copy) {
+    for (int p = 0; p < NUM_PARAMS; p++) {
+        size_t n = param_layer_size(config, p);
+        for (int l = 0; l < param_copies(config, p); l++) {
+            copy(param_place(config, p, l), param_offset(config, p) + l * n, n);
+        }
+    }
+}
