@@ -20,6 +20,10 @@ allows the update (judge_before_update); and around evaluation, samples and chec
 on a step's results are made on the GPU: gradient clipping, fp16's loss scale, and whether the weights are updated at all.
 They are not when the loss or the gradient is NaN or infinite (adamw_prepare).
 
+With --gpus N there is a process like this for each GPU, a rank, with its own part of each batch. Gradients are summed over
+the ranks, and updated weights are passed on, by NCCL on a second stream (distributed.cuh): gradients_ready, await_weights and
+their like order it with the first one, and do nothing when there is one GPU.
+
 A micro-step (forward and backward of one micro-batch) is launched kernel by kernel the first time. The second time it is
 captured as a CUDA graph, and from then on it is one graph launch. There are two graphs: one for the first micro-step of a
 step, which overwrites the gradients, and one for the others, which add to them. Generation does the same per token.
@@ -38,6 +42,7 @@ channels. Every tensor is row-major. floatX is the type of weights and activatio
 is called d + name.
 
 Words:
+    rank, share       with several GPUs: the process of one of them; what it keeps of AdamW's state (ZeRO-1)
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by scripts/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -1317,12 +1322,14 @@ static void open_training_model(GPT2* model, const GPT2Config* config, const Bat
     printf("%d layers, %d heads, %d channels, %d positions, vocabulary %d: %.2f M parameters, %s\n", config->num_layers,
            config->num_heads, config->channels, config->max_seq_len, config->vocab_size,
            (double)num_parameters(config) * 1e-6, PRECISION_NAME);
+    char shared[64] = "";
+    if (ranks().num_shares > 1) { snprintf(shared, sizeof(shared), " (1/%d of it)", ranks().num_shares); }
     printf(
-        "memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f, library and driver %.2f: %.2f of the "
+        "memory: weights %.2f GB, gradients %.2f, AdamW %.2f%s, activations %.2f, library and driver %.2f: %.2f of the "
         "%.1f GB free on %s\n",
         (double)parameters.bytes[PLAN_WEIGHTS] * 1e-9, (double)parameters.bytes[PLAN_GRADIENTS] * 1e-9,
-        (double)parameters.bytes[PLAN_ADAMW] * 1e-9, (double)activations.total * 1e-9, (double)memory_beside() * 1e-9,
-        (double)need * 1e-9, (double)have * 1e-9, device);
+        (double)parameters.bytes[PLAN_ADAMW] * 1e-9, shared, (double)activations.total * 1e-9,
+        (double)memory_beside() * 1e-9, (double)need * 1e-9, (double)have * 1e-9, device);
     auto bytes = [&](int B, int recompute) {
         GPT2Options other = options;
         other.recompute = recompute;

@@ -7,7 +7,7 @@ small things over TCP (rank_link.h).
     ranks_connect(buckets)      after the GPU was opened: NCCL's communicator
     ranks_close()
 
-Data flows in buckets, ranges of the model's parameters (train_gpt2.cu, bucket()). The collectives are queued on a stream of
+Data flows in buckets, ranges of the model's parameters (layout.cuh). The collectives are queued on a stream of
 their own, ordered with the model's stream by events; the host waits for none of them:
 
     backward of a layer  -> gradients_ready(b)  -> reduce_gradients(b): every rank gets the sum for its share of bucket b
@@ -36,6 +36,7 @@ constexpr NcclType NCCL_FLOATX = sizeof(floatX) == 4 ? NCCL_FLOAT32 : IS_FP16 ? 
 struct Ranks {
     RankEnv env;     // env.rank of env.num_ranks
     bool progressed; // the first step is done
+    bool failed;     // die() was called
     int died;        // atomic: -1 when another rank has ended; stops a save
     int num_shares;  // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
     RankLink link;
@@ -78,7 +79,15 @@ inline bool ranks_tell(const char* reason) {
     }
     bool said = quoted || (strstr(first.text, host) && strstr(first.text, reason));
     rank_link_fail(link, reason);
+    ranks().failed = true;
     return !said;
+}
+
+// Runs at exit, before CUDA's own end, which would wait for a collective that other ranks do not join any more.
+inline void ranks_at_exit() {
+    if (!ranks().failed) { return; }
+    fflush(NULL);
+    _exit(EXIT_FAILURE);
 }
 
 double ranks_sum(double x);
@@ -389,6 +398,7 @@ inline void ranks_connect(int num_buckets) {
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     NcclOptions options = {120e3, &run_stop_signal, NCCL_CTAS, NCCL_CTAS};
     if (!nccl_comm_open(&r.comm, &r.nccl, &r.id, r.env.rank, r.env.num_ranks, &options, &err)) { die("%s", err.text); }
+    atexit(ranks_at_exit); // after CUDA's, and so run before it
     cudaCheck(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     for (int b = 0; b < num_buckets; b++) {
         r.ready.push_back(new_event());
