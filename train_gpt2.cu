@@ -42,7 +42,8 @@ channels. Every tensor is row-major. floatX is the type of weights and activatio
 is called d + name.
 
 Words:
-    rank, share       with several GPUs: the process of one of them; what it keeps of AdamW's state (ZeRO-1)
+    rank              with several GPUs: the process of one of them
+    share             with ZeRO-1: the part of AdamW's state that a rank keeps
     ladder            a file of dev/cuda: one operation as a series of numbered kernels, from naive to fast
     promoted          copied here from a ladder by scripts/promote.sh, between marks: its best kernel, with its number
     launcher          the host function that checks the shapes and launches an operation's kernels
@@ -498,7 +499,7 @@ static void gpt2_gradient_norm(GPT2* model) {
         Span whole = bucket(config, b);
         reduce_gradients(b, model->own_grads + share_of(config, b, 0).own, model->grads_memory + whole.place, whole.n);
     }
-    await_gradients(model->stream);
+    await_collectives(model->stream);
     global_norm(&model->state->scaled_norm, model->acts.scratch, model->own_grads, share_size(config), model->stream);
     combine_ranks(&model->state->loss, model->stream); // and scaled_norm, which follows it
 }
@@ -618,8 +619,9 @@ static void allocate_training(GPT2* model, const Plan* parameters, const Plan* a
     a->dqkv = a->logits + (size_t)a->B * a->T * 4 * config->channels;
 }
 
-// Bytes needed outside the plan: cuBLASLt's workspace, and 512 MB for the driver's own use (code, graphs, context).
-static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)512 << 20); }
+// Bytes needed outside the plan: cuBLASLt's workspace, and 512 MB for the driver's own use (code, graphs,
+// context). NCCL takes some hundred MB: an estimate.
+static size_t memory_beside() { return cublaslt().workspace_bytes + ((size_t)(is_alone() ? 512 : 1024) << 20); }
 
 // Bytes that a training run needs.
 static size_t training_bytes(const GPT2Config* config, int B, int T, const GPT2Options* options) {
@@ -1018,7 +1020,8 @@ struct Trainer {
 static bool load_batch(Trainer* t, DataLoader* loader, Error* err) {
     int slot = (int)(t->num_batches++ % 2);
     size_t BT = (size_t)loader->B * loader->T;
-    cudaCheck(cudaEventSynchronize(t->copied[slot])); // until the copy of two micro-batches ago has read this buffer
+    // until the copy of two micro-batches ago has read this buffer
+    wait_for_event(t->copied[slot], "a micro-batch of step", t->job.run.step + 1);
     if (!dataloader_next(loader, t->batches[slot], t->batches[slot] + BT, err)) { return false; }
     cudaStream_t stream = t->model.stream;
     Activations* acts = &t->model.acts;
@@ -1072,7 +1075,7 @@ static void read_state(Trainer* t, PendingStep* s) {
 // With -sl or -sg the host waits for loss and norm before the update. Returns false if the step must be skipped.
 static bool judge_before_update(Trainer* t, PendingStep* s) {
     read_state(t, s);
-    cudaCheck(cudaStreamSynchronize(t->model.stream));
+    wait_for_stream(t->model.stream, "step", s->report.step);
     s->report.loss = s->state->loss;
     s->report.norm = s->state->scaled_norm / s->state->loss_scale;
     s->judged = true;
@@ -1126,9 +1129,8 @@ static void follow_loss_scale(Trainer* t, const PendingStep* s) {
 static bool report_step(Trainer* t, PendingStep* s) {
     StepReport* r = &s->report;
     float ms;
-    watch_begin("step", r->step);
-    cudaCheck(cudaEventSynchronize(s->end));
-    watch_end();
+    wait_for_event(s->end, "step", r->step);
+    ranks_progressed();
     cudaCheck(cudaEventElapsedTime(&ms, s->begin, s->end));
     r->loss = s->state->loss, r->norm = s->state->norm, r->ms = ms;
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
@@ -1158,7 +1160,8 @@ static void allocate_buffer(Trainer* t) {
     t->buffer = (float*)malloc_check(bytes);
     advise_huge(t->buffer, bytes);
     if (cudaHostRegister(t->buffer, bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
-    s->ranks = {run_rank, run_num_ranks, 0, 0.0, &ranks().died};
+    s->ranks = {run_rank, run_num_ranks, 0, 86400e3,
+                &ranks().died}; // a day: writing may take long, and a death is noticed
     s->parts = &t->parts;
     s->buffer = t->buffer;
 }
@@ -1178,7 +1181,7 @@ static void copy_parts(Trainer* t) {
         }
     }
     forget_whole_array(model);
-    cudaCheck(cudaStreamSynchronize(model->stream));
+    wait_for_stream(model->stream, "collecting the checkpoint of step", t->job.run.step);
 }
 
 // All ranks call it, and each of them writes its parts of the files.
@@ -1191,6 +1194,7 @@ static void save_checkpoint(Trainer* t, bool last) {
     copy_parts(t);
     t->job.saver.ranks.token = ranks_token();
     training_save(&t->job, NULL, last);
+    ranks_agree(0, false, 0, 0); // however long rank 0 has taken
 }
 
 // Ends a run after too many consecutive steps that were not finite.
@@ -1356,6 +1360,7 @@ static void load_training_state(Trainer* t, ModelSource* source) {
     state.dloss = (float)(run->loss_scale / (double)t->job.batch.total);
     state.num_updates = (int)(run->step - run->skipped_steps);
     state.good_steps = (int)run->loss_scale_good_steps;
+    ranks_check_equal("the weights", is_alone() ? 0 : crc32c(0, arrays[0], n * sizeof(float)));
     gpt2_upload(model, arrays[0], state.num_updates);
     cudaCheck(cudaMemcpy(model->state, &state, sizeof(state), cudaMemcpyHostToDevice));
     if (resumed) {

@@ -45,8 +45,8 @@ struct Ranks {
     NcclComm comm;
     cudaStream_t stream;                      // of the collectives
     std::vector<cudaEvent_t> ready, gathered; // of each bucket: its gradients are computed; its weights are here
-    cudaEvent_t updated, reduced;             // its weights are updated; all gradients are reduced
-    float* figures;                           // (num_ranks, 2) loss and norm of each rank, in device memory
+    cudaEvent_t computed, exchanged; // all that was queued so far: on the model's stream; on that of the collectives
+    float* figures;                  // (num_ranks, 2) loss and norm of each rank, in device memory
 };
 
 inline Ranks& ranks() {
@@ -77,7 +77,7 @@ inline bool ranks_tell(const char* reason) {
         if (rank_link_lost(link, &first)) { break; }
         usleep(20000);
     }
-    bool said = quoted || (strstr(first.text, host) && strstr(first.text, reason));
+    bool said = quoted || (strstr(first.text, host) && strstr(first.text, (std::string("): ") + reason).c_str()));
     rank_link_fail(link, reason);
     ranks().failed = true;
     return !said;
@@ -85,12 +85,11 @@ inline bool ranks_tell(const char* reason) {
 
 // Runs at exit, before CUDA's own end, which would wait for a collective that other ranks do not join any more.
 inline void ranks_at_exit() {
-    if (!ranks().failed) { return; }
-    fflush(NULL);
-    _exit(EXIT_FAILURE);
+    if (ranks().failed) { _exit(EXIT_FAILURE); }
 }
 
 double ranks_sum(double x);
+int ranks_take_int(int x);
 
 // ---- starting the ranks -----------------------------------------------------------------
 
@@ -180,6 +179,8 @@ inline int ranks_start(char** argv) {
     snprintf(message_prefix, sizeof(message_prefix), "rank %d: ", r.env.rank);
     on_die = ranks_tell;
     sum_over_ranks = ranks_sum;
+    from_rank0 = ranks_take_int;
+    run_stop_is_silent = !is_rank0();
     if (!is_rank0() && !freopen("/dev/null", "w", stdout)) { die("/dev/null: %s", strerror(errno)); } // rank 0 prints
     return -1;
 }
@@ -199,7 +200,7 @@ inline int ranks_device(int num_devices) {
 struct RankNews {
     int signal; // of the operating system, that asks a rank to stop; 0: none
     int failed; // 1 + the first rank that cannot go on; 0: none
-    int due;    // bits, from any rank
+    int due;    // whether any rank said so
 };
 
 // How long to wait for other ranks; longer until the first step is done, because they open their GPUs at different speeds.
@@ -255,12 +256,32 @@ inline void ranks_find_checkpoint(Training* t) {
     } else {
         training_clear(t);
     }
-    if (strlen(t->checkpoint) >= sizeof(found.checkpoint)) { die("%s: the path is too long", t->checkpoint); }
+    if (!is_alone() && strlen(t->checkpoint) >= sizeof(found.checkpoint)) {
+        die("%s: the path is too long", t->checkpoint);
+    }
     snprintf(found.checkpoint, sizeof(found.checkpoint), "%s", t->checkpoint);
     found.seed = drawn_seed;
+    if (is_alone()) { return; }
     ranks_take_from_rank0(&found, sizeof(found));
     snprintf(t->checkpoint, sizeof(t->checkpoint), "%s", found.checkpoint);
     drawn_seed = found.seed;
+}
+
+inline int ranks_take_int(int x) {
+    ranks_take_from_rank0(&x, sizeof(x));
+    return x;
+}
+
+// Ends the program if the ranks have different values: they would train different models.
+inline void ranks_check_equal(const char* what, uint32_t value) {
+    std::vector<uint32_t> all(ranks().env.num_ranks);
+    if (is_alone()) { return; }
+    ranks_exchange(&value, all.data(), sizeof(value), 0);
+    for (size_t i = 0; i < all.size(); i++) {
+        if (all[i] != all[0]) {
+            die("%s of rank %zu differ from those of rank 0: do all read the same files?", what, i);
+        }
+    }
 }
 
 // A number that all ranks have in common, a new one in each call.
@@ -332,7 +353,6 @@ __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
     if (ranks_tell(reason)) {
         fprintf(stderr, "error: %s%s; the last saved checkpoint stands\n", message_prefix, reason);
     }
-    fflush(stdout);
     usleep(200000);      // for the message to leave this process
     _exit(EXIT_FAILURE); // exit() would wait for a GPU that waits for ever
 }
@@ -363,14 +383,26 @@ inline void* watchdog_run(void*) {
     return NULL;
 }
 
-// The main thread begins, or ends, to wait for the GPU.
+// The main thread starts or stops waiting for the GPU. what, step: for the message.
 inline void watch_begin(const char* what, int64_t step) {
     Watchdog& w = watchdog();
     w.step = step, w.since = time_ms(), w.limit_ms = ranks_limit_ms();
     w.what = what;
 }
-inline void watch_end() {
-    watchdog().what = NULL;
+inline void watch_end() { watchdog().what = NULL; }
+inline void wait_for_event(cudaEvent_t event, const char* what, int64_t step) {
+    watch_begin(what, step);
+    cudaCheck(cudaEventSynchronize(event));
+    watch_end();
+}
+inline void wait_for_stream(cudaStream_t stream, const char* what, int64_t step) {
+    watch_begin(what, step);
+    cudaCheck(cudaStreamSynchronize(stream));
+    watch_end();
+}
+
+// The first step is done: from now on --timeout holds, and a failure is followed by a restart.
+inline void ranks_progressed() {
     if (ranks().progressed) { return; }
     ranks().progressed = true;
     rank_env_report_progress(&ranks().env);
@@ -404,7 +436,7 @@ inline void ranks_connect(int num_buckets) {
         r.ready.push_back(new_event());
         r.gathered.push_back(new_event());
     }
-    r.updated = new_event(), r.reduced = new_event();
+    r.computed = new_event(), r.exchanged = new_event();
     r.figures = (float*)device_malloc_check(2 * r.env.num_ranks * sizeof(float), "figures of all ranks");
     char text[32];
     printf("%d ranks (%s): NCCL %s, %s\n", r.env.num_ranks, rank_source_name(r.env.source),
@@ -423,17 +455,19 @@ inline void ranks_close() {
     if (watchdog().thread) { pthread_join(watchdog().thread, NULL); }
     for (cudaEvent_t event : r.ready) { cudaCheck(cudaEventDestroy(event)); }
     for (cudaEvent_t event : r.gathered) { cudaCheck(cudaEventDestroy(event)); }
-    cudaCheck(cudaEventDestroy(r.updated));
-    cudaCheck(cudaEventDestroy(r.reduced));
+    cudaCheck(cudaEventDestroy(r.computed));
+    cudaCheck(cudaEventDestroy(r.exchanged));
     if (!nccl_comm_close(&r.comm, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     cudaCheck(cudaStreamDestroy(r.stream));
     cudaCheck(cudaFree(r.figures));
+    on_die = NULL; // there is nobody left to tell
     if (!rank_link_close(&r.link, ranks_limit_ms(), &err)) { fprintf(stderr, "warning: %s\n", err.text); }
 }
 
 // ---- events ---------------------------------------------------------------------------------
 
-// While a graph is captured, these become nodes of it that record, or wait for, an event outside of it.
+// While a graph is captured, these become nodes of it that record, or wait for, an event outside of it. The kernel that is
+// launched after such a node must be an ordinary one, without launch_early.
 inline bool is_capturing(cudaStream_t stream) {
     cudaStreamCaptureStatus status;
     cudaCheck(cudaStreamIsCapturing(stream, &status));
@@ -445,7 +479,7 @@ inline void gradients_ready(int b, cudaStream_t stream) {
                                        is_capturing(stream) ? cudaEventRecordExternal : cudaEventRecordDefault));
 }
 inline void await_weights(int b, cudaStream_t stream) {
-    if (is_alone() || ranks().gathered.empty()) { return; }
+    if (ranks().num_shares == 1 || ranks().gathered.empty()) { return; }
     cudaCheck(cudaStreamWaitEvent(stream, ranks().gathered[b],
                                   is_capturing(stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
 }
@@ -472,11 +506,11 @@ inline void reduce_gradients(int b, float* own, float* grads, size_t n) {
     }
 }
 
-// Makes stream wait for the gradients of all buckets.
-inline void await_gradients(cudaStream_t stream) {
+// Makes stream wait for all collectives that have been queued.
+inline void await_collectives(cudaStream_t stream) {
     if (is_alone()) { return; }
-    cudaCheck(cudaEventRecord(ranks().reduced, ranks().stream));
-    cudaCheck(cudaStreamWaitEvent(stream, ranks().reduced, 0));
+    cudaCheck(cudaEventRecord(ranks().exchanged, ranks().stream));
+    cudaCheck(cudaStreamWaitEvent(stream, ranks().exchanged, 0));
 }
 
 // figures (num_ranks, 2): losses and norms of all ranks. out[0] = their sum; out[1] = the norm of all shares together, or
@@ -495,10 +529,10 @@ __global__ void combine_figures_kernel(float* out, const float* figures, int num
 inline void combine_ranks(float* loss_and_norm, cudaStream_t stream) {
     Ranks& r = ranks();
     if (is_alone()) { return; }
-    cudaCheck(cudaEventRecord(r.updated, stream));
-    cudaCheck(cudaStreamWaitEvent(r.stream, r.updated, 0));
+    cudaCheck(cudaEventRecord(r.computed, stream));
+    cudaCheck(cudaStreamWaitEvent(r.stream, r.computed, 0));
     ncclCheck(nccl_all_gather(&r.comm, r.figures, loss_and_norm, 2, NCCL_FLOAT32, r.stream, err));
-    await_gradients(stream);
+    await_collectives(stream);
     combine_figures_kernel<<<1, 1, 0, stream>>>(loss_and_norm, r.figures, r.env.num_ranks, r.num_shares > 1);
     cudaCheck(cudaGetLastError());
 }
@@ -508,8 +542,8 @@ inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream
     Ranks& r = ranks();
     if (r.num_shares == 1) { return; }
     size_t share = n / r.num_shares;
-    cudaCheck(cudaEventRecord(r.updated, stream));
-    cudaCheck(cudaStreamWaitEvent(r.stream, r.updated, 0));
+    cudaCheck(cudaEventRecord(r.computed, stream));
+    cudaCheck(cudaStreamWaitEvent(r.stream, r.computed, 0));
     ncclCheck(nccl_all_gather(&r.comm, weights, weights + r.env.rank * share, share, NCCL_FLOATX, r.stream, err));
     cudaCheck(cudaEventRecord(r.gathered[b], r.stream));
 }
@@ -517,8 +551,8 @@ inline void gather_weights(int b, floatX* weights, size_t n, cudaStream_t stream
 // whole (n) = own (n / shares) of all ranks, after the work that is on stream; stream waits for it.
 inline void gather_shares(float* whole, const float* own, size_t n, cudaStream_t stream) {
     Ranks& r = ranks();
-    cudaCheck(cudaEventRecord(r.updated, stream));
-    cudaCheck(cudaStreamWaitEvent(r.stream, r.updated, 0));
+    cudaCheck(cudaEventRecord(r.computed, stream));
+    cudaCheck(cudaStreamWaitEvent(r.stream, r.computed, 0));
     ncclCheck(nccl_all_gather(&r.comm, whole, own, n / r.num_shares, NCCL_FLOAT32, r.stream, err));
-    await_gradients(stream);
+    await_collectives(stream);
 }

@@ -186,7 +186,7 @@ static inline double evaluate_questions(Evaluator* e, EvalLoader* questions) {
         if (batch % run_num_ranks != run_rank) { continue; } // another rank's
         e->compute(e->model, e->losses, e->inputs, e->targets, questions->B, questions->T);
         eval_score(questions, e->losses);
-        eval_progress(questions);
+        if (run_num_ranks == 1) { eval_progress(questions); }
     }
     if (sum_over_ranks) { questions->num_correct = (int64_t)sum_over_ranks((double)questions->num_correct); }
     if (err.text[0]) { die("--hellaswag %s", err.text); } // the file was changed since it was opened

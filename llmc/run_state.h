@@ -51,6 +51,9 @@ static volatile sig_atomic_t run_stop_signal;
 // True after the first SIGINT or SIGTERM: another one ends the process at once.
 static volatile sig_atomic_t run_stop_urged;
 
+// Set in a process that leaves it to another one to tell the user that the run stops.
+static bool run_stop_is_silent;
+
 // Requests a stop. The second SIGINT or SIGTERM ends the process at once with exit code 128 + signal: 130 or 143.
 static inline void run_on_signal(int signal_number) {
     static const char text[] = "\nstopping after this micro-batch; a second Ctrl-C or SIGTERM exits at once\n";
@@ -60,7 +63,8 @@ static inline void run_on_signal(int signal_number) {
     if (urged) { run_stop_urged = 1; }
     bool first = !run_stop_signal;
     if (first) { run_stop_signal = signal_number; }
-    if (first && write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
+    if (first && !run_stop_is_silent &&
+        write(STDERR_FILENO, text, sizeof(text) - 1) < 0) { /* ignored: the run stops without the message */
     }
     errno = saved_errno;
 }
@@ -776,6 +780,18 @@ static inline uint64_t run_total_bytes(const SavedFile* files, int num_files) {
     uint64_t bytes = 0;
     for (int i = 0; i < num_files; i++) { bytes += files[i].bytes; }
     return bytes;
+}
+
+// Whether a checkpoint could be begun in out_dir, which is created if necessary.
+static inline bool run_can_begin(const char* out_dir, Error* err) {
+    char path[RUN_PATH], name[RUN_NAME];
+    snprintf(name, sizeof(name), ".probe-%ld", (long)getpid());
+    if (!make_directories(out_dir, err) || !run_path(path, out_dir, name, err)) { return false; }
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) {
+        return error_set(err, "%s: cannot create: %s", path, strerror(errno));
+    }
+    rmdir(path);
+    return true;
 }
 
 // True if the checkpoint at path is intact; reads every byte of it. If state.json can be read, *state holds its

@@ -154,7 +154,7 @@ static const Option options[] = {
     {OPT_INT, 'v', NULL, "val-every", &settings.val_every, "steps",
      "compute the validation loss every N steps; 0: never", 0, 1e9},
     {OPT_INT, 'm', NULL, "val-steps", &settings.val_steps, "batches",
-     "batches per validation, at most all of the validation data", 1, 1e9},
+     "batches per validation, on each GPU; at most all of the validation data", 1, 1e9},
     {OPT_INT, 's', NULL, "sample-every", &settings.sample_every, "steps", "print a sample every N steps; 0: never", 0,
      1e9},
     {OPT_INT, 'g', NULL, "sample-tokens", &settings.sample_tokens, "tokens", "length of that sample", 1, 1e9},
@@ -253,6 +253,7 @@ static const Option options[] = {
 
 // Which of several processes this is that train together, each on a GPU of its own. Set once, when the program has found out.
 static int run_rank = 0, run_num_ranks = 1;
+static int (*from_rank0)(int x); // what process 0 gives, for all of them; NULL: there is one process
 
 // ---- what the program does ------------------------------------------------------------
 
@@ -786,6 +787,27 @@ static inline void training_finish_save(Training* t) {
     if (saver_wait(&t->saver)) { training_report_periodic_save(t); }
 }
 
+// Several processes save together; all of them have to begin, and to take the same result from it. So process 0 looks first
+// whether it can write to dir: if not, it could not tell the others, and they would wait. Sets the results of a save that failed.
+static inline bool training_can_save(Training* t) {
+    Saver* s = &t->saver;
+    if (!from_rank0) { return true; }
+    bool ok = run_rank > 0 || run_can_begin(s->dir, &s->error);
+    if (from_rank0(ok)) { return true; }
+    if (run_rank > 0) { error_set(&s->error, "%s: rank 0 cannot write there", s->dir); }
+    s->saved = false;
+    s->pruned = true;
+    return false;
+}
+
+// Saves while the run waits.
+static inline void training_save_now(Training* t) {
+    if (!training_can_save(t)) { return; }
+    t->saver.ranks.token++;
+    saver_run(&t->saver);
+    if (from_rank0) { t->saver.saved = from_rank0(t->saver.saved); }
+}
+
 static Training* training_at_exit;
 
 // Runs at exit: a checkpoint that is being written when the program ends with an error is completed.
@@ -804,16 +826,18 @@ static inline void training_save_anyway(Training* t) {
                 (long long)t->run.step, reason.text, wait_ms * 1e-3);
     }
     if (args->keep > 1 && run_rank == 0) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
-    do { // all ranks do the same: they get the same results
-        s->ranks.token++;
-        saver_run(s);
+    for (bool again = true; again;) {
+        training_save_now(t);
         if (s->saved) {
             training_report_save(t);
             return;
         }
-        if (time_ms() - start < wait_ms) { usleep(500000); }
-    } while (time_ms() - start < wait_ms);
+        again = time_ms() - start < wait_ms;
+        if (from_rank0) { again = from_rank0(again); }
+        if (again) { usleep(500000); }
+    }
     reason = s->error;
+    s->ranks.limit_ms = 30e3; // a directory that other hosts do not see is not waited for any longer
     const char* const places[] = {getenv("TMPDIR"), "/tmp", "/var/tmp", getenv("HOME"), "."};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         char dir[4096];
@@ -821,8 +845,7 @@ static inline void training_save_anyway(Training* t) {
         unsigned long long name = run_num_ranks > 1 ? s->ranks.token : (unsigned long long)getpid();
         snprintf(dir, sizeof(dir), "%s/train_gpt2_rescue_%llu", places[i], name);
         s->dir = dir;
-        s->ranks.token++;
-        saver_run(s);
+        training_save_now(t);
         if (!s->saved) {
             rmdir(dir);
             continue;
@@ -889,13 +912,18 @@ static inline void training_save(Training* t, float* const* tensors, bool last) 
         }
     }
     if (async) {
+        if (!training_can_save(t)) {
+            training_report_periodic_save(t);
+            return;
+        }
+        s->ranks.token++;
         if (!training_at_exit) { atexit(training_exit); }
         training_at_exit = t;
         saver_start(s);
         t->save_pause_ms = time_ms() - t->save_start_ms;
         return;
     }
-    saver_run(s);
+    training_save_now(t);
     t->save_pause_ms = INFINITY; // for the whole save
     if (!last) {
         training_report_periodic_save(t);
