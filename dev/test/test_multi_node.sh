@@ -92,7 +92,7 @@ rank=${LLMC_RANK-}${SLURM_PROCID-}${OMPI_COMM_WORLD_RANK-}${PMI_RANK-}
 {
     env | grep -E '^(LLMC_|NCCL_|SLURM_(PROCID|NTASKS|LOCALID)|SRUN_|OMPI_|PMI_|MPI_|MASTER_|HOST=|MINE)' | sort
     printf '[%s]' "$@"
-    echo " in $PWD with group $(ps -o pgid= -p $$ | tr -d ' ')"
+    echo " in $PWD with group $(cut -d ' ' -f 5 /proc/$$/stat)"
 } >"rank$rank.new"
 mv "rank$rank.new" "rank$rank"
 for signal in INT TERM HUP USR1; do trap "echo $signal >>signals$rank; exit 0" $signal; done
@@ -130,10 +130,8 @@ refused() {
 # start COMMAND ...: in the background; its process goes to $pid
 start() {
     rm -f rank* ready* signals* srun scontrol
-    set -m # else the shell would make it ignore SIGINT
-    "$@" >out 2>err </dev/null &
+    env --default-signal=INT "$@" >out 2>err </dev/null & # a shell makes what it starts in the background ignore SIGINT
     pid=$!
-    set +m
 }
 await() { # FILE ...
     local i file
@@ -147,10 +145,17 @@ ended() { # RC: $pid has ended with this code
     wait "$pid" || rc=$?
     [ $rc -eq "$1" ] || { cat out err && fail "exit code $rc, want $1"; }
 }
+# Prints the command lines of the ranks that run. Each has the argument $tmp.
+running() {
+    local file
+    for file in /proc/[0-9]*/cmdline; do
+        tr '\0' ' ' <"$file" 2>/dev/null | grep -a "^bash ./train_gpt2cu .*$tmp" || true
+    done
+}
 nothing_left() {
     local i
-    for ((i = 0; i < 40; i++)); do pgrep -f "^bash ./train_gpt2cu .*$tmp" >left || return 0; sleep 0.1; done
-    cat left && fail "these processes are left"
+    for ((i = 0; i < 40; i++)); do [ -n "$(running)" ] || return 0; sleep 0.1; done
+    running && fail "these processes are left"
 }
 value() { sed -n "s/^$2=//p" "rank$1"; } # RANK NAME
 signals() { cat signals* 2>/dev/null | tr '\n' ' '; }
@@ -207,8 +212,9 @@ test_ssh_signals() {
 
 # ssh's stand-in is of another process group than the script, as Ctrl-C wants it
 test_ssh_is_killed() {
-    start "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 1 ./train_gpt2cu killed none "$tmp"
+    start "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 0.5 ./train_gpt2cu killed none "$tmp"
     await ready0 ready1 ready2
+    want "ranks that run" "$(running | wc -l)" 3
     kill -KILL "$pid"
     wait "$pid" 2>/dev/null || true
     await signals0 signals1 signals2
@@ -217,14 +223,14 @@ test_ssh_is_killed() {
 }
 
 test_ssh_failures() {
-    run 7 "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 0 ./train_gpt2cu fail 2 "$tmp"
+    run 7 "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 0.5 ./train_gpt2cu fail 2 "$tmp"
     grep -qE '^error: rank 2 of 3 \(host n2, process [0-9]+\) ended with exit code 7$' err || { cat err; fail "no rank"; }
     want "the last line" "$(tail -n 1 err)" "error: failed on n2 (exit code 7)"
     want "signals of the ranks" "$(signals)" "TERM TERM "
-    run 137 "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 0 ./train_gpt2cu killed 1 "$tmp"
+    run 137 "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 0.5 ./train_gpt2cu killed 1 "$tmp"
     grep -qE '^error: rank 1 of 3 \(host n1, process [0-9]+\) was ended by signal 9, SIGKILL$' err || { cat err; fail "no rank"; }
     want "the last line" "$(tail -n 1 err)" "error: failed on n1 (exit code 137)"
-    run 255 "$scripts/ssh.sh" --hosts n1:1,down:1 --grace 0 ./train_gpt2cu killed none "$tmp"
+    run 255 "$scripts/ssh.sh" --hosts n1:1,down:1 --grace 0.5 ./train_gpt2cu killed none "$tmp"
     contains "error: down: no connection, or it was lost; this must work without a password: ssh down true" err
     run 1 "$scripts/ssh.sh" --hosts n1:1 ./train_gpt3cu
     want "the errors" "$(cat err)" "error: n1: ./train_gpt3cu is not there or not executable, in $tmp/work
@@ -236,12 +242,12 @@ error: failed on n1 (exit code 1)"
 
 # ranks that heed no SIGTERM, on the host of the one that failed and on another; and a connection that breaks
 test_ssh_force() {
-    run 3 "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 1 ./train_gpt2cu stubborn "$tmp"
+    run 3 "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 0.5 ./train_gpt2cu stubborn "$tmp"
     grep -qE '^rank 1 of 3 \(host n1, process [0-9]+\) still runs: SIGTERM$' err || { cat err; fail "no SIGTERM"; }
     grep -qE '^rank 1 of 3 \(host n1, process [0-9]+\) still runs: SIGKILL$' err || { cat err; fail "no SIGKILL"; }
     want "signals of the ranks" "$(signals)" "TERM TERM "
     nothing_left
-    run 255 "$scripts/ssh.sh" --hosts n1:1,lost:1 --grace 0 ./train_gpt2cu killed none "$tmp"
+    run 255 "$scripts/ssh.sh" --hosts n1:1,lost:1 --grace 0.5 ./train_gpt2cu killed none "$tmp"
     contains "error: failed on lost (exit code 255)" err
     nothing_left
 }
@@ -410,7 +416,7 @@ test_help() {
 
 test_shellcheck() {
     command -v shellcheck >/dev/null || skip "needs shellcheck"
-    (cd "$scripts" && shellcheck -x ./*.sh) >out || { cat out && fail "shellcheck has warnings"; }
+    (cd "$scripts" && shellcheck -x --severity=warning ./*.sh) >out || { cat out && fail "shellcheck has warnings"; }
 }
 
 tests=(ssh ssh_options ssh_signals ssh_is_killed ssh_failures ssh_force dry_run mpirun mpirun_errors slurm

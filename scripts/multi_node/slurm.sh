@@ -113,7 +113,7 @@ main() {
     set +m
     # shellcheck disable=SC2064
     for signal in INT TERM USR1; do trap "stop $signal" $signal; done
-    while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done # in bash's `wait`, one of two signals that come together is lost
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done # in bash's `wait`, one of two signals that come together is lost
     wait "$pid" 2>/dev/null
     code=$?
     # 138: SIGUSR1 ended the tasks, because it came before the first step

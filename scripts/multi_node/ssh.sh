@@ -36,14 +36,14 @@ has failed; 2 usage.
 HELP
 }
 
-dir=$PWD grace=10
+dir=$PWD tenths=100 # of a second: --grace
 own_option() { # NAME [VALUE]
     case $1 in
     --dir) [ $# -eq 1 ] || dir=$2 ;;
     --grace)
         [ $# -eq 1 ] && return
-        [[ $2 =~ ^[0-9]{1,5}$ ]] || fail 2 "--grace $2: not a number of seconds"
-        grace=$2
+        [[ $2 =~ ^([0-9]{1,5})(\.([0-9]))?$ ]] || fail 2 "--grace $2: not a number of seconds"
+        tenths=$((10#${BASH_REMATCH[1]} * 10 + ${BASH_REMATCH[3]:-0}))
         ;;
     *) return 1 ;;
     esac
@@ -58,9 +58,9 @@ signal_ranks() { # SIGNAL
 }
 
 # Starts the ranks of one host and waits for them. Returns the exit code of the first that failed, or 0.
-agent() { # HOST FIRST_RANK GPUS NUM_RANKS ADDRESS PORT TOKEN GRACE DIR COMMAND ...
-    local host=$1 first=$2 count=$3 num_ranks=$4 address=$5 port=$6 token=$7 grace=$8 dir=$9
-    local pids=() i who how status signal code=0 connected=yes sent=' ' deadline='' next=(TERM KILL)
+agent() { # HOST FIRST_RANK GPUS NUM_RANKS ADDRESS PORT TOKEN TENTHS DIR COMMAND ...
+    local host=$1 first=$2 count=$3 num_ranks=$4 address=$5 port=$6 token=$7 tenths=$8 dir=$9
+    local pids=() i who how status signal code=0 connected=yes sent=' ' next=(TERM KILL) left='' # left: tenths of a second until the next one
     shift 9
     trap : PIPE # the connection may be gone when this prints
     exec 3>&2 2>/dev/null # bash has messages about its jobs, which are of no use here
@@ -75,11 +75,11 @@ agent() { # HOST FIRST_RANK GPUS NUM_RANKS ADDRESS PORT TOKEN GRACE DIR COMMAND 
     set +m
     while [ ${#pids[@]} -gt 0 ]; do
         if [ $connected = no ] || ! read -r -t 0; then # there is nothing to read; a `read` with a timeout can lose a character
-            sleep 0.2
+            sleep 0.1
         elif read -r signal; then
             signal_ranks "$signal"
         else # the end of the input
-            connected=no deadline=$SECONDS
+            connected=no left=0
         fi
         for i in "${!pids[@]}"; do
             kill -0 "${pids[i]}" && continue
@@ -98,13 +98,13 @@ agent() { # HOST FIRST_RANK GPUS NUM_RANKS ADDRESS PORT TOKEN GRACE DIR COMMAND 
             if [[ ($code -eq 0 || $signal) && " $sent" != *" ${signal:-none} "* ]]; then echo "error: $who $how" >&3; fi
             [ $code -ne 0 ] || code=$status
         done
-        if [ $code -ne 0 ] && [ -z "$deadline" ]; then deadline=$((SECONDS + grace)); fi
-        if [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ] && [ ${#next[@]} -gt 0 ]; then
+        if [ $code -ne 0 ] && [ -z "$left" ]; then left=$tenths; fi
+        if [ -n "$left" ] && [ $((left--)) -eq 0 ] && [ ${#next[@]} -gt 0 ]; then
             for i in "${!pids[@]}"; do
                 echo "rank $((first + i)) of $num_ranks (host $host, process ${pids[i]}) still runs: SIG${next[0]}" >&3
             done
             signal_ranks "${next[0]}"
-            next=("${next[@]:1}") deadline=$((SECONDS + grace))
+            next=("${next[@]:1}") left=$tenths
         fi
     done
     return $code
@@ -123,7 +123,7 @@ start_host() { # I FIRST_RANK TOKEN
         declare -f agent signal_ranks
         [ ${#variables[@]} -eq 0 ] || printf 'export %q\n' "${variables[@]}"
         printf 'agent'
-        printf ' %q' "${hosts[$1]}" "$2" "${gpus[$1]}" "$num_ranks" "$address" "$port" "$3" "$grace" "$dir" "${command[@]}"
+        printf ' %q' "${hosts[$1]}" "$2" "${gpus[$1]}" "$num_ranks" "$address" "$port" "$3" "$tenths" "$dir" "${command[@]}"
         printf '; exit' # on the same line: what follows it is for agent() to read
     )
     folder=$(mktemp -d) || fail 1 "cannot make a temporary directory: is ${TMPDIR:-/tmp} full?"
@@ -162,7 +162,7 @@ print_ranks() { # TOKEN
 }
 
 main() {
-    local i fd rank=0 token status code=0 deadline='' next=(TERM KILL give_up) failed='' stop=''
+    local i fd rank=0 token status code=0 next=(TERM KILL give_up) left='' failed='' stop=''
     read_options "$@"
     token=$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')
     if [ $dry_run = yes ]; then
@@ -181,7 +181,7 @@ main() {
     done
     [ -z "$stop" ] || tell_hosts "$stop" # it may have come while one was being started
     while [ ${#pids[@]} -gt 0 ]; do
-        sleep 0.2
+        sleep 0.1
         for i in "${!pids[@]}"; do
             kill -0 "${pids[i]}" 2>/dev/null && continue
             wait "${pids[i]}" 2>/dev/null
@@ -198,9 +198,9 @@ main() {
             if [ $code -eq 0 ] || [[ $code -le 128 && $status -gt 128 && ${next[0]} == TERM ]]; then code=$status; fi
         done
         # agent() sees to its own host; this is for the other ones
-        if [ $code -ne 0 ] && [ -z "$deadline" ]; then deadline=$((SECONDS + grace)); fi
-        [[ $deadline && $SECONDS -ge $deadline ]] || continue
-        deadline=$((SECONDS + grace))
+        if [ $code -ne 0 ] && [ -z "$left" ]; then left=$tenths; fi
+        if [ -z "$left" ] || [ $((left--)) -gt 0 ]; then continue; fi
+        left=$tenths
         if [ "${next[0]}" != give_up ]; then
             tell_hosts "${next[0]}"
             next=("${next[@]:1}")
