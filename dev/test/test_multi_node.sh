@@ -52,7 +52,7 @@ END
 stand_in "$tmp/bin/srun" <<'END'
 echo "srun $*" >"$WORK/srun"
 while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && n=${1#*=}; shift; done
-exec ranks_here "$n" slurm "$@"
+exec env --default-signal=INT ranks_here "$n" slurm "$@" # as programs that have a handler of their own
 END
 stand_in "$tmp/bin/scontrol" <<'END'
 echo "scontrol $*" >>"$WORK/scontrol"
@@ -68,7 +68,7 @@ for ((n = 0; $# > 0; )); do
     *) break ;;
     esac
 done
-exec ranks_here "$n" openmpi "$@"
+exec env --default-signal=INT ranks_here "$n" openmpi "$@"
 END
 stand_in "$tmp/bin/mpirun.mpich" <<'END'
 [ "$1" != --version ] || { printf 'HYDRA build details:\n    Version:  4.0.2\n'; exit; }
@@ -88,6 +88,7 @@ END
 
 # The program: notes its environment and its arguments, then does what its first argument says.
 stand_in train_gpt2cu <<'END'
+[ "${1-}" != child ] || { sleep 60; exit; }
 rank=${LLMC_RANK-}${SLURM_PROCID-}${OMPI_COMM_WORLD_RANK-}${PMI_RANK-}
 {
     env | grep -E '^(LLMC_|NCCL_|SLURM_(PROCID|NTASKS|LOCALID)|SRUN_|OMPI_|PMI_|MPI_|MASTER_|HOST=|MINE)' | sort
@@ -98,7 +99,12 @@ mv "rank$rank.new" "rank$rank"
 for signal in INT TERM HUP USR1; do trap "echo $signal >>signals$rank; exit 0" $signal; done
 case ${1-} in
 quick) [ "$rank" = "$2" ] && exit 7 || exit 0 ;;
-fail) [ "$rank" != "$2" ] || exit 7 ;;
+fail)
+    if [ "$rank" = "$2" ]; then
+        "$0" child "$3" & # to be ended with its rank
+        exit 7
+    fi
+    ;;
 killed) [ "$rank" != "$2" ] || kill -9 $$ ;;
 early) trap - USR1 ;;
 twice) trap "echo INT >>signals$rank; trap 'exit 130' INT TERM" INT ;;
@@ -127,10 +133,10 @@ refused() {
     want "${*:2}: the message" "$(cat err)" "error: $1"
 }
 
-# start COMMAND ...: in the background; its process goes to $pid
+# start COMMAND ...: in the background; its process, the first of a process group, goes to $pid
 start() {
     rm -f rank* ready* signals* srun scontrol
-    env --default-signal=INT "$@" >out 2>err </dev/null & # a shell makes what it starts in the background ignore SIGINT
+    setsid env --default-signal=INT "$@" >out 2>err </dev/null & # a shell makes what it starts in the background ignore SIGINT
     pid=$!
 }
 await() { # FILE ...
@@ -196,7 +202,7 @@ test_ssh_signals() {
     for signal in INT USR1; do
         start "$scripts/ssh.sh" --hosts n1:2,n2:1 ./train_gpt2cu killed none "$tmp"
         await ready0 ready1 ready2
-        kill -s $signal "$pid"
+        kill -s $signal -- "-$pid" # Ctrl-C goes to the whole group
         ended 0
         want "signals of the ranks" "$(signals)" "$signal $signal $signal "
     done
@@ -210,7 +216,6 @@ test_ssh_signals() {
     nothing_left
 }
 
-# ssh's stand-in is of another process group than the script, as Ctrl-C wants it
 test_ssh_is_killed() {
     start "$scripts/ssh.sh" --hosts n1:2,n2:1 --grace 0.5 ./train_gpt2cu killed none "$tmp"
     await ready0 ready1 ready2
@@ -284,17 +289,17 @@ test_mpirun() {
         mpi=$(value 3 OMPI_COMM_WORLD_SIZE)$(value 3 PMI_SIZE)
         want "$kind: number of ranks" "$mpi" 4
         contains "[go][] in $tmp/work" rank3
-        run 7 "$scripts/mpirun.sh" --mpirun $kind --hosts n1:1 ./train_gpt2cu fail 0
+        run 7 "$scripts/mpirun.sh" --mpirun $kind --hosts n1:1 ./train_gpt2cu quick 0
     done
     # Ctrl-C becomes SIGUSR1, which mpirun passes on; the second one ends mpirun
     start "$scripts/mpirun.sh" --hosts n1:2 ./train_gpt2cu killed none "$tmp"
     await ready0 ready1
-    kill -INT "$pid"
+    kill -INT -- "-$pid"
     ended 0
     want "signals of the ranks" "$(signals)" "USR1 USR1 "
     start "$scripts/mpirun.sh" --hosts n1:1 ./train_gpt2cu slow "$tmp"
     await ready0
-    kill -INT "$pid"
+    kill -INT -- "-$pid"
     await signals0
     kill -TERM "$pid"
     ended 143
@@ -333,6 +338,7 @@ test_slurm_time_is_up() {
     start "$scripts/slurm.sh" ./train_gpt2cu killed none "$tmp" -o log
     await ready0 ready1
     kill -TERM "$pid" # Slurm sends it to the tasks as well
+    sleep 0.3
     kill -USR1 "$pid"
     ended 0
     want "signals of the tasks" "$(signals)" "USR1 USR1 "
@@ -346,7 +352,7 @@ test_slurm_time_is_up() {
     # Ctrl-C in the shell of salloc
     start "$scripts/slurm.sh" ./train_gpt2cu killed none "$tmp" -o log
     await ready0 ready1
-    kill -INT "$pid"
+    kill -INT -- "-$pid"
     ended 0
     want "signals of the tasks" "$(signals)" "USR1 USR1 "
     [ ! -e scontrol ] || fail "Ctrl-C requeues the job"
