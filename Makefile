@@ -136,7 +136,7 @@ SANITIZE_BUILD := BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-u
 # passive: idle threads do not spin while another thread runs slow instrumented code
 sanitize: export OMP_WAIT_POLICY := passive
 sanitize: export ASAN_OPTIONS := allocator_may_return_null=1:detect_stack_use_after_return=1:$(ASAN_OPTIONS)
-sanitize: export LLMC_KILLS := 50
+sanitize: export LLMC_KILLS := 20
 sanitize: export LLMC_ENDS := 8
 sanitize: export LLMC_OWNER_RUNS := 8
 sanitize: export LLMC_STRIDE := 37

@@ -510,7 +510,7 @@ static inline uint64_t dataloader_add_fingerprint(uint64_t fingerprint, const ui
 }
 
 // Checks every shard's header and length, and sets num_tokens and batches_per_epoch. A shard that is too short for a batch,
-// such as the last one that tokenize writes, is passed over with a note, unless all of them are.
+// such as the last one that tokenize writes, is passed over with a note of rank 0, unless all of them are.
 static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
     int64_t kept = 0;
     Error first; // about the first shard that is too short
@@ -538,7 +538,7 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         }
     }
     if (kept == 0) { return error_set(err, "%s: use smaller -b or -t", first.text); }
-    if (kept < d->num_shards) {
+    if (kept < d->num_shards && d->rank == 0) {
         print_line(stderr, "note: %lld of %lld shards are too short for a batch and are passed over: %s",
                    (long long)(d->num_shards - kept), (long long)d->num_shards, first.text);
     }

@@ -66,10 +66,11 @@ inline bool is_rank0() { return ranks().env.rank == 0; }
 // said it: it was the first to fail; or this is a mistake of the user that all ranks find, and rank 0 speaks for them.
 inline bool ranks_tell(const char* reason) {
     RankLink* link = &ranks().link;
-    char host[RANK_LINK_MAX_NAME + 8];
     Error first = {""};
     if (is_alone()) { return true; }
-    snprintf(host, sizeof(host), "(host %s,", link->peers[ranks().env.rank].host);
+    const char* name = strstr(link->peers[ranks().env.rank].name, "(host "); // rank 2 (host b, pid 123)
+    std::string here(name ? name : "", name ? strcspn(name, ",") + 1 : 0);
+    const char* host = here.c_str();
     bool quoted = strncmp(reason, "rank ", 5) == 0 && strstr(reason, "): ") && strstr(reason, host);
     for (int i = 0; i < 20 && !quoted && !is_rank0(); i++) { // rank 0 may be about to say the same
         if (rank_link_lost(link, &first)) { break; }

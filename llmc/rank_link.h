@@ -53,7 +53,7 @@ enum {
     RANK_LINK_HEADER = 16,      // bytes
     RANK_LINK_MAX_BYTES = 4096, // of a record
     RANK_LINK_MAX_TEXT = 1023,  // bytes of a reason
-    RANK_LINK_MAX_NAME = 255,   // bytes of a host name
+    RANK_LINK_NAME = 128,       // bytes of "rank 3 (host b, pid 9)", with the end
     RANK_LINK_SLICE_MS = 50,    // how soon a wait notices that another thread has called rank_link_fail()
     RANK_LINK_WAIT_MS = 500,    // after this time rank 0 sends WAIT to those that have answered
     RANK_LINK_GRACE_MS = 2000,  // the other ranks wait this much longer than rank 0
@@ -67,6 +67,37 @@ enum { LINK_RDHUP = POLLRDHUP };
 #else
 enum { LINK_RDHUP = 0 }; // the end of a connection is seen when all that came before has been read
 #endif
+
+typedef struct {
+    char name[RANK_LINK_NAME];
+    int fd;                           // -1: none. Rank 0 has one to each other rank, the others have one to rank 0
+    uint8_t header[RANK_LINK_HEADER]; // of the message that is being received
+    char text[RANK_LINK_MAX_TEXT];    // its body, if it is FAIL
+    size_t received;                  // bytes of it, with the header
+    size_t unsent;                    // bytes of the link's message that are still to be sent
+    bool awaited;                     // the exchange waits for it
+    bool elsewhere;                   // it is in another exchange than rank 0:
+    uint32_t what;                    // in this one
+    size_t bytes;                     // of a record there
+} LinkPeer;
+
+// To be left where it is while it is open. rendezvous() opens it; the members are for the functions below.
+typedef struct RankLink {
+    int rank, num_ranks;
+    LinkPeer* peers;    // (num_ranks)
+    struct pollfd* fds; // (num_ranks), of the owner's poll()
+    uint8_t* message;   // the RECORD that is sent
+    size_t size;        // bytes of it
+    uint32_t what;      // of the exchange, like the next three
+    double begin_ms;    // its start
+    double limit_ms;    // 0: none
+    double deadline_ms; // from both
+    bool busy;          // during an exchange
+    bool excused;       // rank 0 has said that it waits itself
+    bool failed;        // for the reason in error
+    Error error;
+    pthread_mutex_t mutex; // of all members but fds
+} RankLink;
 
 // ---- messages ---------------------------------------------------------------------
 
@@ -84,7 +115,7 @@ typedef struct {
 static inline int link_parse(LinkFrame* f, const uint8_t* data, size_t n, int num_ranks, Error* err) {
     memset(f, 0, sizeof(*f));
     if (memcmp(data, link_magic, n < sizeof(link_magic) ? n : sizeof(link_magic)) != 0) {
-        error_set(err, "something that is no message of a rank: its first bytes are '%.*s'", (int)(n < 16 ? n : 16),
+        error_set(err, "something that is no message of a rank: its first bytes are '%.*s'", n < 16 ? (int)n : 16,
                   (const char*)data);
         return -1;
     }
@@ -92,9 +123,8 @@ static inline int link_parse(LinkFrame* f, const uint8_t* data, size_t n, int nu
     f->kind = (uint32_t)ranks_get(data + 4, 4);
     f->what = (uint32_t)ranks_get(data + 8, 4);
     f->length = (size_t)ranks_get(data + 12, 4);
-    size_t max = f->kind == LINK_RECORD ? (size_t)num_ranks * RANK_LINK_MAX_BYTES
-                 : f->kind == LINK_FAIL ? RANK_LINK_MAX_TEXT
-                                        : 0;
+    size_t max_record = (size_t)num_ranks * RANK_LINK_MAX_BYTES;
+    size_t max = f->kind == LINK_RECORD ? max_record : f->kind == LINK_FAIL ? RANK_LINK_MAX_TEXT : 0;
     if (f->kind < LINK_RECORD || f->kind > LINK_FAIL || f->length > max) {
         error_set(err, "a message of kind %u and %zu bytes, which does not exist", f->kind, f->length);
         return -1;
@@ -108,83 +138,21 @@ static inline void link_put_header(uint8_t* out, LinkKind kind, uint32_t what, s
     ranks_put(ranks_put(p, what, 4), length, 4);
 }
 
-// ---- the link ---------------------------------------------------------------------
-
-typedef struct {
-    char host[RANK_LINK_MAX_NAME + 1];
-    long pid;
-    int fd;                            // -1: none. Rank 0 has one to each other rank, the others have one to rank 0
-    uint8_t header[RANK_LINK_HEADER];  // of the message that is being received
-    char text[RANK_LINK_MAX_TEXT + 1]; // its body, if it is FAIL
-    size_t received;                   // bytes of it, with the header
-    size_t unsent;                     // bytes of the link's message that are still to be sent
-    bool answered;                     // its record is here, or the header of one that does not fit
-    bool awaited;                      // the exchange waits for it
-    uint32_t what;                     // of its answer, like bytes
-    size_t bytes;
-} LinkPeer;
-
-// To be left where it is while it is open. rendezvous() opens it; the members are for the functions below.
-typedef struct RankLink {
-    int rank, num_ranks;
-    LinkPeer* peers;    // (num_ranks)
-    struct pollfd* fds; // (num_ranks), of the owner's poll()
-    uint8_t* message;   // the RECORD that is sent
-    size_t size;        // bytes of it
-    uint32_t what;      // of the exchange, like bytes
-    size_t bytes;
-    double begin_ms; // of the exchange
-    bool busy;       // during an exchange
-    bool failed;     // for the reason in error
-    Error error;
-    pthread_mutex_t mutex; // of all members but fds
-} RankLink;
-
-// "rank 3 (host b, pid 9)"
-static inline void link_name(char* out, size_t size, const RankLink* link, int rank) {
-    const LinkPeer* p = &link->peers[rank];
-    char pid[32] = "unknown"; // of rank 0, until the first exchange
-    if (p->pid > 0) { snprintf(pid, sizeof(pid), "%ld", p->pid); }
-    snprintf(out, size, "rank %d (host %.64s, pid %s)", rank, p->host, pid);
-}
-
-// Writes "rank 3 (host b, pid 9), rank 5 (host c, pid 7)": the ranks that are awaited, or those that are elsewhere than
-// rank 0, with the place. Returns how many they are.
-static inline int link_list(char* out, size_t size, const RankLink* link, bool elsewhere) {
-    size_t used = 0;
-    int count = 0, left_out = 0;
-    out[0] = '\0';
-    for (int i = 0; i < link->num_ranks; i++) {
-        const LinkPeer* p = &link->peers[i];
-        char name[160], item[240];
-        bool differs = p->answered && (p->what != link->what || p->bytes != link->bytes);
-        if (p->fd < 0 || !(elsewhere ? differs : p->awaited)) { continue; }
-        link_name(name, sizeof(name), link, i);
-        snprintf(item, sizeof(item), "%s%s", count++ ? ", " : "", name);
-        if (elsewhere) {
-            snprintf(item + strlen(item), sizeof(item) - strlen(item), " is at 0x%x with %zu bytes", p->what, p->bytes);
-        }
-        if (used + strlen(item) + 24 > size) { left_out++; }
-        if (left_out == 0) { used += (size_t)snprintf(out + used, size - used, "%s", item); }
-    }
-    if (left_out > 0) { snprintf(out + used, size - used, " and %d more", left_out); }
-    return count;
-}
-
-// ---- failure ------------------------------------------------------------------------
-
-// Sends a whole message of a header and a text to a peer. What does not fit or comes amid another message is dropped.
+// Sends a short message to a peer. What the system's buffer has no room for, or comes amid another message, is dropped.
 static inline void link_tell(RankLink* link, int i, LinkKind kind, const char* text) {
     uint8_t data[RANK_LINK_HEADER + RANK_LINK_MAX_TEXT];
     LinkPeer* p = &link->peers[i];
-    size_t n = strnlen(text, RANK_LINK_MAX_TEXT);
+    size_t n = strlen(text);
+    if (n > RANK_LINK_MAX_TEXT) { n = RANK_LINK_MAX_TEXT; }
     if (p->fd < 0 || (p->unsent > 0 && p->unsent < link->size)) { return; }
     link_put_header(data, kind, link->what, n);
     memcpy(data + RANK_LINK_HEADER, text, n);
     ranks_send(p->fd, data, RANK_LINK_HEADER + n);
 }
 
-// The first failure counts, and is told to all peers but the one that it came from (-1: none).
+// ---- failure ------------------------------------------------------------------------
+
+// Always returns false. The first failure counts; it is told to all peers but the one that it came from (-1: none).
 PRINTF_LIKE(3, 4) static inline bool link_fail(RankLink* link, int from, const char* fmt, ...) {
     if (link->failed) { return false; }
     va_list args;
@@ -198,199 +166,182 @@ PRINTF_LIKE(3, 4) static inline bool link_fail(RankLink* link, int from, const c
     return false;
 }
 
-// Rank i has sent FAIL with a text. Rank 0 adds from whom it is.
-static inline void link_format_fail(Error* err, const RankLink* link, int i, const char* text, size_t length) {
-    char name[160];
-    link_name(name, sizeof(name), link, i);
-    error_set(err, "%s%s%.*s", link->rank == 0 ? name : "", link->rank == 0 ? ": " : "", (int)length, text);
+// Fails because rank i has sent FAIL. Rank 0 adds from whom it is.
+static inline bool link_fail_told(RankLink* link, int i, const char* text, size_t length) {
+    static const char no_text[] = "a failure without a reason";
+    bool add = link->rank == 0;
+    if (length == 0 || !text[0]) { text = no_text, length = sizeof(no_text) - 1; }
+    return link_fail(link, i, "%s%s%.*s", add ? link->peers[i].name : "", add ? ": " : "", (int)length, text);
 }
 
-// Rank i has closed its end (reason 0), or the system has (an errno).
-static inline void link_format_end(Error* err, const RankLink* link, int i, int reason) {
-    char name[160];
-    link_name(name, sizeof(name), link, i);
+// Fails because rank i has closed its end (reason 0), or the system has (an errno).
+static inline bool link_fail_ended(RankLink* link, int i, int reason) {
     bool ended = reason == 0 || reason == ECONNRESET || reason == EPIPE;
-    error_set(err, "%s %s%s", name, ended ? "has ended" : "cannot be reached: ", ended ? "" : strerror(reason));
+    return link_fail(link, i, "%s %s%s", link->peers[i].name,
+                     ended ? "has ended" : "cannot be reached: ", ended ? "" : strerror(reason));
 }
 
-// True, with the reason, if rank i has ended or has sent FAIL. Looks at what has come, without taking it.
-static inline bool link_look(const RankLink* link, int i, Error* err) {
-    const LinkPeer* p = &link->peers[i];
+// Fails if rank i has sent FAIL or has ended. Looks at what has come, without taking it.
+static inline void link_look(RankLink* link, int i) {
     uint8_t data[2 * RANK_LINK_HEADER + RANK_LINK_MAX_BYTES + RANK_LINK_MAX_TEXT]; // a record that waits, and FAIL
-    struct pollfd one = {p->fd, POLLIN | LINK_RDHUP, 0};
+    struct pollfd one = {link->peers[i].fd, POLLIN | LINK_RDHUP, 0};
     LinkFrame f;
-    if (p->fd < 0 || poll(&one, 1, 0) <= 0) { return false; }
-    ssize_t n = recv(p->fd, data, sizeof(data), MSG_PEEK | MSG_DONTWAIT);
-    int reason = n < 0 ? errno : 0;
-    size_t size = n > 0 && p->received == 0 ? (size_t)n : 0;
+    if (one.fd < 0 || poll(&one, 1, 0) <= 0) { return; }
+    ssize_t n = recv(one.fd, data, sizeof(data), MSG_PEEK | MSG_DONTWAIT);
+    int reason = n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR ? errno : 0;
+    size_t size = n > 0 && link->peers[i].received == 0 ? (size_t)n : 0;
     for (size_t at = 0; at < size && link_parse(&f, data + at, size - at, link->num_ranks, NULL) > 0;) {
         at += RANK_LINK_HEADER + f.length;
-        if (f.kind == LINK_FAIL && at <= size) {
-            link_format_fail(err, link, i, (const char*)data + at - f.length, f.length);
-            return true;
-        }
+        if (f.kind == LINK_FAIL && at <= size) { link_fail_told(link, i, (char*)data + at - f.length, f.length); }
     }
-    bool waits = reason == EAGAIN || reason == EWOULDBLOCK || reason == EINTR;
-    if (n > 0 || waits) { reason = 0; }
-    if (!(n == 0 || (n < 0 && !waits) || (one.revents & (POLLERR | POLLHUP | LINK_RDHUP)))) { return false; }
-    link_format_end(err, link, i, reason);
-    return true;
+    if (n == 0 || reason || (one.revents & (POLLERR | POLLHUP | LINK_RDHUP))) { link_fail_ended(link, i, reason); }
+}
+
+// Writes "rank 3 (host b, pid 9), rank 5 (host c, pid 7)": the ranks that are awaited, or those that are elsewhere than
+// rank 0, with the place. Returns how many they are.
+static inline int link_list(char* out, size_t size, const RankLink* link, bool elsewhere) {
+    size_t used = 0;
+    int count = 0, left_out = 0;
+    out[0] = '\0';
+    for (int i = 0; i < link->num_ranks; i++) {
+        const LinkPeer* p = &link->peers[i];
+        char place[64] = "", item[256];
+        if (!(elsewhere ? p->elsewhere : p->awaited)) { continue; }
+        if (elsewhere) { snprintf(place, sizeof(place), " is at 0x%x with %zu bytes", p->what, p->bytes); }
+        snprintf(item, sizeof(item), "%s%s%s", count++ ? ", " : "", p->name, place);
+        if (used + strlen(item) + 24 > size) { left_out++; }
+        if (left_out == 0) { used += (size_t)snprintf(out + used, size - used, "%s", item); }
+    }
+    if (left_out > 0) { snprintf(out + used, size - used, " and %d more", left_out); }
+    return count;
 }
 
 // ---- sending and receiving ------------------------------------------------------------
 
-// Waits, without the mutex, for one of the peers that are awaited or, with all, for any; until a time at most.
-static inline void link_poll(RankLink* link, short events, bool all, double until_ms) {
-    double wait_ms = until_ms - time_ms();
+static inline void link_await_all(RankLink* link, size_t unsent) {
     for (int i = 0; i < link->num_ranks; i++) {
+        LinkPeer* p = &link->peers[i];
+        p->awaited = p->fd >= 0;
+        p->elsewhere = false;
+        p->unsent = p->awaited ? unsent : 0;
+    }
+}
+
+// Waits, without the mutex, for events of the peers that are awaited or, with all, of any; RANK_LINK_SLICE_MS at most. Returns
+// false if there is nothing to wait for: no peer is awaited, or the time is over.
+static inline bool link_wait(RankLink* link, short events, bool all) {
+    double wait_ms = link->deadline_ms - time_ms();
+    int awaited = 0;
+    for (int i = 0; i < link->num_ranks; i++) {
+        awaited += link->peers[i].awaited;
         link->fds[i].fd = all || link->peers[i].awaited ? link->peers[i].fd : -1; // poll() passes over -1
         link->fds[i].events = events;
     }
+    if (awaited == 0 || wait_ms <= 0) { return false; }
     pthread_mutex_unlock(&link->mutex);
-    int ready = poll(link->fds, (nfds_t)link->num_ranks,
-                     wait_ms < 0                    ? 0
-                     : wait_ms < RANK_LINK_SLICE_MS ? (int)wait_ms + 1
-                                                    : RANK_LINK_SLICE_MS);
+    int ready =
+        poll(link->fds, (nfds_t)link->num_ranks, wait_ms < RANK_LINK_SLICE_MS ? (int)wait_ms + 1 : RANK_LINK_SLICE_MS);
     for (int i = 0; i < link->num_ranks && ready <= 0; i++) { link->fds[i].revents = 0; }
     pthread_mutex_lock(&link->mutex);
+    return true;
 }
 
-// Sends link->message to all peers. Returns false if the link has failed.
-static inline bool link_send_all(RankLink* link, double deadline_ms) {
-    int left = 0;
-    char names[700];
-    for (int i = 0; i < link->num_ranks; i++) {
-        link->peers[i].awaited = link->peers[i].fd >= 0;
-        link->peers[i].unsent = link->peers[i].awaited ? link->size : 0;
-        left += link->peers[i].awaited;
-    }
-    while (left > 0 && !link->failed) {
-        for (int i = 0; i < link->num_ranks && !link->failed; i++) {
-            LinkPeer* p = &link->peers[i];
-            if (p->unsent == 0) { continue; }
-            ssize_t n = ranks_send(p->fd, link->message + link->size - p->unsent, p->unsent);
-            if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-                Error why;
-                int reason = errno; // unless it has told us before it ended
-                if (!link_look(link, i, &why)) { link_format_end(&why, link, i, reason); }
-                link_fail(link, i, "%s", why.text);
-            }
-            p->unsent -= n > 0 ? (size_t)n : 0;
-            p->awaited = p->unsent > 0;
-            left -= p->unsent == 0;
-        }
-        if (left > 0 && !link->failed && time_ms() >= deadline_ms) {
-            link_list(names, sizeof(names), link, false);
-            link_fail(link, -1, "exchange 0x%x: these did not read for %.1f s: %s", link->what,
-                      (time_ms() - link->begin_ms) / 1000, names);
-        }
-        if (left > 0 && !link->failed) { link_poll(link, POLLOUT, false, deadline_ms); }
+// At the end of a phase of an exchange: fails if ranks are out of step or still awaited.
+static inline bool link_check(RankLink* link, size_t bytes) {
+    char awaited[400], elsewhere[500];
+    int num_awaited = link_list(awaited, sizeof(awaited), link, false);
+    if (link_list(elsewhere, sizeof(elsewhere), link, true) > 0) {
+        link_fail(link, -1, "the ranks are out of step: %s is at 0x%x with %zu bytes, %s%s%s", link->peers[0].name,
+                  link->what, bytes, elsewhere, num_awaited ? "; no answer from " : "", awaited);
+    } else if (num_awaited > 0) {
+        link_fail(link, -1, "exchange 0x%x: no answer for %.1f s from %s", link->what,
+                  (time_ms() - link->begin_ms) / 1000, awaited);
     }
     return !link->failed;
 }
 
-typedef enum { LINK_NOTHING, LINK_HEADER, LINK_MESSAGE, LINK_ENDED, LINK_GARBAGE } LinkResult;
-
-// Receives what is there of a peer's next message. LINK_MESSAGE: it is complete; a RECORD is in body (bytes), FAIL is in
-// p->text. LINK_HEADER: it is a RECORD other than the one that is expected; its body was not read. Else err has the reason.
-static inline LinkResult link_receive(RankLink* link, int i, LinkFrame* f, void* body, size_t bytes, Error* err) {
-    LinkPeer* p = &link->peers[i];
-    for (;;) {
-        int parsed = link_parse(f, p->header, p->received, link->num_ranks, err);
-        size_t size = RANK_LINK_HEADER + f->length;
-        uint8_t* to = p->header + p->received;
-        if (parsed < 0) { return LINK_GARBAGE; }
-        if (parsed > 0 && f->kind == LINK_RECORD && (p->answered || f->what != link->what || f->length != bytes)) {
-            return LINK_HEADER;
-        }
-        if (parsed > 0) {
-            if (p->received == size) {
-                p->received = 0;
-                return LINK_MESSAGE;
+// Sends link->message to all peers. Returns false if the link has failed.
+static inline bool link_send_all(RankLink* link, size_t bytes) {
+    link_await_all(link, link->size);
+    do {
+        for (int i = 0; i < link->num_ranks && !link->failed; i++) {
+            LinkPeer* p = &link->peers[i];
+            if (!p->awaited) { continue; }
+            ssize_t n = ranks_send(p->fd, link->message + link->size - p->unsent, p->unsent);
+            if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+                int reason = errno;
+                link_look(link, i); // it may have said why before it ended
+                link_fail_ended(link, i, reason);
             }
-            to = (f->kind == LINK_FAIL ? (uint8_t*)p->text : (uint8_t*)body) + p->received - RANK_LINK_HEADER;
+            p->unsent -= n > 0 ? (size_t)n : 0;
+            p->awaited = p->unsent > 0;
         }
-        ssize_t n = recv(p->fd, to, size - p->received, 0);
-        if (n < 0 && errno == EINTR) { continue; }
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { return LINK_NOTHING; }
-        if (n <= 0) {
-            link_format_end(err, link, i, n < 0 ? errno : 0);
-            return LINK_ENDED;
-        }
-        p->received += (size_t)n;
-    }
+    } while (!link->failed && link_wait(link, POLLOUT, false));
+    return link_check(link, bytes);
 }
 
-// Handles one message of rank i, if it is complete. Returns true if it is the answer that the exchange waits for.
-static inline bool link_take(RankLink* link, int i, void* body, size_t bytes, double* deadline_ms, double limit_ms) {
+// Receives what there is of rank i's next message, and handles it if it is complete. The RECORD that is awaited goes to body
+// (bytes). Of one that does not fit, the header is enough: the link has then failed.
+static inline void link_take(RankLink* link, int i, void* body, size_t bytes) {
     LinkPeer* p = &link->peers[i];
     LinkFrame f;
     Error why;
-    char name[160];
-    LinkResult result = link_receive(link, i, &f, body, bytes, &why);
-    link_name(name, sizeof(name), link, i);
-    if (result == LINK_NOTHING) { return false; }
-    if (result == LINK_ENDED) { return link_fail(link, i, "%s", why.text); }
-    if (result == LINK_GARBAGE) { return link_fail(link, -1, "%s sent %s", name, why.text); }
+    bool fits;
+    for (;;) {
+        int parsed = link_parse(&f, p->header, p->received, link->num_ranks, &why);
+        size_t size = RANK_LINK_HEADER + f.length;
+        fits = p->awaited && f.what == link->what && f.length == bytes;
+        if (parsed < 0) {
+            link_fail(link, -1, "%s sent %s", p->name, why.text);
+            return;
+        }
+        if (parsed > 0 && ((f.kind == LINK_RECORD && !fits) || p->received == size)) { break; }
+        uint8_t* to = parsed == 0 ? p->header : f.kind == LINK_FAIL ? (uint8_t*)p->text : (uint8_t*)body;
+        to += p->received - (parsed == 0 ? 0 : RANK_LINK_HEADER);
+        ssize_t n = recv(p->fd, to, size - p->received, 0);
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) { return; }
+        if (n <= 0) {
+            link_fail_ended(link, i, n < 0 ? errno : 0);
+            return;
+        }
+        p->received += (size_t)n;
+    }
+    p->received = 0;
     if (f.kind == LINK_FAIL) {
-        link_format_fail(&why, link, i, p->text, f.length);
-        return link_fail(link, i, "%s", why.text);
-    }
-    if (f.kind == LINK_WAIT && link->rank != 0) { // rank 0 decides when the time is over
+        link_fail_told(link, i, p->text, f.length);
+    } else if (f.kind == LINK_WAIT && link->rank != 0) { // rank 0 decides when the time is over
+        link->excused = true;
+        if (link->limit_ms > 0) { link->deadline_ms = time_ms() + link->limit_ms + RANK_LINK_GRACE_MS; }
+    } else if (f.kind == LINK_RECORD && p->awaited && (fits || link->rank == 0)) {
+        double settled_ms = time_ms() + RANK_LINK_SETTLE_MS;
+        if (!fits && link->deadline_ms > settled_ms) { link->deadline_ms = settled_ms; }
         p->awaited = false;
-        if (limit_ms > 0) { *deadline_ms = time_ms() + limit_ms + RANK_LINK_GRACE_MS; }
-        return false;
+        p->elsewhere = !fits;
+        p->what = f.what;
+        p->bytes = f.length;
+    } else {
+        link_fail(link, -1, "%s sent a message out of turn: kind %u, 0x%x, %zu bytes", p->name, f.kind, f.what,
+                  f.length);
     }
-    if (f.kind == LINK_WAIT || p->answered || (result == LINK_HEADER && link->rank != 0)) {
-        return link_fail(link, -1, "%s sent a message out of turn: kind %u, 0x%x, %zu bytes", name, f.kind, f.what,
-                         f.length);
-    }
-    p->answered = true;
-    p->awaited = false;
-    p->what = f.what;
-    p->bytes = f.length;
-    return true;
 }
 
 // Receives a RECORD of each peer: rank i's goes to out + i * bytes. Returns false if the link has failed.
-static inline bool link_receive_all(RankLink* link, uint8_t* out, size_t bytes, double deadline_ms, double limit_ms) {
-    int left = 0, elsewhere = 0;
-    bool told = link->rank != 0;
-    char name[160], names[700], others[300] = "";
-    for (int i = 0; i < link->num_ranks; i++) {
-        link->peers[i].answered = false;
-        link->peers[i].awaited = link->peers[i].fd >= 0;
-        left += link->peers[i].awaited;
-    }
-    while (left > 0 && !link->failed && time_ms() < deadline_ms) {
-        if (!told && time_ms() >= link->begin_ms + RANK_LINK_WAIT_MS) {
-            for (int i = 0; i < link->num_ranks; i++) {
-                if (link->peers[i].answered) { link_tell(link, i, LINK_WAIT, ""); }
-            }
-            told = true;
-        }
-        link_poll(link, POLLIN, elsewhere == 0, deadline_ms);
+static inline bool link_receive_all(RankLink* link, uint8_t* out, size_t bytes) {
+    bool told = link->rank != 0, elsewhere = false;
+    link_await_all(link, 0);
+    while (!link->failed && link_wait(link, POLLIN, !elsewhere)) { // ranks that have answered may still fail or end
         for (int i = 0; i < link->num_ranks && !link->failed; i++) {
             if (link->fds[i].fd < 0 || !link->fds[i].revents) { continue; }
-            if (!link_take(link, i, out + (size_t)i * bytes, bytes, &deadline_ms, limit_ms)) { continue; }
-            left--;
-            bool differs = link->peers[i].what != link->what || link->peers[i].bytes != bytes;
-            if (differs && elsewhere++ == 0 && deadline_ms > time_ms() + RANK_LINK_SETTLE_MS) {
-                deadline_ms = time_ms() + RANK_LINK_SETTLE_MS;
-            }
+            link_take(link, i, out + (size_t)i * bytes, bytes);
+            elsewhere = elsewhere || link->peers[i].elsewhere;
         }
+        if (told || time_ms() < link->begin_ms + RANK_LINK_WAIT_MS) { continue; }
+        for (int i = 0; i < link->num_ranks; i++) {
+            if (!link->peers[i].awaited) { link_tell(link, i, LINK_WAIT, ""); }
+        }
+        told = true;
     }
-    if (link->failed || (left == 0 && elsewhere == 0)) { return !link->failed; }
-    if (elsewhere > 0) {
-        link_name(name, sizeof(name), link, 0);
-        link_list(names, sizeof(names), link, true);
-        if (left > 0) { link_list(others, sizeof(others), link, false); }
-        return link_fail(link, -1, "the ranks are out of step: %s is at 0x%x with %zu bytes, %s%s%s", name, link->what,
-                         bytes, names, left > 0 ? "; no answer from " : "", others);
-    }
-    link_list(names, sizeof(names), link, false);
-    return link_fail(link, -1, "exchange 0x%x: no answer for %.1f s from %s", link->what,
-                     (time_ms() - link->begin_ms) / 1000, names);
+    return link_check(link, bytes);
 }
 
 // ---- for the program --------------------------------------------------------------------
@@ -400,25 +351,25 @@ static inline bool link_receive_all(RankLink* link, uint8_t* out, size_t bytes, 
 // answer; 0: for ever. mine may be in its place in all. Returns false with the reason; all is then undefined.
 static inline bool rank_link_exchange(RankLink* link, uint32_t what, const void* mine, void* all, size_t bytes,
                                       double limit_ms, Error* err) {
-    size_t n = (size_t)link->num_ranks, total = n * bytes;
-    require(n > 0 && bytes <= RANK_LINK_MAX_BYTES);
-    pthread_mutex_lock(&link->mutex);
-    link->what = what;
-    link->bytes = bytes;
-    link->begin_ms = time_ms();
-    link->busy = true;
-    bool is_first = link->rank == 0;
-    double grace = is_first ? 0 : RANK_LINK_GRACE_MS,
-           deadline = limit_ms > 0 ? link->begin_ms + limit_ms + grace : 1e300;
+    require(link->num_ranks > 0 && bytes <= RANK_LINK_MAX_BYTES);
+    size_t total = (size_t)link->num_ranks * bytes;
     uint8_t* body = link->message + RANK_LINK_HEADER;
-    if (bytes > 0) { memcpy(body, mine, bytes); }
+    pthread_mutex_lock(&link->mutex);
+    bool is_first = link->rank == 0;
+    link->what = what;
+    link->begin_ms = time_ms();
+    link->limit_ms = limit_ms;
+    link->deadline_ms = limit_ms > 0 ? link->begin_ms + limit_ms + (is_first ? 0 : RANK_LINK_GRACE_MS) : 1e300;
+    link->busy = true;
+    link->excused = false;
     link->size = RANK_LINK_HEADER + (is_first ? total : bytes);
     link_put_header(link->message, LINK_RECORD, what, link->size - RANK_LINK_HEADER);
-    if (!link->failed && is_first) {
-        bool ok = link_receive_all(link, body, bytes, deadline, limit_ms) && link_send_all(link, deadline);
+    if (bytes > 0) { memcpy(body, mine, bytes); }
+    if (is_first && !link->failed) {
+        bool ok = link_receive_all(link, body, bytes) && link_send_all(link, bytes);
         if (ok && bytes > 0) { memcpy(all, body, total); }
-    } else if (!link->failed && link_send_all(link, deadline)) {
-        link_receive_all(link, bytes > 0 ? (uint8_t*)all : body, total, deadline, limit_ms);
+    } else if (!link->failed && link_send_all(link, bytes)) {
+        link_receive_all(link, bytes > 0 ? (uint8_t*)all : body, total);
     }
     link->busy = false;
     bool ok = !link->failed;
@@ -430,13 +381,9 @@ static inline bool rank_link_exchange(RankLink* link, uint32_t what, const void*
 // Any thread: this rank has failed, for the reason in text. The current or next exchange of every rank returns it. It is
 // sent at once; rank_link_close() then makes sure that it arrives.
 static inline void rank_link_fail(RankLink* link, const char* text) {
-    Error err;
-    char name[160];
     pthread_mutex_lock(&link->mutex);
-    link_name(name, sizeof(name), link, link->rank);
-    error_set(&err, "%s: %s", name, text);
     if (!link->failed && link->rank != 0) { link_tell(link, 0, LINK_FAIL, text); } // rank 0 adds the name
-    link_fail(link, link->rank == 0 ? -1 : 0, "%s", err.text);
+    link_fail(link, link->rank == 0 ? -1 : 0, "%s: %s", link->peers[link->rank].name, text);
     pthread_mutex_unlock(&link->mutex);
 }
 
@@ -445,11 +392,8 @@ static inline void rank_link_fail(RankLink* link, const char* text) {
 // at once and takes nothing that belongs to an exchange. Where poll() has no POLLRDHUP (macOS), the end of a rank whose
 // record waits to be read is seen by the exchange only.
 static inline bool rank_link_lost(RankLink* link, Error* err) {
-    Error why;
     pthread_mutex_lock(&link->mutex);
-    for (int i = 0; i < link->num_ranks && !link->failed && !link->busy; i++) {
-        if (link_look(link, i, &why)) { link_fail(link, i, "%s", why.text); }
-    }
+    for (int i = 0; i < link->num_ranks && !link->failed && !link->busy; i++) { link_look(link, i); }
     bool lost = link->failed;
     if (lost) { error_set(err, "%s", link->error.text); }
     pthread_mutex_unlock(&link->mutex);
@@ -457,14 +401,14 @@ static inline bool rank_link_lost(RankLink* link, Error* err) {
 }
 
 // Any thread: how many ranks the exchange of the owner waits for, and for how long it has done so; 0 if there is no exchange.
-// out gets their names, cut to size. Rank 0 waits for each other rank; another one waits for rank 0, until it learns that
-// rank 0 waits itself.
+// out gets their names, cut to size (at least 64). Rank 0 waits for each other rank; another one waits for rank 0, until it
+// learns that rank 0 waits itself.
 static inline int rank_link_late(RankLink* link, char* out, size_t size, double* waited_ms) {
-    int count = 0;
     pthread_mutex_lock(&link->mutex);
-    out[0] = '\0';
-    *waited_ms = link->busy ? time_ms() - link->begin_ms : 0;
-    if (link->busy) { count = link_list(out, size, link, false); }
+    bool waits = link->busy && !link->excused;
+    int count = waits ? link_list(out, size, link, false) : 0;
+    *waited_ms = waits ? time_ms() - link->begin_ms : 0;
+    if (!waits) { out[0] = '\0'; }
     pthread_mutex_unlock(&link->mutex);
     return count;
 }
@@ -473,19 +417,14 @@ static inline int rank_link_late(RankLink* link, char* out, size_t size, double*
 // drop the reason that was sent.
 static inline void link_linger(RankLink* link) {
     char trash[4096];
-    double deadline = time_ms() + RANK_LINK_LINGER_MS;
-    int left = 0;
-    for (int i = 0; i < link->num_ranks; i++) {
-        link->peers[i].awaited = link->peers[i].fd >= 0 && shutdown(link->peers[i].fd, SHUT_WR) == 0;
-        left += link->peers[i].awaited;
-    }
-    while (left > 0 && time_ms() < deadline) {
-        link_poll(link, POLLIN, false, deadline);
+    link->deadline_ms = time_ms() + RANK_LINK_LINGER_MS;
+    link_await_all(link, 0);
+    for (int i = 0; i < link->num_ranks; i++) { shutdown(link->peers[i].fd, SHUT_WR); }
+    while (link_wait(link, POLLIN, false)) {
         for (int i = 0; i < link->num_ranks; i++) {
             if (link->fds[i].fd < 0 || !link->fds[i].revents) { continue; }
             ssize_t n = recv(link->fds[i].fd, trash, sizeof(trash), 0);
             link->peers[i].awaited = n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
-            left -= !link->peers[i].awaited;
         }
     }
 }
@@ -512,7 +451,12 @@ static inline bool rank_link_close(RankLink* link, double limit_ms, Error* err) 
 
 // ---- for the rendezvous -------------------------------------------------------------------
 
+static inline void link_set_name(RankLink* link, int rank, const char* host, long pid) {
+    snprintf(link->peers[rank].name, RANK_LINK_NAME, "rank %d (host %.64s, pid %ld)", rank, host, pid);
+}
+
 static inline void link_open(RankLink* link, int rank, int num_ranks) {
+    char host[256] = "";
     memset(link, 0, sizeof(*link));
     link->rank = rank;
     link->num_ranks = num_ranks;
@@ -520,12 +464,10 @@ static inline void link_open(RankLink* link, int rank, int num_ranks) {
     link->peers = (LinkPeer*)calloc_check(n, sizeof(LinkPeer));
     link->fds = (struct pollfd*)calloc_check(n, sizeof(struct pollfd));
     link->message = (uint8_t*)malloc_check(RANK_LINK_HEADER + (rank == 0 ? n : 1) * RANK_LINK_MAX_BYTES);
-    for (int i = 0; i < num_ranks; i++) {
-        link->peers[i].fd = -1;
-        strcpy(link->peers[i].host, "?");
-    }
-    if (gethostname(link->peers[rank].host, RANK_LINK_MAX_NAME) != 0) { strcpy(link->peers[rank].host, "?"); }
-    link->peers[rank].pid = (long)getpid();
+    for (int i = 0; i < num_ranks; i++) { link->peers[i].fd = -1; }
+    if (gethostname(host, sizeof(host) - 1) != 0) { strcpy(host, "unknown"); }
+    link_set_name(link, 0, "unknown", 0); // until the first exchange
+    link_set_name(link, rank, host, (long)getpid());
     pthread_mutex_init(&link->mutex, NULL);
 }
 
@@ -534,11 +476,8 @@ static inline void link_set_option(int fd, int level, int option, int value) {
 }
 
 // Takes over the socket of a rank, which does not block and has TCP_NODELAY.
-static inline void link_add(RankLink* link, int rank, int fd, const char* host, long pid) {
-    LinkPeer* p = &link->peers[rank];
-    p->fd = fd;
-    p->pid = pid;
-    snprintf(p->host, sizeof(p->host), "%s", host);
+static inline void link_add(RankLink* link, int rank, int fd) {
+    link->peers[rank].fd = fd;
     link_set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
 #ifdef TCP_KEEPIDLE
     link_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, RANK_LINK_SILENCE_S / 3); // quiet for so long: asks ...
@@ -549,25 +488,21 @@ static inline void link_add(RankLink* link, int rank, int fd, const char* host, 
     link_set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, RANK_LINK_SILENCE_S / 6); // ... four times
     link_set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
 #endif
-#ifdef TCP_USER_TIMEOUT
-    link_set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
-                    RANK_LINK_SILENCE_S * 1000); // for what was sent and not confirmed
+#ifdef TCP_USER_TIMEOUT // for what was sent and is not confirmed
+    link_set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, RANK_LINK_SILENCE_S * 1000);
 #endif
 }
 
-// The first exchange of an open link: every rank learns the host and the process of every other one.
+// The first exchange of an open link: the ranks tell each other their names.
 static inline bool link_exchange_names(RankLink* link, double limit_ms, Error* err) {
-    enum { NAME = 4 + RANK_LINK_MAX_NAME + 1 };
-    uint8_t mine[NAME] = {0}, *all = (uint8_t*)calloc_check((size_t)link->num_ranks, NAME);
-    ranks_put(mine, (uint64_t)link->peers[link->rank].pid, 4);
-    memcpy(mine + 4, link->peers[link->rank].host, RANK_LINK_MAX_NAME);
-    bool ok = rank_link_exchange(link, RANK_LINK_NAMES, mine, all, NAME, limit_ms, err);
-    pthread_mutex_lock(&link->mutex);
-    for (int i = 0; i < link->num_ranks && ok; i++) {
-        link->peers[i].pid = (long)ranks_get(all + (size_t)i * NAME, 4);
-        memcpy(link->peers[i].host, all + (size_t)i * NAME + 4, RANK_LINK_MAX_NAME);
+    char* all = (char*)calloc_check((size_t)link->num_ranks, RANK_LINK_NAME);
+    bool ok =
+        rank_link_exchange(link, RANK_LINK_NAMES, link->peers[link->rank].name, all, RANK_LINK_NAME, limit_ms, err);
+    for (int i = 0; i < link->num_ranks && ok; i++) { // no other thread knows the link yet
+        char* name = link->peers[i].name;
+        memcpy(name, all + (size_t)i * RANK_LINK_NAME, RANK_LINK_NAME - 1);
+        name[mask_controls(name, strlen(name), false)] = '\0';
     }
-    pthread_mutex_unlock(&link->mutex);
     free(all);
     return ok;
 }

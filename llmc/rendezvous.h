@@ -720,7 +720,8 @@ static inline bool rdzv_rank0(const Rendezvous* r, const void* blob, size_t byte
     for (int i = 0; i < s.max_peers; i++) {
         RdzvPeer* p = &s.peers[i];
         if (r->link && !s.failed && p->fd >= 0 && p->stage == RDZV_IS_READY) {
-            link_add(r->link, p->rank, p->fd, s.arrivals[p->rank].host, s.arrivals[p->rank].pid);
+            link_add(r->link, p->rank, p->fd);
+            link_set_name(r->link, p->rank, s.arrivals[p->rank].host, s.arrivals[p->rank].pid);
             p->fd = -1;
         }
         rdzv_close_peer(p);
@@ -871,7 +872,7 @@ static inline bool rdzv_other_rank(const Rendezvous* r, void* blob, size_t bytes
                 outcome = rdzv_talk(r, fd, blob, bytes, place, deadline_ms, &reason);
                 if (r->link && outcome == RDZV_DONE) {
                     link_open(r->link, r->ranks->rank, r->ranks->num_ranks);
-                    link_add(r->link, 0, fd, r->ranks->address, 0);
+                    link_add(r->link, 0, fd);
                 } else {
                     close(fd);
                 }

@@ -112,8 +112,7 @@ typedef struct {
     int rank, num_ranks; // 0 <= rank < num_ranks
     uint64_t token;      // the same on all ranks, and different for each save and each attempt: a random number
     double limit_ms;     // for all ranks to come and to write; 0: 600,000. A result may take half as long again
-    const int*
-        stop; // atomic, may be NULL: 1 + the number of a rank that has died, or -1 for any other reason, ends the save
+    const int* stop;     // atomic, may be NULL; ends the save: 1 + the number of a rank that died, -1 for other reasons
 } RunRank;
 
 enum {
@@ -122,7 +121,7 @@ enum {
     PARTS_MAX_POLL_US = 100000, // up to this
     PARTS_MIN_REPORT = 2048,    // bytes of a report: room for any Error
     PARTS_REMOVALS = 100,       // attempts to remove a directory in which other ranks may still create files
-    PARTS_ATTEMPTS = 5,         // to leave a result
+    PARTS_ATTEMPTS = 3,         // to leave a result
     PARTS_RETRY_US = 10000      // between two of these attempts
 };
 
@@ -462,12 +461,13 @@ static inline bool parts_follow(PartsSave* s, Error* err) {
     if (!parts_await_files(s, err)) { return false; }
     double begin_ms = time_ms();
     bool ok = parts_reserve(s, &own) && parts_write(s, &own) && parts_report(s, NULL, &own);
-    bool reported = ok || parts_report(s, own.text, NULL);
-    // if it cannot report, nobody will answer, unless rank 0 has removed the directory because of another failure
-    if (!reported && !parts_gone(s)) { return error_set(err, "%s", own.text); }
+    // if rank 0 has given up, files are missing: the reason is in the result
+    bool gone = !ok && parts_gone(s), reported = ok || (!gone && parts_report(s, own.text, NULL));
+    gone = gone || (!reported && parts_gone(s));
+    if (!reported && !gone) { return error_set(err, "%s", own.text); } // nobody will answer
     bool saved = parts_await_result(s, begin_ms, &result);
     if (saved && ok) { return true; }
-    return error_set(err, "%s", ok || !reported ? result.text : own.text);
+    return error_set(err, "%s", ok || gone ? result.text : own.text);
 }
 
 // ---- rank 0 ---------------------------------------------------------------------------
@@ -637,6 +637,7 @@ static inline bool run_save_parts(const char* out_dir, const RunState* state, co
     s.buffer = buffer;
     parts_init(&s);
     bool ok = me->rank == 0 ? parts_lead(&s, tokenizer, err) : parts_follow(&s, err);
+    if (s.report_fd >= 0) { close(s.report_fd); }
     free(s.sums);
     free(s.progress);
     return ok;

@@ -462,8 +462,54 @@ static void test_failure(void) {
         snprintf(want, sizeof(want), "%s: step 7: cannot write ?[2J checkpoint", g.names[victim]);
         bad(&g, -1, want, "");
         soon(&g, -1, begin);
-        for (int rank = 0; rank < 6; rank++) { check(g.reports[rank].error[0] == 'r'); } // one name before the text
+        for (int rank = 0; rank < 6; rank++) {
+            check(g.reports[rank].error[0] == 'r'); // one name before the text
+            // rank 0 has closed its end after the others have read its reason
+            check(victim > 0 || g.reports[0].end_ms >= g.reports[rank].end_ms);
+        }
         release(&g);
+    }
+}
+
+// Rank 0 has failed and ended; the system has noticed that, because something was sent to it.
+static bool body_fails_and_ends(Group* g, RankLink* link, Error* err) {
+    if (g->rank == 0) { rank_link_fail(link, "its reason"); }
+    if (g->rank == 0) { return rank_link_close(link, LONG_MS, err); }
+    pause_rank(g);
+    ranks_send(link->peers[0].fd, (const uint8_t*)"x", 1);
+    usleep(50000);
+    return exchange(g, link, 1, 8, err);
+}
+
+static void test_reason_of_an_ended_rank(void) {
+    Group g;
+    char want[300];
+    start(&g, 3, body_fails_and_ends, 0, 0);
+    double end = time_ms() + LONG_MS;
+    while (!g.reports[0].returned && time_ms() < end) { usleep(500); }
+    usleep(20000);
+    let_go(&g);
+    finish(&g);
+    snprintf(want, sizeof(want), "%s: its reason", g.names[0]);
+    for (int rank = 0; rank < 3; rank++) { check_str(g.reports[rank].error, want); }
+    release(&g);
+}
+
+// FAIL does not break into a record that is half sent.
+static void test_fail_amid_a_record(void) {
+    for (int half = 0; half < 2; half++) {
+        RankLink link;
+        int pair[2];
+        uint8_t data[100];
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) { die("socketpair: %s", strerror(errno)); }
+        link_open(&link, 0, 2);
+        link_add(&link, 1, pair[0]);
+        link.size = 100;
+        link.peers[1].unsent = half ? 50 : 100;
+        rank_link_fail(&link, "disk full");
+        check((recv(pair[1], data, sizeof(data), MSG_DONTWAIT) > 0) == !half);
+        close(pair[1]);
+        check(!rank_link_close(&link, 0, NULL));
     }
 }
 
@@ -471,8 +517,7 @@ static void test_failure(void) {
 typedef struct {
     RankLink* link;
     Report* report;
-    volatile bool stop;
-    bool lost;
+    bool stop, lost;
     Error error;
 } Watchdog;
 
@@ -480,8 +525,9 @@ static void* run_watchdog(void* data) {
     Watchdog* w = (Watchdog*)data;
     char names[1024];
     double waited_ms;
-    while (!w->stop && !w->lost) {
-        w->lost = rank_link_lost(w->link, &w->error);
+    for (bool lost = false; !lost && !__atomic_load_n(&w->stop, __ATOMIC_ACQUIRE);) {
+        lost = rank_link_lost(w->link, &w->error);
+        __atomic_store_n(&w->lost, lost, __ATOMIC_RELEASE);
         int count = rank_link_late(w->link, names, sizeof(names), &waited_ms);
         if (count > 0 && waited_ms > 200 && !w->report->more[0]) {
             snprintf(w->report->more, sizeof(w->report->more), "%d: %.1000s", count, names);
@@ -499,7 +545,7 @@ static bool body_watched(Group* g, RankLink* link, Error* err) {
     if (pthread_create(&thread, NULL, run_watchdog, &w) != 0) { return error_set(err, "no thread"); }
     for (uint32_t k = 0; k < 500 && ok; k++) { ok = exchange(g, link, k, 100, err); }
     if (ok && g->variant == 0) { usleep(20000 * (useconds_t)(g->num_ranks - g->rank)); } // one after the other
-    w.stop = true;
+    __atomic_store_n(&w.stop, true, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
     if (ok && w.lost) { return error_set(err, "%s, says the watchdog", w.error.text); }
     return ok && rank_link_close(link, LONG_MS, err);
@@ -528,8 +574,8 @@ static bool body_lost(Group* g, RankLink* link, Error* err) {
     }
     if (pthread_create(&thread, NULL, run_watchdog, &w) != 0) { return error_set(err, "no thread"); }
     g->reports[g->rank].ready = true;
-    while (!w.lost && time_ms() < end) { usleep(500); }
-    w.stop = true;
+    while (!__atomic_load_n(&w.lost, __ATOMIC_ACQUIRE) && time_ms() < end) { usleep(500); }
+    __atomic_store_n(&w.stop, true, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
     bool ok = exchange(g, link, 2, 8, err); // gives the same reason
     check_str(err->text, w.error.text);
@@ -564,7 +610,7 @@ static bool body_late(Group* g, RankLink* link, Error* err) {
     if (g->rank == 0) { usleep(300000); }
     if (g->rank == 2 || g->rank == 3) { usleep(1500000); }
     bool ok = exchange(g, link, 1, 8, err);
-    w.stop = true;
+    __atomic_store_n(&w.stop, true, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
     return ok;
 }
@@ -637,7 +683,7 @@ static const struct {
     {2, 36, "LNK\xF7\1\0\0\0\5\0\0\0\4\0\0\0abcdLNK\xF7\1\0\0\0\5\0\0\0\4\0\0\0", "out of turn: kind 1, 0x5, 4 bytes"},
     {2, 20, "LNK\xF7\1\0\0\0\5\0\0\0\4\0\0\0abcd", NULL},
     {2, 19, "LNK\xF7\3\0\0\0\5\0\0\0\3\0\0\0a\nb", ": a?b"},
-    {2, 16, "LNK\xF7\3\0\0\0\0\0\0\0\0\0\0\0", "): "},
+    {2, 16, "LNK\xF7\3\0\0\0\0\0\0\0\0\0\0\0", "): a failure without a reason"},
     {0, 14, "GET / HTTP/1.1", "sent something that is no message of a rank: its first bytes are 'GET / HTTP/1.1'"},
     {0, 16, "LNK\xF7\1\0\0\0\6\0\0\0\x0C\0\0\0", "sent a message out of turn: kind 1, 0x6, 12 bytes"},
     {0, 16, "LNK\xF7\1\0\0\0\5\0\0\0\4\0\0\0", "sent a message out of turn: kind 1, 0x5, 4 bytes"},
@@ -741,7 +787,7 @@ static void test_after_go(void) {
         close(fd);
         close(g.env.listen_fd);
         if (k == 0) { check_str(g.reports[1].error, "gone"); }
-        if (k == 1) { check_str(g.reports[1].error, "rank 0 (host 127.0.0.1, pid unknown) has ended"); }
+        if (k == 1) { check_str(g.reports[1].error, "rank 0 (host unknown, pid 0) has ended"); }
         release(&g);
     }
 }
@@ -785,6 +831,8 @@ static const Test tests[] = {
     {"stopped", "kill -STOP: the limit names it", test_stopped},
     {"no_limit", "a long wait", test_no_limit},
     {"failure", "of rank 0 and of others: all give its reason", test_failure},
+    {"reason_of_an_ended_rank", "is found behind the end", test_reason_of_an_ended_rank},
+    {"fail_amid_a_record", "is dropped", test_fail_amid_a_record},
     {"watched", "a second thread finds nothing where there is nothing", test_watched},
     {"lost", "a second thread notices death and failure, and leaves the records alone", test_lost},
     {"fail_in_thread", "of a rank whose owner waits", test_fail_in_thread},
