@@ -186,6 +186,34 @@ test_text_to_text_gpu() {
     run_gpu scripts/run_gpt2_124M.sh "$short"
 }
 
+eight="./train_gpt2cu --gpus 8 -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log8 -b 64 -t 1024 -d 524288 -x 1000"
+sixteen="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -o log16 -b 32 -d 524288 -x 1000"
+
+# With fewer than 8 GPUs the commands must say so. On several machines: the commands that the scripts would run; what sbatch
+# does with a script, and that the scripts start their ranks, is tried in test_multi_node.sh.
+test_several_gpus() {
+    local ssh="scripts/multi_node/ssh.sh --hosts node01:8,node02:8" slurm="sbatch --time=4:00:00 scripts/multi_node/slurm.sh"
+    for_gpu "$eight" 'scripts/run_gpt2_124M.sh --gpus 8' "$ssh $sixteen" "$slurm $sixteen"
+    run 0 'make train_gpt2cu'
+    if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -lt 8 ]; then
+        run 1 "$eight"
+        contains "--gpus 8: there are only " "$tmp/err"
+        run 1 'scripts/run_gpt2_124M.sh --gpus 8'
+        contains "--gpus 8: there are only " "$tmp/err"
+    else
+        prepare_data
+        run 0 "scripts/download.sh gpt2 tinyshakespeare && ${tokenize_own/my.txt/data\/tinyshakespeare.txt}"
+        run 0 "$eight ${short/-d 64/-d 512}"
+        run 0 "OUT_DIR=log8b TRAIN_DATA='data/my_train_*.bin' VAL_DATA='data/my_val_*.bin' scripts/run_gpt2_124M.sh --gpus 8 \
+            ${short/-d 64/-d 512}"
+    fi
+    run 0 "${ssh/ssh.sh/ssh.sh --dry-run} $sixteen"
+    want "ranks of ssh.sh" "$(grep -c ' LLMC_NUM_RANKS=16 .* ./train_gpt2cu -e d12 ' "$tmp/out")" 16
+    run 0 "${slurm/*scripts/scripts} --dry-run $sixteen"
+    contains "srun --nodes=2 --ntasks=16 " "$tmp/out"
+    contains " -o log16 -b 32 -d 524288 -x 1000 -y 1" "$tmp/out"
+}
+
 test_precisions() {
     local precision
     for_gpu 'make train_gpt2cu PRECISION=FP16' 'make train_gpt2cu PRECISION=FP32'
@@ -245,6 +273,6 @@ test_every_command() {
     [ -z "$missing" ] || fail "no test types: $missing"
 }
 
-tests=(demo demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu help precisions tests map every_command)
+tests=(demo demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu several_gpus help precisions tests map every_command)
 some=$# # of the tests, by name
 run_tests_once "$@"
