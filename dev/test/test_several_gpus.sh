@@ -287,5 +287,46 @@ test_data_goes() {
     gone "data that goes"
 }
 
-tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults nccl_errors data_goes)
+# The output directory is gone: all ranks save to the place that rank 0 chooses.
+test_output_goes() {
+    local out=$tmp/vanishes saved
+    setup
+    disturbed "$out" 60 'mv "$out" "$out.away"; : >"$out"' -n 0
+    grep -q '^error: rank 0: the checkpoint of step 60 was not saved to -o: .* it is in .*train_gpt2_rescue_' "$out.err" || fail "$(cat "$out.err")"
+    saved=$(ls -d "$tmp"/rescue/*/step_00000060)
+    "$BIN_DIR/train_gpt2" -e "$saved" --eval "$tmp/data/*_val_*.bin" -b 2 >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
+    gone "an output directory that vanishes"
+}
+
+# Whatever a rank waits for when a collective hangs, --timeout ends it.
+test_hangs() {
+    local flags out=$tmp/hangs
+    setup
+    for flags in "-sl 5" "-d 256" "-n 1 --no-async-save"; do
+        rm -rf "$out"
+        # shellcheck disable=SC2086
+        FAKE_NCCL_HANG=ncclReduceScatter:20 gpus 2 "$out" 20 -v 0 -s 0 --timeout 2 $flags
+        failed "$flags" "$out" 'has not ended after 2 s|no answer for'
+    done
+}
+
+# Without a launcher that says so, the other ranks name rank 0 when it has died.
+test_rank0_dies() {
+    local out=$tmp/headless i pids
+    setup
+    for i in 2 1 0; do FAKE_CUDA_SLOW_MS=30 rank $i 3 4 "$out" 100 -d 192 -v 0 -s 0 -n 0 & done
+    for ((i = 0; i < 400; i++)); do
+        grep -q '^step *3/' "$out.0.out" 2>/dev/null && break
+        sleep 0.05
+    done
+    mapfile -t pids < <(pgrep -x train_gpt2cu)
+    for i in "${pids[@]}"; do grep -qz '^LLMC_RANK=0$' "/proc/$i/environ" && kill -KILL "$i"; done
+    wait
+    contains "error: rank 1: rank 0 (host " "$out.1.err"
+    contains "has ended" "$out.2.err"
+    gone "rank 0"
+}
+
+tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults nccl_errors data_goes output_goes hangs
+    rank0_dies)
 run_tests_once "$@"
