@@ -136,10 +136,11 @@ SANITIZE_BUILD := BIN_DIR=build/sanitize CFLAGS='-O1 -g $(SANITIZE) -Wno-maybe-u
 # passive: idle threads do not spin while another thread runs slow instrumented code
 sanitize: export OMP_WAIT_POLICY := passive
 sanitize: export ASAN_OPTIONS := allocator_may_return_null=1:detect_stack_use_after_return=1:$(ASAN_OPTIONS)
-sanitize: export LLMC_KILLS := 20
+sanitize: export LLMC_KILLS := 10
 sanitize: export LLMC_ENDS := 8
 sanitize: export LLMC_OWNER_RUNS := 8
 sanitize: export LLMC_STRIDE := 37
+sanitize: export LLMC_WRITE_STRIDE := 5
 sanitize: export UBSAN_OPTIONS := print_stacktrace=1:$(UBSAN_OPTIONS)
 sanitize:
 	@$(MAKE) --no-print-directory $(SANITIZE_BUILD) test
