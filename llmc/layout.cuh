@@ -13,9 +13,8 @@ With ZeRO-1 each bucket is divided into equal shares, one for each rank.
 #include "gpt2.h"
 #include <algorithm>
 
-// Weights, gradients and moments have the same order in memory: embeddings, layer 0, layer 1, ..., the last layernorm. Each
-// of these is a bucket: a contiguous range, which several GPUs exchange at once. Within a layer the matrices, which have
-// weight decay, come before the vectors, which have none.
+// The order of a tensor's piece: 0 embeddings, 1 matrices of a layer, 2 its vectors, 3 the last layernorm. Tensors of the same
+// order follow one another as in gpt2_params.
 inline int param_order(int p) {
     const ParamInfo* info = &gpt2_params[p];
     return info->per_layer ? (info->decay ? 1 : 2) : (info->decay ? 0 : 3);
@@ -30,8 +29,8 @@ inline int num_buckets(const GPT2Config* config) { return config->num_layers + 2
 // Bucket 0 is wte and wpe, bucket 1 + l is layer l, the last one is the last layernorm. n includes padding at the end, with
 // which each of several GPUs has an equal share that consists of whole 16-byte vectors.
 inline Span bucket(const GPT2Config* config, int b) {
-    size_t sizes[3] = {0, 0, 0},
-           unit = (size_t)8 * ranks().env.num_ranks; // sizes: embeddings, one layer, last layernorm
+    size_t sizes[3] = {0, 0, 0}; // embeddings, one layer, last layernorm
+    size_t unit = (size_t)8 * ranks().env.num_ranks;
     for (int p = 0; p < NUM_PARAMS; p++) { sizes[(param_order(p) + 1) / 2] += param_layer_size(config, p); }
     for (size_t& n : sizes) { n = ceil_div(n, unit) * unit; }
     return {b == 0 ? 0 : sizes[0] + (b - 1) * sizes[1], sizes[b == 0 ? 0 : b <= config->num_layers ? 1 : 2]};
@@ -86,7 +85,8 @@ inline Share share_of(const GPT2Config* config, int b, int rank) {
 }
 inline size_t share_size(const GPT2Config* config) { return model_size(config) / ranks().num_shares; }
 
-// Calls use(i, place, own, n) for what the share has of piece i, for each piece in bucket b.
+// Calls use(i, place, own, n) for what the share of `rank` has of piece i, for each piece in bucket b. own is a place in the
+// memory of that rank.
 template <class Use> void for_each_piece(const GPT2Config* config, int b, int rank, Use use) {
     Share share = share_of(config, b, rank);
     int first = b == 0 ? 0 : 2 * b - 1, last = b == 0 ? 0 : std::min(2 * b, num_pieces(config) - 1);

@@ -662,8 +662,8 @@ static inline void ranks_format_end(char* out, size_t size, const RankGroup* g, 
 }
 
 // Collects the ranks that have ended, together with what they started, and reports the first one that failed and those that
-// a signal ended. Which of several that
-// are found at the same time failed first is not known: a signal is more likely a cause than an exit code.
+// a signal ended. Which of several that are found at the same time failed first is not known: a signal is more likely a cause
+// than an exit code.
 static inline void ranks_reap(RankGroup* g) {
     bool ended[RANKS_MAX_LOCAL];
     for (int i = 0; i < g->how->num_ranks; i++) {

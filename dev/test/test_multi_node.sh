@@ -4,9 +4,9 @@
 . "$(dirname "$0")/test.sh"
 unset "${!LLMC_@}" "${!NCCL_@}" "${!SLURM_@}" "${!OMPI_@}" "${!PMI_@}" MASTER_ADDR MASTER_PORT
 scripts=$PWD/scripts/multi_node
-mkdir "$tmp/bin" "$tmp/work"
-export PATH=$tmp/bin:$PATH WORK=$tmp/work
-cd "$tmp/work" || exit 1
+mkdir "$tmp/bin" "$tmp/top"
+export PATH=$tmp/bin:$PATH WORK=$tmp/top
+cd "$tmp/top" || exit 1
 
 stand_in() { # PATH: makes a script of what is on stdin
     { echo '#!/usr/bin/env bash' && cat; } >"$1"
@@ -178,7 +178,7 @@ test_ssh() {
         want "token" "$(value $rank LLMC_TOKEN)" "$(value 0 LLMC_TOKEN)"
         want "variables" "$(value $rank NCCL_DEBUG)|$(value $rank LLMC_NCCL)|$(value $rank MINE)|$(value $rank MINE_TOO)" \
             'a warning|/opt/nccl.so|my|x "y" $z'
-        contains "[go][it's *][] in $tmp/work" "rank$rank"
+        contains "[go][it's *][] in $tmp/top" "rank$rank"
     done
     want "local ranks" "$(value 0 LLMC_LOCAL_RANK)$(value 1 LLMC_LOCAL_RANK)$(value 2 LLMC_LOCAL_RANK)" 010
     want "hosts" "$(value 0 HOST) $(value 1 HOST) $(value 2 HOST)" "n1 n1 me@n2"
@@ -192,7 +192,7 @@ test_ssh_options() {
     mkdir -p other
     cp train_gpt2cu other/
     printf '# our machines\nn1:1\n\nn2 slots=1\nn3 1 # the old one' >hostfile
-    run 0 "$scripts/ssh.sh" --hostfile=hostfile --address 10.0.0.1 --port 1234 --dir "$tmp/work/other" -- ./train_gpt2cu
+    run 0 "$scripts/ssh.sh" --hostfile=hostfile --address 10.0.0.1 --port 1234 --dir "$tmp/top/other" -- ./train_gpt2cu
     mv other/rank* .
     want "rank 2" "$(value 2 HOST) $(value 2 LLMC_ADDRESS) $(value 2 LLMC_PORT) $(value 2 LLMC_NUM_RANKS)" "n3 10.0.0.1 1234 3"
 }
@@ -238,7 +238,7 @@ test_ssh_failures() {
     run 255 "$scripts/ssh.sh" --hosts n1:1,down:1 --grace 0.5 ./train_gpt2cu killed none "$tmp"
     contains "error: down: no connection, or it was lost; this must work without a password: ssh down true" err
     run 1 "$scripts/ssh.sh" --hosts n1:1 ./train_gpt3cu
-    want "the errors" "$(cat err)" "error: n1: ./train_gpt3cu is not there or not executable, in $tmp/work
+    want "the errors" "$(cat err)" "error: n1: ./train_gpt3cu is not there or not executable, in $tmp/top
 error: failed on n1 (exit code 1)"
     run 1 "$scripts/ssh.sh" --hosts n1:1 --dir /nowhere ./train_gpt2cu
     contains "error: n1 has no directory /nowhere: share it, or give --dir" err
@@ -267,7 +267,7 @@ LLMC_ADDRESS=n1 LLMC_PORT=1 LLMC_TOKEN=T '\\''MINE=a b'\\'' ./train_gpt2cu -i '\
     run 0 "$scripts/ssh.sh" --dry-run --hosts n1:1,me@n2:1 -x MINE='a b' ./train_gpt2cu go 'd/*.bin' "it's"
     bash -e out
     want "ranks" "$(value 0 HOST) $(value 1 HOST) $(value 1 LLMC_RANK) $(value 1 MINE)" "n1 me@n2 1 a b"
-    contains "[go][d/*.bin][it's] in $tmp/work" rank1
+    contains "[go][d/*.bin][it's] in $tmp/top" rank1
     run 0 "$scripts/mpirun.sh" --dry-run --hosts n1:2,n2:2 --port 1 -x MINE='a b' ./train_gpt2cu -i 'd/*.bin'
     want "mpirun.sh prints" "$(cat out)" "mpirun -np 4 --host n1:2,n2:2 --map-by slot --bind-to none -x 'MINE=a b' \
 -x MASTER_ADDR=n1 -x MASTER_PORT=1 ./train_gpt2cu -i 'd/*.bin'"
@@ -288,7 +288,7 @@ test_mpirun() {
         [[ $(value 3 MASTER_PORT) =~ ^[23][0-9]{4}$ ]] || fail "$kind: the port is $(value 3 MASTER_PORT)"
         mpi=$(value 3 OMPI_COMM_WORLD_SIZE)$(value 3 PMI_SIZE)
         want "$kind: number of ranks" "$mpi" 4
-        contains "[go][] in $tmp/work" rank3
+        contains "[go][] in $tmp/top" rank3
         run 7 "$scripts/mpirun.sh" --mpirun $kind --hosts n1:1 ./train_gpt2cu quick 0
     done
     # Ctrl-C becomes SIGUSR1, which mpirun passes on; the second one ends mpirun
@@ -374,7 +374,7 @@ test_slurm_errors() {
         "$scripts/slurm.sh" --nodes=3 ./train_gpt2cu
     in_job
     run 1 "$scripts/slurm.sh" ./train_gpt3cu -o log
-    want "the error" "$(cat err)" "error: ./train_gpt3cu is not there or not executable, in $tmp/work: make train_gpt2cu"
+    want "the error" "$(cat err)" "error: ./train_gpt3cu is not there or not executable, in $tmp/top: make train_gpt2cu"
     SLURM_GPUS_ON_NODE=4 run 1 "$scripts/slurm.sh" ./train_gpt2cu -o log
     want "the error" "$(cat err)" "error: 2 tasks for 4 GPUs on each node: sbatch --ntasks-per-node=4 --gpus-per-node=4"
     SLURM_JOB_NUM_NODES='' run 1 "$scripts/slurm.sh" ./train_gpt2cu -o log
