@@ -495,6 +495,7 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
 // loss scale.
 static void gpt2_gradient_norm(GPT2* model) {
     const GPT2Config* config = &model->config;
+    ranks_computed(model->stream);
     for (int b = num_buckets(config) - 1; b >= 0; b--) {
         Span whole = bucket(config, b);
         reduce_gradients(b, model->own_grads + share_of(config, b, 0).own, model->grads_memory + whole.place, whole.n);
@@ -504,10 +505,11 @@ static void gpt2_gradient_norm(GPT2* model) {
     combine_ranks(&model->state->loss, model->stream); // and scaled_norm, which follows it
 }
 
-// Seed of stochastic rounding for a piece of the parameters; 0 means round to nearest.
-static uint32_t rounding_seed(const GPT2* model, int piece) {
+// Seed of stochastic rounding for the part of a piece that begins at `place`; 0 means round to nearest.
+static uint32_t rounding_seed(const GPT2* model, int piece, size_t place) {
     if (!model->options.stochastic_rounding || !model->master_memory) { return 0; }
     uint32_t seed = (uint32_t)splitmix64(model->options.seed) | 1;
+    seed += (uint32_t)(place - parameter_piece(&model->config, piece).place); // each rank's share has bits of its own
     return hash_bits((uint32_t)piece, seed) | 1;
 }
 
@@ -522,7 +524,7 @@ static void gpt2_update(GPT2* model, const AdamW* optimizer, bool skip) {
             if (!parameter_piece(config, i).decay) { o.weight_decay = 0.0f; }
             adamw(model->params_memory + place, model->master_memory ? model->master_memory + own : NULL,
                   model->m_memory + own, model->v_memory + own, model->own_grads + own, model->state, n, o,
-                  rounding_seed(model, i), model->stream);
+                  rounding_seed(model, i, place), model->stream);
         });
         Span whole = bucket(config, b);
         gather_weights(b, model->params_memory + whole.place, whole.n, model->stream);
@@ -706,7 +708,7 @@ static void gpt2_upload(GPT2* model, const float* weights, int num_updates) {
         const float* master = whole_array(model, model->master_memory);
         upload_shares(model, model->master_memory, weights);
         auto round = [&](int i, size_t place, size_t, size_t n) {
-            uint32_t seed = num_updates > 0 ? rounding_seed(model, i) : 0;
+            uint32_t seed = num_updates > 0 ? rounding_seed(model, i, place) : 0;
             adamw_round_weights(model->params_memory + place, master + place, n, seed, num_updates, model->stream);
         };
         int shares = ranks().num_shares; // each of them as it was updated
@@ -1037,7 +1039,7 @@ static bool next_batch(Trainer* t, Error* err) {
     int signal = run_stop_signal;
     bool loaded = !signal && load_batch(t, &t->job.train, err);
     RankNews news = ranks_agree(signal, !signal && !loaded, 0, ranks_limit_ms());
-    if (news.failed && (signal || loaded)) { error_set(err, "rank %d cannot read its data", news.failed - 1); }
+    if (news.failed) { ranks_take_reason(news.failed - 1, !signal && !loaded, err); }
     return !news.signal && !news.failed;
 }
 
@@ -1136,9 +1138,9 @@ static bool report_step(Trainer* t, PendingStep* s) {
     if (!s->judged) { training_judge(&t->job, r); } // computes the z-scores for the report
     training_count(&t->job, r, s->state->applied);  // counts a skipped step and prints the reason
     follow_loss_scale(t, s);
-    char extra[64];
-    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB", training_flops(&t->job, r->ms) * 1e-12,
-             (double)t->model.num_bytes * 1e-9);
+    char extra[128];
+    snprintf(extra, sizeof(extra), " | %.1f TFLOP/s | %.1f GB%s", training_flops(&t->job, r->ms) * 1e-12,
+             (double)t->model.num_bytes * 1e-9, ranks_timed(s->begin).c_str());
     training_report(&t->job, r, t->machine_flops, PRECISION_NAME, extra);
     if (args->log_memory_every && r->step % args->log_memory_every == 0) {
         size_t free_bytes, all_bytes;

@@ -47,6 +47,11 @@ struct Ranks {
     std::vector<cudaEvent_t> ready, gathered; // of each bucket: its gradients are computed; its weights are here
     cudaEvent_t computed, exchanged; // all that was queued so far: on the model's stream; on that of the collectives
     float* figures;                  // (num_ranks, 2) loss and norm of each rank, in device memory
+    cudaEvent_t clocks[2];           // all gradients of a step are computed; for odd and even steps
+    int num_computed, num_timed;     // steps, by ranks_computed() and ranks_timed()
+    float step_ms;                   // what this rank has taken for the gradients of a step, without exchanges
+    int slowest;                     // the rank that has taken longest, and the times of it and of the fastest one
+    float slowest_ms, fastest_ms;
 };
 
 inline Ranks& ranks() {
@@ -198,9 +203,10 @@ inline int ranks_device(int num_devices) {
 
 // What the ranks tell each other before each micro-batch, and between steps. All get the same answer.
 struct RankNews {
-    int signal; // of the operating system, that asks a rank to stop; 0: none
-    int failed; // 1 + the first rank that cannot go on; 0: none
-    int due;    // whether any rank said so
+    int signal;    // of the operating system, that asks a rank to stop; 0: none
+    int failed;    // 1 + the first rank that cannot go on; 0: none
+    int due;       // whether any rank said so
+    float step_ms; // see Ranks
 };
 
 // How long to wait for other ranks; longer until the first step is done, because they open their GPUs at different speeds.
@@ -214,15 +220,20 @@ inline void ranks_exchange(const void* mine, void* all, size_t bytes, double lim
 }
 
 inline RankNews ranks_agree(int signal, bool failed, int due, double limit_ms) {
-    RankNews mine = {signal, failed, due}, result = mine;
+    Ranks& r = ranks();
+    RankNews mine = {signal, failed, due, r.step_ms}, result = mine;
     if (is_alone()) { return result; }
-    std::vector<RankNews> all(ranks().env.num_ranks);
+    std::vector<RankNews> all(r.env.num_ranks);
     ranks_exchange(&mine, all.data(), sizeof(mine), limit_ms);
     result.failed = 0;
+    r.slowest = 0, r.slowest_ms = r.fastest_ms = all[0].step_ms;
     for (int i = (int)all.size() - 1; i >= 0; i--) {
         result.signal = std::max(result.signal, all[i].signal);
         result.failed = all[i].failed ? 1 + i : result.failed;
         result.due |= all[i].due;
+        r.slowest = all[i].step_ms > r.slowest_ms ? i : r.slowest;
+        r.slowest_ms = std::max(r.slowest_ms, all[i].step_ms);
+        r.fastest_ms = std::min(r.fastest_ms, all[i].step_ms);
     }
     return result;
 }
@@ -237,12 +248,20 @@ inline double ranks_sum(double x) {
     return sum;
 }
 
-// Replaces the bytes of data by those of rank 0.
-inline void ranks_take_from_rank0(void* data, size_t bytes) {
+// Replaces the bytes of data by those of a rank.
+inline void ranks_take_from(int rank, void* data, size_t bytes) {
     std::vector<char> all(bytes * ranks().env.num_ranks);
     if (is_alone()) { return; }
     ranks_exchange(data, all.data(), bytes, 0);
-    memcpy(data, all.data(), bytes);
+    memcpy(data, &all[rank * bytes], bytes);
+}
+inline void ranks_take_from_rank0(void* data, size_t bytes) { ranks_take_from(0, data, bytes); }
+
+// A rank has failed: all that have not failed themselves take its reason, with its name.
+inline void ranks_take_reason(int rank, bool failed, Error* err) {
+    Error theirs = *err;
+    ranks_take_from(rank, &theirs, sizeof(theirs));
+    if (!failed) { error_set(err, "%s: %s", ranks().link.peers[rank].name, theirs.text); }
 }
 
 // Rank 0 decides from what the run resumes, and draws a seed if that was asked for.
@@ -339,14 +358,40 @@ inline void ranks_share_choices() {
 // when what the main thread waits for takes too long (watch_begin).
 struct Watchdog {
     pthread_t thread;
-    int running;               // atomic
-    const char* volatile what; // NULL: the main thread does not wait for the GPU
-    volatile int64_t step;
-    volatile double since, limit_ms; // time_ms()
+    int running; // atomic
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of what follows
+    const char* what;                                 // NULL: the main thread does not wait for the GPU
+    int64_t step;
+    double since, limit_ms; // time_ms()
 };
 inline Watchdog& watchdog() {
-    static Watchdog w;
+    static Watchdog w = {};
     return w;
+}
+
+// NCCL is often the first to notice that a rank has ended, but it does not say which one, and why. The hosts know that soon
+// afterwards: replaces NCCL's error by their reason.
+inline void ranks_find_reason(Error* err) {
+    Error theirs;
+    for (int i = 0; i < 100; i++, usleep(20000)) {
+        if (rank_link_lost(&ranks().link, &theirs)) {
+            *err = theirs;
+            return;
+        }
+    }
+}
+
+// True, with the reason, if the main thread has been waiting for too long.
+inline bool watch_is_late(Error* err) {
+    Watchdog& w = watchdog();
+    pthread_mutex_lock(&w.lock);
+    bool late = w.what && w.limit_ms > 0 && time_ms() - w.since > w.limit_ms;
+    if (late) {
+        error_set(err, "%s %lld has not ended after %.0f s: a rank hangs, or its GPU", w.what, (long long)w.step,
+                  1e-3 * w.limit_ms);
+    }
+    pthread_mutex_unlock(&w.lock);
+    return late;
 }
 
 __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
@@ -363,9 +408,11 @@ inline void* watchdog_run(void*) {
     double lost_since = 0;
     while (__atomic_load_n(&w.running, __ATOMIC_ACQUIRE)) {
         usleep(50000);
-        const char* what = w.what;
         double now = time_ms();
-        if (!nccl_comm_poll(&ranks().comm, &err)) { watchdog_bite(err.text); }
+        if (!nccl_comm_poll(&ranks().comm, &err)) {
+            ranks_find_reason(&err);
+            watchdog_bite(err.text);
+        }
         if (!rank_link_lost(&ranks().link, &err)) {
             lost_since = 0;
         } else if (lost_since == 0) {
@@ -374,11 +421,7 @@ inline void* watchdog_run(void*) {
         }
         // the main thread is first given time to learn the reason
         if (lost_since > 0 && now - lost_since > 3000) { watchdog_bite(err.text); }
-        if (what && w.limit_ms > 0 && now - w.since > w.limit_ms) {
-            error_set(&err, "%s %lld has not ended after %.0f s: a rank hangs, or its GPU", what, (long long)w.step,
-                      1e-3 * w.limit_ms);
-            watchdog_bite(err.text);
-        }
+        if (watch_is_late(&err)) { watchdog_bite(err.text); }
     }
     return NULL;
 }
@@ -386,10 +429,11 @@ inline void* watchdog_run(void*) {
 // The main thread starts or stops waiting for the GPU. what, step: for the message.
 inline void watch_begin(const char* what, int64_t step) {
     Watchdog& w = watchdog();
-    w.step = step, w.since = time_ms(), w.limit_ms = ranks_limit_ms();
-    w.what = what;
+    pthread_mutex_lock(&w.lock);
+    w.what = what, w.step = step, w.since = time_ms(), w.limit_ms = ranks_limit_ms();
+    pthread_mutex_unlock(&w.lock);
 }
-inline void watch_end() { watchdog().what = NULL; }
+inline void watch_end() { watch_begin(NULL, 0); }
 inline void wait_for_event(cudaEvent_t event, const char* what, int64_t step) {
     watch_begin(what, step);
     cudaCheck(cudaEventSynchronize(event));
@@ -437,6 +481,7 @@ inline void ranks_connect(int num_buckets) {
         r.gathered.push_back(new_event());
     }
     r.computed = new_event(), r.exchanged = new_event();
+    for (cudaEvent_t& clock : r.clocks) { cudaCheck(cudaEventCreate(&clock)); }
     r.figures = (float*)device_malloc_check(2 * r.env.num_ranks * sizeof(float), "figures of all ranks");
     char text[32];
     printf("%d ranks (%s): NCCL %s, %s\n", r.env.num_ranks, rank_source_name(r.env.source),
@@ -457,6 +502,7 @@ inline void ranks_close() {
     for (cudaEvent_t event : r.gathered) { cudaCheck(cudaEventDestroy(event)); }
     cudaCheck(cudaEventDestroy(r.computed));
     cudaCheck(cudaEventDestroy(r.exchanged));
+    for (cudaEvent_t clock : r.clocks) { cudaCheck(cudaEventDestroy(clock)); }
     if (!nccl_comm_close(&r.comm, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
     cudaCheck(cudaStreamDestroy(r.stream));
     cudaCheck(cudaFree(r.figures));
@@ -484,13 +530,34 @@ inline void await_weights(int b, cudaStream_t stream) {
                                   is_capturing(stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
 }
 
+// All gradients of a step will have been computed when stream comes to this point.
+inline void ranks_computed(cudaStream_t stream) {
+    Ranks& r = ranks();
+    if (!is_alone()) { cudaCheck(cudaEventRecord(r.clocks[r.num_computed++ % 2], stream)); }
+}
+
+// To be called once for each step, when it is done, with the event at its beginning. Returns what to print about the slowest
+// rank in the step before, the last one of which all ranks have told their times.
+inline std::string ranks_timed(cudaEvent_t begin) {
+    Ranks& r = ranks();
+    char text[64];
+    if (is_alone()) { return ""; }
+    cudaCheck(cudaEventElapsedTime(&r.step_ms, begin, r.clocks[r.num_timed++ % 2]));
+    if (!(r.fastest_ms > 0)) { return ""; }
+    snprintf(text, sizeof(text), " | slowest: rank %d, +%.1f%%", r.slowest, 100 * (r.slowest_ms / r.fastest_ms - 1));
+    return text;
+}
+
 // ---- collectives ----------------------------------------------------------------------------
 
 #define ncclCheck(call)                                                                                                \
     do {                                                                                                               \
         Error why;                                                                                                     \
         Error* err = &why;                                                                                             \
-        if (!(call)) { die("%s", why.text); }                                                                          \
+        if (!(call)) {                                                                                                 \
+            ranks_find_reason(&why);                                                                                   \
+            die("%s", why.text);                                                                                       \
+        }                                                                                                              \
     } while (0)
 
 // own = this rank's share of the sum of grads (n) over all ranks, once bucket b is ready. With one share grads is summed in

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shared code of the shell tests, like test.h for C. A test is a function test_NAME, which runs in a subshell under
-# `set -eu` in the top folder of the repository. It calls `fail REASON` or `skip REASON`, or succeeds. At the end of a
-# script:
+# `set -eu` in the top folder of the repository. It calls `fail REASON` or `skip REASON`, or succeeds; then of what it has
+# printed, only lines `note: ...` are shown. At the end of a script:
 #
 #     tests=(NAME NAME ...)
 #     run_tests "$@"        or run_tests_once "$@", if none of the programs that it tests is below BIN_DIR
@@ -40,7 +40,7 @@ run_tests() { # [--list | NAME ...]
         (set -eu; "test_$name") >"$tmp/.out" 2>&1 </dev/null
         rc=$?
         case $rc in
-        0) passed=$((passed + 1)); echo "ok $name" ;;
+        0) passed=$((passed + 1)); echo "ok $name"; sed -n 's/^note: /     /p' "$tmp/.out" ;;
         77) skipped=$((skipped + 1)); echo "skip $name: $(tail -n 1 "$tmp/.out")" ;;
         *) failed=$((failed + 1)); head -n -1 "$tmp/.out"; echo "FAIL $name: $(tail -n 1 "$tmp/.out") (status $rc)" ;;
         esac

@@ -1,0 +1,222 @@
+# shellcheck shell=bash
+# Tests of train_gpt2cu with several ranks that need no more than ranks that run: test_several_gpus.sh runs them with stand-ins
+# for CUDA and NCCL, test_ranks_on_a_gpu.sh with several ranks on a real GPU. A script that sources this sets
+#
+#     model=(...)   flags of a small model, and of a batch of $unit = B * T tokens
+#     limit=100     seconds that a run may take
+#     build         a function that makes the program $train
+. "$(dirname "${BASH_SOURCE[0]}")/test.sh"
+export PATH=$PATH:/usr/local/cuda/bin
+export OMP_NUM_THREADS=1 # the models are tiny
+unset "${!FAKE_CUDA_@}" "${!FAKE_NCCL_@}" "${!SHARED_CARD@}" "${!SLURM_@}" "${!OMPI_@}" CUDA_VISIBLE_DEVICES RANK WORLD_SIZE LOCAL_RANK
+for name in "${!LLMC_@}"; do [ "$name" = LLMC_TEST_FULL ] || unset "$name"; done
+mkdir "$tmp/bin" "$tmp/rescue"
+train=$tmp/bin/train_gpt2cu
+before=() # a command that runs the program, such as `env NAME=VALUE`
+
+# Builds the program, and makes shards, once.
+setup() {
+    [ -e "$tmp/data" ] && return
+    command -v nvcc >/dev/null || skip "needs nvcc"
+    [ -x "$BIN_DIR/dev/data/tokenize" ] && [ -x "$BIN_DIR/dev/data/hellaswag" ] || fail "dev/data/tokenize is not there: make all"
+    build
+    mkdir "$tmp/data.new"
+    head -c 20000 llmc/training.h >"$tmp/text"
+    "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/data.new/a" -v 2000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
+    mv "$tmp/data.new" "$tmp/data"
+}
+
+# Sets the flags of a run into OUT: 4 * unit tokens a step, so 4 / RANKS micro-batches.
+set_flags() { # OUT STEPS [FLAGS]
+    flags=(-e d6 "${model[@]}" -d $((4 * unit)) -i "$tmp/data/*_train_*.bin" -j "$tmp/data/*_val_*.bin" -o "$1" -x "$2"
+        -l 0.003 -u 2 -q 0.1 -c 0.1 -v 3 -m 2 -s 4 -g 8 -n 1 -nk 0 "${@:3}")
+}
+
+# Runs the program with N GPUs and sets `status`; its output goes to OUT.out and OUT.err.
+gpus() { # N OUT STEPS [FLAGS]
+    setup
+    set_flags "${@:2}"
+    status=0
+    TMPDIR=$tmp/rescue LLMC_SAVE_SECONDS=0 timeout "$limit" "${before[@]}" "$train" --gpus "$1" "${flags[@]}" >"$2.out" 2>"$2.err" \
+        </dev/null || status=$?
+}
+# A rank of a run that no launcher started. PORT is any number from 0 to 999, another one for each run.
+rank() { # RANK OF PORT OUT STEPS [FLAGS]
+    set_flags "${@:4}"
+    LLMC_RANK=$1 LLMC_NUM_RANKS=$2 LLMC_LOCAL_RANK=$1 LLMC_ADDRESS=127.0.0.1 LLMC_PORT=$((21000 + ($$ + $3 * 37) % 9000)) \
+        LLMC_SAVE_SECONDS=0 timeout "$limit" "${before[@]}" "${program:-$train}" "${flags[@]}" >"$4.$1.out" 2>"$4.$1.err" </dev/null
+}
+slowly() { FAKE_CUDA_SLOW_MS=30 SHARED_CARD_SLOW_MS=30 "$@"; } # COMMAND: the steps of its runs take a while
+
+good() { want "the exit code of $1" "$status: $(grep -aE 'error|warning|fake_' "$2.err")" "0: "; } # WHAT OUT
+# failed WHAT OUT PATTERN: the program has ended with 1, has said why in a line, and which rank ended first in another
+failed() {
+    [ "$status" -eq 1 ] || [ "$status" -eq 137 ] || fail "$1: exit code $status: $(cat "$2.err")"
+    grep -qE -- "$3" "$2.err" || fail "$1: no '$3' in: $(cat "$2.err")"
+    [ "$(grep -vc '^note' "$2.err")" -le 3 ] || fail "$1: more than three lines: $(cat "$2.err")"
+    [ "$(grep -c '^note' "$2.err")" -le 1 ] || fail "$1: a note of each rank: $(cat "$2.err")"
+    gone "$1"
+}
+gone() { ! pgrep -f "^$train" >/dev/null || fail "$1: processes are left: $(pgrep -af "^$train")"; } # WHAT
+losses() { sed -nE 's/.*(step +[0-9]+\/[0-9]+ \| loss [0-9.]+).*/\1/p; s/^(val loss .*)/\1/p' "$1.out"; } # OUT
+newest() { ls "$1" 2>/dev/null | grep '^step_' | tail -n 1; }
+
+# near WHAT OUT1 OUT2 LIMIT: the same losses but for LIMIT, relatively
+near() {
+    paste -d ' ' <(losses "$2") <(losses "$3") | awk -v what="$1" -v limit="$4" '
+        { n = NF / 2; x = $n; y = $NF; if (!(x > 0) || (x - y) ^ 2 > (limit * x) ^ 2) { print what ": " $0; bad = 1 } }
+        END { exit bad || NR < 4 }' || fail "$1: other losses: $(losses "$2"; losses "$3")"
+}
+
+# same OUT1 OUT2 STEP: the same weights and moments, bit for bit
+same() {
+    local file name
+    name=$(printf 'step_%08d' "$3")
+    for file in model.safetensors optimizer.safetensors; do
+        cmp "$1/$name/$file" "$2/$name/$file" || fail "$name/$file of $1 and $2 differ"
+    done
+    [ -z "$(ls -A "$1" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$1")"
+}
+
+# await_step OUT.out N: until the run has printed step N
+await_step() {
+    local i
+    for ((i = 0; i < 20 * limit; i++)); do
+        grep -q "^step *$2/" "$1" 2>/dev/null && return
+        sleep 0.05
+    done
+    fail "no step $2: $(cat "${1%out}err")"
+}
+
+# ---- correct runs -----------------------------------------------------------------------
+
+# The questions of HellaSwag are divided among the ranks.
+test_hellaswag() {
+    setup
+    local i
+    for i in 1 2 3 4 5 6 7; do
+        printf '{"ind": %d, "ctx": "number %d is", "label": %d, "endings": ["a", "b b", "c", "dd"]}\n' $i $i $((i % 4))
+    done >"$tmp/questions.jsonl"
+    "$BIN_DIR/dev/data/hellaswag" -i "$tmp/questions.jsonl" -t "$tmp/data" -o "$tmp/questions.bin" >"$tmp/log" 2>&1 ||
+        skip "dev/data/hellaswag: $(cat "$tmp/log")"
+    gpus 1 "$tmp/ask1" 1 -b 4 --hellaswag "$tmp/questions.bin"
+    good "one GPU" "$tmp/ask1"
+    gpus 2 "$tmp/ask2" 1 -b 4 --hellaswag "$tmp/questions.bin"
+    good "two GPUs" "$tmp/ask2"
+    want "the score" "$(sed -n 's/^HellaSwag: \(.*\) (.*/\1/p' "$tmp/ask2.out" | head -n 1)" \
+        "$(sed -n 's/^HellaSwag: \(.*\) (.*/\1/p' "$tmp/ask1.out" | head -n 1)"
+}
+
+# ---- refusals -----------------------------------------------------------------------------
+
+# Ranks that do not belong together.
+test_strangers() {
+    setup
+    local out=$tmp/strangers
+    rank 1 2 1 "$out" 2 -l 0.1 & # another flag
+    rank 0 2 1 "$out" 2 && fail "other flags were accepted"
+    wait
+    grep -q 'learning-rate' "$out.0.err" "$out.1.err" || fail "the flag is not named: $(cat "$out".?.err)"
+    { cat "$train" && echo; } >"$tmp/bin/other" && chmod +x "$tmp/bin/other"
+    program=$tmp/bin/other rank 1 2 2 "$out" 2 &
+    rank 0 2 2 "$out" 2 && fail "another program was accepted"
+    wait
+    grep -qi 'another program\|binary\|build' "$out.0.err" || fail "the program is not named: $(cat "$out".?.err)"
+    rank 1 3 3 "$out" 2 & # another number of ranks
+    rank 0 2 3 "$out" 2 && fail "another number of ranks was accepted"
+    wait
+    grep -q '3' "$out.0.err" || fail "the number is not named: $(cat "$out".?.err)"
+    gone "strangers"
+}
+
+# ---- ends -----------------------------------------------------------------------------------
+
+# disturbed OUT STEPS COMMAND [FLAGS]: runs COMMAND, with the processes in pids (0: the parent), when three steps are done
+disturbed() {
+    local out=$1 steps=$2 command=$3 pids
+    setup
+    rm -rf "$out" "$out".*
+    slowly gpus 3 "$out" "$steps" -d $((6 * unit)) -v 0 -s 0 "${@:4}" &
+    await_step "$out.out" 3
+    mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n)
+    [ ${#pids[@]} -eq 4 ] || fail "no three ranks run: $(cat "$out.err")"
+    eval "$command"
+    wait $! || true
+    wait
+}
+
+# A signal to one rank, or to the parent, ends all at the same micro-batch; the run goes on as if nothing had happened.
+test_signals() {
+    local out=$tmp/signal victim
+    setup
+    gpus 3 "$tmp/calm" 12 -d $((6 * unit)) -v 0 -s 0 -n 0
+    good "the undisturbed run" "$tmp/calm"
+    for victim in 0 1 3; do
+        disturbed "$out" 12 "kill -TERM \${pids[$victim]}" -n 0
+        contains "stopped after step" "$out.out"
+        [ -n "$(newest "$out")" ] || fail "nothing saved: $(cat "$out.err")"
+        gone "a signal"
+        gpus 3 "$out" 12 -d $((6 * unit)) -v 0 -s 0 -n 0 -y 1
+        good "resuming" "$out"
+        same "$out" "$tmp/calm" 12
+    done
+}
+
+# A rank that dies or hangs ends all others, by name; with --restarts the run ends as if nothing had happened.
+test_faults() {
+    local out=$tmp/fault start
+    setup
+    start=$SECONDS
+    disturbed "$out" 100 'kill -KILL ${pids[2]}' -n 0
+    contains "was ended by signal 9" "$out.err"
+    contains "has ended" "$out.err"
+    [ $((SECONDS - start)) -lt 30 ] || fail "took $((SECONDS - start)) s"
+    gone "a killed rank"
+    disturbed "$out" 100 'kill -STOP ${pids[2]}; sleep 6; kill -CONT ${pids[2]}' -n 0 --timeout 2
+    grep -qE 'no answer for [0-9.]+ s from rank [0-9]|has not ended after 2 s' "$out.err" || fail "$(cat "$out.err")"
+    gone "a stopped rank"
+    gpus 3 "$tmp/still" 12 -d $((6 * unit)) -v 0 -s 0 -n 2
+    disturbed "$out" 12 'kill -KILL ${pids[3]}' -n 2 --restarts 2
+    contains "starting all ranks again: restart 1 of 2" "$out.err"
+    same "$out" "$tmp/still" 12
+}
+
+# A shard that is damaged for all, while the run goes on: what was computed is saved.
+test_data_goes() {
+    local out=$tmp/goes i
+    setup
+    mkdir -p "$tmp/shards"
+    cp "$tmp"/data/* "$tmp/shards/"
+    slowly gpus 2 "$out" 2000 -n 0 -v 0 -s 0 -i "$tmp/shards/*_train_*.bin" &
+    await_step "$out.out" 3
+    for i in "$tmp"/shards/*_train_*.bin; do printf 'xxxx' | dd of="$i" conv=notrunc status=none; done
+    wait
+    grep -q 'are saved: resume with -y 1' "$out.err" || fail "$(cat "$out.err")"
+    [ -n "$(newest "$out")" ] || fail "nothing saved"
+    gone "data that goes"
+}
+
+# The output directory is gone: all ranks save to the place that rank 0 chooses.
+test_output_goes() {
+    local out=$tmp/vanishes saved
+    setup
+    disturbed "$out" 60 'mv "$out" "$out.away"; : >"$out"' -n 0
+    grep -q '^error: rank 0: the checkpoint of step 60 was not saved to -o: .* it is in .*train_gpt2_rescue_' "$out.err" || fail "$(cat "$out.err")"
+    saved=$(ls -d "$tmp"/rescue/*/step_00000060)
+    "$BIN_DIR/train_gpt2" -e "$saved" --eval "$tmp/data/*_val_*.bin" -b 2 >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
+    gone "an output directory that vanishes"
+}
+
+# Without a launcher that says so, the other ranks name rank 0 when it has died.
+test_rank0_dies() {
+    local out=$tmp/headless i pids
+    setup
+    for i in 2 1 0; do slowly rank $i 3 4 "$out" 100 -d $((6 * unit)) -v 0 -s 0 -n 0 & done
+    await_step "$out.0.out" 3
+    mapfile -t pids < <(pgrep -x train_gpt2cu)
+    for i in "${pids[@]}"; do grep -qz '^LLMC_RANK=0$' "/proc/$i/environ" && kill -KILL "$i"; done
+    wait
+    contains "error: rank 1: rank 0 (host " "$out.1.err"
+    contains "has ended" "$out.2.err"
+    gone "rank 0"
+}
