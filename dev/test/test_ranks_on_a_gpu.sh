@@ -61,7 +61,7 @@ fp32() { # LIBRARY
     agree "$out.1" "$out.2" 1e-5
     train 2 "$out.all" 20 "${calm[@]}" -z 0
     agree "$out.1" "$out.all" 1e-5
-    train 2 "$out.accumulated" 20 "${calm[@]}" -b 1
+    train 2 "$out.accumulated" 20 "${calm[@]}" -b 1 -m 4
     agree "$out.1" "$out.accumulated" 1e-5
     train 1 "$out.3one" 20 "${calm[@]}" -d $((6 * unit)) -b 6
     train 3 "$out.3" 20 "${calm[@]}" -d $((6 * unit))
@@ -145,22 +145,24 @@ test_other_numbers() {
 # Ranks are killed again and again; the run ends with the weights of an undisturbed one.
 test_random_kills() {
     with nccl
-    local out=$tmp/kills kills=${LLMC_KILLS:-5} i run pids lines=0
-    train 2 "$out.calm" 40 -v 0 -s 0 -n 2
-    slowly gpus 2 "$out" 40 -v 0 -s 0 -n 2 --restarts "$kills" & run=$!
+    local out=$tmp/kills kills=${LLMC_KILLS:-5} i run pids lines=0 steps
+    local limit=$((200 + 30 * kills))
+    steps=$((20 * kills + 20))
+    train 2 "$out.calm" $steps -v 0 -s 0 -n 2
+    slowly gpus 2 "$out" $steps -v 0 -s 0 -n 2 --restarts "$kills" & run=$!
     for ((i = 0; i < kills; i++)); do
         until [ "$(grep -cs '^step ' "$out.out")" -ge $((lines + 3)) ]; do
             kill -0 $run || fail "only $i kills: $(cat "$out.err")"
             sleep 0.05
         done
-        sleep 0.$((RANDOM % 10))
+        sleep 0.$((RANDOM % 4))$((RANDOM % 10))
         lines=$(grep -c '^step ' "$out.out")
         mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n | tail -n +2)
         [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}" || true
     done
     wait $run || true
     want "the restarts" "$(grep -c 'starting all ranks again' "$out.err")" "$kills"
-    same "$out" "$out.calm" 40
+    same "$out" "$out.calm" $steps
 }
 
 # Errors that NCCL gets from the driver while it looks for what the machine can do are its own affair.
