@@ -1162,8 +1162,8 @@ static void allocate_buffer(Trainer* t) {
     t->buffer = (float*)malloc_check(bytes);
     advise_huge(t->buffer, bytes);
     if (cudaHostRegister(t->buffer, bytes, cudaHostRegisterDefault) != cudaSuccess) { cudaGetLastError(); }
-    s->ranks = {run_rank, run_num_ranks, 0, 86400e3,
-                &ranks().died}; // a day: writing may take long, and a death is noticed
+    // a day: writing may take long, and a death is noticed
+    s->ranks = {run_rank, run_num_ranks, 0, 86400e3, &ranks().died, &ranks().unheard};
     s->parts = &t->parts;
     s->buffer = t->buffer;
 }

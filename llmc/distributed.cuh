@@ -38,6 +38,7 @@ struct Ranks {
     bool progressed; // the first step is done
     bool failed;     // die() was called
     int died;        // atomic: -1 when another rank has ended; stops a save
+    int unheard;     // atomic: a save has failed here, and the others wait for this rank
     int num_shares;  // ZeRO-1: env.num_ranks; else 1, every rank keeps and updates everything
     RankLink link;
     NcclUniqueId id;
@@ -422,6 +423,9 @@ inline void* watchdog_run(void*) {
         // the main thread is first given time to learn the reason
         if (lost_since > 0 && now - lost_since > 3000) { watchdog_bite(err.text); }
         if (watch_is_late(&err)) { watchdog_bite(err.text); }
+        if (__atomic_load_n(&ranks().unheard, __ATOMIC_ACQUIRE)) {
+            watchdog_bite("cannot write a checkpoint, and cannot say so to the other ranks, who wait for it");
+        }
     }
     return NULL;
 }

@@ -12,7 +12,7 @@ and no other connection.
         ... gather the part on all ranks ...
         if (part->rank == rank) { ... copy part->floats floats to buffer + part->offset ... }
     }
-    RunRank me = {rank, num_ranks, token, 0.0, &rank_died};
+    RunRank me = {rank, num_ranks, token, 0.0, &rank_died, NULL};
     if (!run_save_parts(out_dir, &state, &parts, &me, buffer, tokenizer, &err)) { ... }    // on every rank
     run_parts_free(&parts);
 
@@ -20,16 +20,18 @@ and no other connection.
       | creates the hidden directory, the small     | looks for .TOKEN.0
       | files, and both .safetensors files with     |
       | their headers and full sizes                |
-      | creates .TOKEN.0 -------------------------->| reserves room for its report, .TOKEN.r.new
+      | creates .TOKEN.r.open for each other rank,  |
+      | with room for a report, then .TOKEN.0 ----->| renames .TOKEN.r.open to .TOKEN.r.new
       | writes its parts                            | writes its parts, syncs
-      |<------------------------ .TOKEN.r: its sums | renames .TOKEN.r.new
+      |<------------------------ .TOKEN.r: its sums | writes its report there, renames it to .TOKEN.r
       | combines the sums, writes state.json,       | looks for its result
       | publishes by rename                         |
       | .end-step_00000100-PID/.TOKEN.r: result --->| removes it, and the directory if it is empty
 
 The files .TOKEN.r are in the hidden directory until it gets its name. The token tells this save from what an earlier one
-left. If a rank fails, it reports the reason; rank 0 then removes the hidden directory and gives the reason to all others.
-If a rank dies, the others fail when the time is over, or when *stop is set. C11, also compiles as C++17.
+left. If a rank fails, it reports the reason; if it cannot write, it removes the file for its report, for which a full disk has
+room. Rank 0 then removes the hidden directory and gives the reason to all others. If a rank dies, the others fail when the
+time is over, or when *stop is set. C11, also compiles as C++17.
 */
 #ifndef LLMC_RUN_PARTS_H
 #define LLMC_RUN_PARTS_H
@@ -113,10 +115,12 @@ typedef struct {
     uint64_t token;      // the same on all ranks, and different for each save and each attempt: a random number
     double limit_ms;     // for all ranks to come and to write; 0: 600,000. A result may take half as long again
     const int* stop;     // atomic, may be NULL; ends the save: 1 + the number of a rank that died, -1 for other reasons
+    int* unheard;        // atomic, may be NULL; becomes 1 if this rank has failed and cannot tell the others, who wait
 } RunRank;
 
 enum {
     PARTS_LIMIT_MS = 600000,
+    PARTS_RESULT_MS = 120000,   // at most, from the end of the hidden directory to the result
     PARTS_POLL_US = 500,        // the first pause between two looks at a directory; each is longer than the one before,
     PARTS_MAX_POLL_US = 100000, // up to this
     PARTS_MIN_REPORT = 2048,    // bytes of a report: room for any Error
@@ -125,7 +129,7 @@ enum {
     PARTS_RETRY_US = 10000      // between two of these attempts
 };
 
-typedef enum { PARTS_ABSENT, PARTS_CAME, PARTS_DONE } PartsProgress;
+typedef enum { PARTS_WITHDRAWN, PARTS_ABSENT, PARTS_CAME, PARTS_DONE } PartsProgress;
 
 typedef struct {
     const char* out_dir;
@@ -139,7 +143,7 @@ typedef struct {
     uint64_t data_begin[2]; // where the data begins in each of the two files
     uint32_t* sums;         // (num_parts): crc32c of each part as stored
     uint8_t* progress;      // (num_ranks), PartsProgress, from parts_look()
-    int report_fd;          // the reserved report; -1 if there is none
+    int report_fd;          // the report, open for writing; -1 if it is not
 } PartsSave;
 
 static const char* const parts_files[2] = {"model.safetensors", "optimizer.safetensors"};
@@ -192,7 +196,7 @@ static inline bool parts_path(const PartsSave* s, char* path, const char* dir, i
 static inline bool parts_look(const PartsSave* s, const char* path) {
     char prefix[32];
     int n = snprintf(prefix, sizeof(prefix), ".%016llx.", (unsigned long long)s->me->token);
-    memset(s->progress, PARTS_ABSENT, (size_t)s->me->num_ranks);
+    memset(s->progress, PARTS_WITHDRAWN, (size_t)s->me->num_ranks);
     DIR* dir = opendir(path);
     if (!dir) { return false; }
     for (struct dirent* e = readdir(dir); e; e = readdir(dir)) {
@@ -201,8 +205,9 @@ static inline bool parts_look(const PartsSave* s, const char* path) {
         size_t digits = strspn(number, "0123456789");
         int r = digits > 0 && digits < 9 ? atoi(number) : -1;
         if (r < 0 || r >= s->me->num_ranks) { continue; }
-        bool done = number[digits] == '\0';
-        if (done || s->progress[r] == PARTS_ABSENT) { s->progress[r] = done ? PARTS_DONE : PARTS_CAME; }
+        const char* suffix = number + digits;
+        uint8_t progress = suffix[0] == '\0' ? PARTS_DONE : strcmp(suffix, ".new") == 0 ? PARTS_CAME : PARTS_ABSENT;
+        if (progress > s->progress[r]) { s->progress[r] = progress; }
     }
     closedir(dir);
     return true;
@@ -297,7 +302,7 @@ static inline bool parts_blame(const PartsSave* s, Error* err) {
     if (!parts_look(s, s->hidden)) { return error_set(err, "rank 0 ended the save and left no result"); }
     for (int r = 1; r < s->me->num_ranks; r++) {
         if (s->progress[r] == PARTS_DONE || r == s->me->rank) { continue; }
-        absent += s->progress[r] == PARTS_ABSENT;
+        absent += s->progress[r] <= PARTS_ABSENT;
         if (missing++ < 8) { used += (size_t)snprintf(who + used, sizeof(who) - used, "%s%d", used ? ", " : "", r); }
     }
     if (missing == 0) { return error_set(err, "rank 0 had not published the checkpoint %s", why); }
@@ -363,18 +368,27 @@ static inline size_t parts_report_bytes(const PartsSave* s) {
     return bytes < PARTS_MIN_REPORT ? (size_t)PARTS_MIN_REPORT : bytes;
 }
 
-// Creates the report with blanks in it, so that it can be written even when the disk has become full.
-static inline bool parts_reserve(PartsSave* s, Error* err) {
+// Takes over the file that rank 0 has created for the report.
+static inline bool parts_come(PartsSave* s, Error* err) {
+    char path[RUN_PATH], given[RUN_PATH];
+    if (!parts_path(s, path, s->hidden, s->me->rank, ".new", err) ||
+        !parts_path(s, given, s->hidden, s->me->rank, ".open", err)) {
+        return false;
+    }
+    if (rename(given, path) != 0) { return error_set(err, "%s: cannot rename: %s", given, strerror(errno)); }
+    s->report_fd = open(path, O_WRONLY | O_CLOEXEC);
+    return s->report_fd >= 0 || error_set(err, "%s: cannot open: %s", path, strerror(errno));
+}
+
+// For a rank that cannot report its failure: removes the file for the report, which tells rank 0 as much.
+static inline bool parts_withdraw(const PartsSave* s) {
+    static const char* const suffixes[] = {".new", ".open"};
     char path[RUN_PATH];
-    size_t bytes = parts_report_bytes(s);
-    if (!parts_path(s, path, s->hidden, s->me->rank, ".new", err)) { return false; }
-    char* text = (char*)malloc_check(bytes);
-    memset(text, ' ', bytes);
-    s->report_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool ok = s->report_fd >= 0 && parts_write_at(s->report_fd, text, bytes, 0);
-    if (!ok) { error_set(err, "%s: cannot write: %s", path, strerror(errno)); }
-    free(text);
-    return ok;
+    bool removed = false;
+    for (int i = 0; i < 2; i++) {
+        removed |= parts_path(s, path, s->hidden, s->me->rank, suffixes[i], NULL) && unlink(path) == 0;
+    }
+    return removed;
 }
 
 // Writes the report: the sums of this rank's parts, or if failure is not NULL why there are none.
@@ -393,7 +407,7 @@ static inline bool parts_report(PartsSave* s, const char* failure, Error* err) {
     }
     memset(text + used, ' ', bytes - used);
     text[bytes - 1] = '\n';
-    if (s->report_fd < 0) { s->report_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }
+    if (s->report_fd < 0) { s->report_fd = open(path, O_WRONLY | O_CLOEXEC); }
     bool ok = s->report_fd >= 0 && parts_write_at(s->report_fd, text, bytes, 0) && sync_to_medium(s->report_fd) == 0;
     int reason = errno;
     free(text);
@@ -447,7 +461,7 @@ static inline bool parts_await_result(const PartsSave* s, double begin_ms, Error
         bool was_gone = gone;
         gone = parts_gone(s);
         if (gone && !was_gone) { // the result follows the removal or the renaming of the directory
-            double soon_ms = time_ms() + 0.5 * s->limit_ms;
+            double soon_ms = time_ms() + fmin(0.5 * s->limit_ms, PARTS_RESULT_MS);
             end_ms = end_ms < soon_ms ? end_ms : soon_ms;
             poll_us = PARTS_POLL_US;
         }
@@ -460,11 +474,17 @@ static inline bool parts_follow(PartsSave* s, Error* err) {
     Error own, result;
     if (!parts_await_files(s, err)) { return false; }
     double begin_ms = time_ms();
-    bool ok = parts_reserve(s, &own) && parts_write(s, &own) && parts_report(s, NULL, &own);
+    bool ok = parts_come(s, &own) && parts_write(s, &own) && parts_report(s, NULL, &own);
     // if rank 0 has given up, files are missing: the reason is in the result
     bool gone = !ok && parts_gone(s), reported = ok || (!gone && parts_report(s, own.text, NULL));
     gone = gone || (!reported && parts_gone(s));
-    if (!reported && !gone) { return error_set(err, "%s", own.text); } // nobody will answer
+    if (!reported && !gone) {
+        fprintf(stderr, "warning: rank %d: %s\n", s->me->rank, own.text); // rank 0 learns no more than that it failed
+        if (!parts_withdraw(s)) {
+            if (s->me->unheard) { __atomic_store_n(s->me->unheard, 1, __ATOMIC_RELEASE); }
+            return error_set(err, "%s", own.text); // nobody will answer
+        }
+    }
     bool saved = parts_await_result(s, begin_ms, &result);
     if (saved && ok) { return true; }
     return error_set(err, "%s", ok || gone ? result.text : own.text);
@@ -483,6 +503,21 @@ static inline bool parts_create(const PartsSave* s, int file, SavedFile* saved, 
     return safewriter_end_header(&w, err, &saved->bytes, &saved->crc);
 }
 
+// Creates the file for the report of each other rank, with blanks in it, so that it can be written even when the disk has
+// become full.
+static inline bool parts_make_room(const PartsSave* s, Error* err) {
+    size_t bytes = parts_report_bytes(s);
+    char path[RUN_PATH], *blanks = (char*)malloc_check(bytes + 1);
+    bool ok = true;
+    memset(blanks, ' ', bytes);
+    blanks[bytes] = '\0';
+    for (int r = 1; r < s->me->num_ranks && ok; r++) {
+        ok = parts_path(s, path, s->hidden, r, ".open", err) && parts_put(path, blanks, err);
+    }
+    free(blanks);
+    return ok;
+}
+
 // Creates everything but the data of the parts and state.json, then the sign for the other ranks. files, in the order of
 // run_write_files(): the first is the model, the last the optimizer; the crc of these two is that of their headers.
 static inline bool parts_create_all(const PartsSave* s, const RunState* state, const Tokenizer* tokenizer,
@@ -492,8 +527,8 @@ static inline bool parts_create_all(const PartsSave* s, const RunState* state, c
     return parts_create(s, 0, &files[0], err) &&
            model_save_hf_texts(s->hidden, &state->config, false, state->eot_id, &files[1], err) &&
            run_write_vocabulary(s->hidden, tokenizer, files, num_files, err) &&
-           parts_create(s, 1, &files[(*num_files)++], err) && parts_path(s, sign, s->hidden, 0, "", err) &&
-           parts_put(sign, "", err);
+           parts_create(s, 1, &files[(*num_files)++], err) && parts_make_room(s, err) &&
+           parts_path(s, sign, s->hidden, 0, "", err) && parts_put(sign, "", err);
 }
 
 // Reads the sums that rank r reported. False: it reported a failure, or saves something else.
@@ -523,25 +558,31 @@ static inline bool parts_read_report(const PartsSave* s, int r, Error* err) {
     return ok;
 }
 
-// Waits for the reports of all other ranks; ends at the first failure.
+// Waits for the reports of all other ranks; ends at the first failure. A file that is renamed during a look may be in the list
+// under neither name: only a rank that is missing in two looks has withdrawn.
 static inline bool parts_await_reports(const PartsSave* s, Error* err) {
     useconds_t poll_us = PARTS_POLL_US;
-    int num_read = 1;
+    int num_read = 1, *missed = (int*)calloc_check((size_t)s->me->num_ranks, sizeof(int));
     bool ok = true, over = false, *read = (bool*)calloc_check((size_t)s->me->num_ranks, sizeof(bool));
     while (ok && num_read < s->me->num_ranks) {
         int before = num_read;
-        parts_look(s, s->hidden);
+        if (!parts_look(s, s->hidden)) { memset(s->progress, PARTS_ABSENT, (size_t)s->me->num_ranks); }
         for (int r = 1; ok && r < s->me->num_ranks; r++) {
+            missed[r] = s->progress[r] == PARTS_WITHDRAWN ? missed[r] + 1 : 0;
+            if (!read[r] && missed[r] == 2) {
+                ok = error_set(err, "rank %d: cannot write to %s, and so cannot say why", r, s->out_dir);
+            }
             if (read[r] || s->progress[r] != PARTS_DONE) { continue; }
             ok = parts_read_report(s, r, err);
             read[r] = true;
             num_read++;
         }
-        if (num_read > before) { continue; }
+        if (!ok || num_read > before) { continue; }
         ok = !over || parts_blame(s, err);
         over = ok && !parts_pause(s, &poll_us, s->start_ms + s->limit_ms);
     }
     free(read);
+    free(missed);
     return ok;
 }
 

@@ -19,7 +19,7 @@ With several ranks each of them has a Saver, and together they save what run_par
 buffer instead of tensors, with a new token for each save, and call saver_start() on all ranks at about the same time. Rank 0
 alone marks the best checkpoint and removes old ones.
 
-    RunRank ranks = {rank, num_ranks, token, 0.0, &rank_died};
+    RunRank ranks = {rank, num_ranks, token, 0.0, &rank_died, NULL};
     saver.ranks = ranks;
     saver.parts = &parts;
     saver.buffer = buffer; // ... filled with this rank's parts

@@ -5,6 +5,7 @@
 #     model=(...)   flags of a small model, and of a batch of $unit = B * T tokens
 #     limit=100     seconds that a run may take
 #     build         a function that makes the program $train
+#     broken_card=(NAME=VALUE ...)   the environment of a rank whose GPU fails in the middle of a run
 . "$(dirname "${BASH_SOURCE[0]}")/test.sh"
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny
@@ -13,6 +14,7 @@ for name in "${!LLMC_@}"; do [ "$name" = LLMC_TEST_FULL ] || unset "$name"; done
 mkdir "$tmp/bin" "$tmp/rescue"
 train=$tmp/bin/train_gpt2cu
 before=() # a command that runs the program, such as `env NAME=VALUE`
+preload=  # what LD_PRELOAD loads into the program
 
 # Builds the program, and makes shards, once.
 setup() {
@@ -20,6 +22,7 @@ setup() {
     command -v nvcc >/dev/null || skip "needs nvcc"
     [ -x "$BIN_DIR/dev/data/tokenize" ] && [ -x "$BIN_DIR/dev/data/hellaswag" ] || fail "dev/data/tokenize is not there: make all"
     build
+    gcc -shared -fPIC -O1 -o "$tmp/bin/failing_write.so" dev/test/failing_write.c -ldl
     mkdir "$tmp/data.new"
     head -c 20000 llmc/training.h >"$tmp/text"
     "$BIN_DIR/dev/data/tokenize" -i "$tmp/text" -o "$tmp/data.new/a" -v 2000 -s 9000 2>"$tmp/log" || fail "$(cat "$tmp/log")"
@@ -37,14 +40,34 @@ gpus() { # N OUT STEPS [FLAGS]
     setup
     set_flags "${@:2}"
     status=0
-    TMPDIR=$tmp/rescue LLMC_SAVE_SECONDS=0 timeout "$limit" "${before[@]}" "$train" --gpus "$1" "${flags[@]}" >"$2.out" 2>"$2.err" \
-        </dev/null || status=$?
+    TMPDIR=$tmp/rescue LLMC_SAVE_SECONDS=0 timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus "$1" \
+        "${flags[@]}" >"$2.out" 2>"$2.err" </dev/null || status=$?
 }
 # A rank of a run that no launcher started. PORT is any number from 0 to 999, another one for each run.
 rank() { # RANK OF PORT OUT STEPS [FLAGS]
     set_flags "${@:4}"
     LLMC_RANK=$1 LLMC_NUM_RANKS=$2 LLMC_LOCAL_RANK=$1 LLMC_ADDRESS=127.0.0.1 LLMC_PORT=$((21000 + ($$ + $3 * 37) % 9000)) \
-        LLMC_SAVE_SECONDS=0 timeout "$limit" "${before[@]}" "${program:-$train}" "${flags[@]}" >"$4.$1.out" 2>"$4.$1.err" </dev/null
+        TMPDIR=$tmp/rescue LLMC_SAVE_SECONDS=0 timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "${program:-$train}" \
+        "${flags[@]}" >"$4.$1.out" 2>"$4.$1.err" </dev/null
+}
+# Three ranks that no launcher started, in which rank 1 has the environment `odd`. Sets `codes`, and `seconds` from the end of
+# the first one to the end of the last.
+odd_rank() { # PORT OUT STEPS [FLAGS]
+    setup
+    local r pids=() first
+    codes=
+    for r in 2 1 0; do
+        ([ $r -ne 1 ] || export "${odd[@]}" && rank $r 3 "$1" "$2" "$3" -d $((6 * unit)) -v 0 -s 0 "${@:4}") & pids+=($!)
+    done
+    wait -n || true
+    first=$SECONDS
+    for r in 2 1 0; do
+        status=0
+        wait "${pids[2 - r]}" || status=$?
+        codes=" $status$codes"
+    done
+    seconds=$((SECONDS - first))
+    gone "$2"
 }
 slowly() { FAKE_CUDA_SLOW_MS=30 SHARED_CARD_SLOW_MS=30 "$@"; } # COMMAND: the steps of its runs take a while
 
@@ -179,6 +202,71 @@ test_faults() {
     disturbed "$out" 12 'kill -KILL ${pids[3]}' -n 2 --restarts 2
     contains "starting all ranks again: restart 1 of 2" "$out.err"
     same "$out" "$tmp/still" 12
+}
+
+# The GPU of one rank fails, or the rank is killed while it writes a checkpoint: all end, and the checkpoints that are there are
+# whole. What the GPU computes after a failure is not saved.
+test_one_rank_fails() {
+    local out=$tmp/one_fails at port=10
+    setup
+    gpus 3 "$tmp/healthy" 12 -d $((6 * unit)) -v 0 -s 0 -n 2
+    good "the undisturbed run" "$tmp/healthy"
+    odd=("${broken_card[@]}")
+    for at in card 3 9 20; do
+        [ $at = card ] || odd=("preload=$preload:$tmp/bin/failing_write.so" "FAIL_DIR=$out" FAIL_AT=$at FAIL_MODE=kill)
+        rm -rf "$out"
+        port=$((port + 1))
+        odd_rank $port "$out" 12 -n 2
+        case $codes in
+        ' 1 1 1') grep -qE '^error: rank 1: .*(cuda|launch failure)' "$out.1.err" || fail "$at: $(cat "$out".?.err)" ;;
+        ' 1 137 1') cat "$out".[02].err | grep -qE 'rank 1 \(host .*\) has ended' || fail "$at: $(cat "$out".?.err)" ;;
+        *) fail "$at: exit codes$codes: $(cat "$out".?.err)" ;;
+        esac
+        [ $seconds -lt 20 ] || fail "$at: the last rank ended $seconds s after the first"
+        echo "note: rank 1 fails ($at): all have ended after $seconds s; saved: $(newest "$out")"
+        gpus 3 "$out" 12 -d $((6 * unit)) -v 0 -s 0 -n 2 -y 1
+        good "resuming" "$out"
+        ! grep 'passed over' "$out.out" || fail "$at: a checkpoint is damaged"
+        same "$out" "$tmp/healthy" 12
+    done
+}
+
+# The disk is full for one rank alone: the run goes on, without checkpoints, and all ranks save the last one elsewhere.
+test_one_disk_is_full() {
+    local out=$tmp/one_full saved
+    setup
+    odd=("preload=$preload:$tmp/bin/failing_write.so" "FAIL_DIR=$out" FAIL_AT=3 FAIL_MODE=from)
+    odd_rank 20 "$out" 6 -n 2
+    want "exit codes" "$codes" " 1 1 1"
+    contains "warning: rank 1: " "$out.1.err"
+    contains "No space left on device" "$out.1.err"
+    contains "the run goes on" "$out.0.err"
+    grep -q '^error: rank 0: the checkpoint of step 6 was not saved to -o: .*; it is in ' "$out.0.err" || fail "$(cat "$out".?.err)"
+    saved=$(ls -d "$tmp"/rescue/*/step_00000006)
+    "$BIN_DIR/train_gpt2" -e "$saved" --eval "$tmp/data/*_val_*.bin" -b 2 >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
+    rm -r "$tmp"/rescue/*
+}
+
+# A rank is killed while the ranks meet, open their GPUs, or connect them.
+test_killed_at_the_start() {
+    local out=$tmp/start i n run pids
+    setup
+    for i in 00 05 10 20 40; do
+        rm -rf "$out" "$out".*
+        slowly gpus 3 "$out" 200 -d $((6 * unit)) -v 0 -s 0 -n 0 & run=$!
+        for ((n = 0; n < 1000; n++)); do
+            mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n)
+            [ ${#pids[@]} -ne 4 ] || break
+            sleep 0.01
+        done
+        sleep 0.$i
+        kill -KILL "${pids[1 + n % 3]}"
+        n=$SECONDS
+        wait $run || true
+        contains "was ended by signal 9" "$out.err"
+        [ $((SECONDS - n)) -lt 30 ] || fail "killed after 0.$i s: the last rank ended $((SECONDS - n)) s later"
+        gone "a rank that was killed after 0.$i s"
+    done
 }
 
 # A shard that is damaged for all, while the run goes on: what was computed is saved.

@@ -6,6 +6,7 @@ nccl=${LLMC_NCCL-} data=${LLMC_DATA:-../shared/data}
 . "$(dirname "$0")/ranks.sh"
 model=(--layers 3 --channels 128 --heads 2 --positions 32 -b 2 -t 32 --no-tune)
 unit=64 limit=200
+broken_card=(FAILING_CARD=launch:400)
 program_of() { echo "$tmp/bin/$1/train_gpt2cu"; } # PRECISION
 
 build() {
@@ -20,6 +21,8 @@ build() {
     done
     nvcc -O1 -shared -Xcompiler -fPIC -cudart shared dev/test/fake_nccl.c -o "$tmp/bin/fake_nccl.so" >"$tmp/log1" 2>&1 & pids+=($!)
     nvcc -O1 -shared -Xcompiler -fPIC -cudart shared dev/test/shared_card.c -o "$tmp/bin/shared_card.so" -ldl >"$tmp/log2" 2>&1 & pids+=($!)
+    nvcc -O1 -shared -Xcompiler -fPIC -cudart shared -gencode "arch=compute_$arch,code=sm_$arch" dev/test/failing_card.cu \
+        -o "$tmp/bin/failing_card.so" -ldl >"$tmp/log3" 2>&1 & pids+=($!)
     for pid in "${pids[@]}"; do wait "$pid" || { cat "$tmp"/log* && fail "does not compile"; }; done
 }
 
@@ -33,7 +36,8 @@ with() {
         [ -n "$library" ] || library=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' 2>/dev/null) ||
             skip "needs NCCL: LLMC_NCCL=.../libnccl.so.2"
     fi
-    before=(env "LD_PRELOAD=$tmp/bin/shared_card.so" SHARED_CARD=16 "LLMC_NCCL=$library" NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+    preload=$tmp/bin/shared_card.so:$tmp/bin/failing_card.so
+    before=(env SHARED_CARD=16 "LLMC_NCCL=$library" NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
         NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1)
     train=$(program_of "${2-BF16}")
 }
@@ -109,7 +113,7 @@ test_d12_tinyshakespeare() {
         for n in one:1:4 split:1:2 two:2:2; do
             out=$tmp/d12_$precision
             IFS=: read -r -a flags <<<"$n"
-            timeout "$limit" "${before[@]}" "$train" --gpus "${flags[1]}" -b "${flags[2]}" -e d12 -t 1024 -d 4096 -i "$tmp/ts_train_*.bin" \
+            timeout "$limit" env "LD_PRELOAD=$preload" "${before[@]}" "$train" --gpus "${flags[1]}" -b "${flags[2]}" -e d12 -t 1024 -d 4096 -i "$tmp/ts_train_*.bin" \
                 -x 20 -l 3e-4 -u 0 -q 1 -v 0 -s 0 >"$out.${flags[0]}.out" 2>"$out.${flags[0]}.err" </dev/null || fail "$(cat "$out.${flags[0]}.err")"
         done
         echo "note: $precision, largest relative differences of 20 losses and norms:" \
@@ -178,7 +182,7 @@ test_memcheck() {
 
 # the tests of ranks.sh with NCCL
 on_nccl() { with nccl && "test_$1"; }
-shared=(hellaswag strangers signals faults data_goes output_goes rank0_dies)
+shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full killed_at_the_start data_goes output_goes rank0_dies)
 for name in "${shared[@]}"; do eval "test_${name}_with_nccl() { on_nccl $name; }"; done
 
 tests=(fp32_with_fake_nccl bits_with_fake_nccl fp32 bits d12_tinyshakespeare other_numbers "${shared[@]/%/_with_nccl}" random_kills memcheck)

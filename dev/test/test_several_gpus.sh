@@ -6,6 +6,7 @@
 export FAKE_CUDA_DEVICES=16 LLMC_NCCL=$tmp/bin/fake_nccl.so
 model=(--layers 2 --channels 32 --heads 2 --positions 16 -b 2 -t 16)
 unit=32 limit=100
+broken_card=(FAKE_CUDA_FAIL=cudaGraphLaunch:5:cudaErrorLaunchFailure)
 
 build() {
     nvcc -O1 -Xcompiler -fPIC -shared -cudart none dev/test/fake_cuda.c -o "$tmp/bin/fake_cuda.so" &
@@ -130,6 +131,7 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults nccl_errors data_goes output_goes hangs
+tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full killed_at_the_start
+    nccl_errors data_goes output_goes hangs
     rank0_dies)
 run_tests_once "$@"
