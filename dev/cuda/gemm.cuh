@@ -40,9 +40,10 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, come fro
 
 // Extras of an epilogue, flags combined by |. They say what the epilogue does besides computing its value y.
 enum {
-    GEMM_GELU = 1,     // out = gelu(y), otherwise out = y
-    GEMM_SECOND = 2,   // y is also stored to the matrix `second`
-    GEMM_RESIDUAL = 4, // the matrix `residual` is added to out
+    GEMM_GELU = 1,          // out = gelu(y), otherwise out = y
+    GEMM_SECOND = 2,        // y is also stored to the matrix `second`
+    GEMM_RESIDUAL = 4,      // the matrix `residual` is added to out
+    GEMM_GELU_BACKWARD = 16 // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -332,7 +333,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     if (Epilogue::EXTRAS & GEMM_GELU) { x = gelu(x), y = gelu(y); }
                     if (has_residual) {
                         float2 add = unpack_16x2(residual[2 * j + half], floatX());
-                        x += add.x, y += add.y;
+                        if constexpr (Epilogue::EXTRAS & GEMM_GELU_BACKWARD) {
+                            x *= gelu_slope(add.x), y *= gelu_slope(add.y);
+                        } else {
+                            x += add.x, y += add.y;
+                        }
                     }
                     out[2 * j + half] = pack_16x2(x, y, floatX());
                 }

@@ -803,6 +803,142 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
 }
 // ==== end promoted: layernorm_backward ====
 
+// ---- kernel 10: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
+
+constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
+
+// A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
+// these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
+// it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
+// that costs less than the registers that would hold them.
+template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
+    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                                int C) {
+    static_assert(num_vecs * rows == 4);
+    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    __shared__ float shared[2][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8]; // as in kernel 5
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
+    float next_mean[rows], next_rstd[rows];
+    x128 w[num_vecs] = {};
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (first + j * stride < C) { w[j] = load128(weight + first + j * stride); }
+    }
+    auto slot = [&](int of_stage, int i, int j) {
+        return layernorm_backward_ring10 + ((of_stage * rows + i) * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+    };
+    // what is past the end of a row, or of all rows, becomes 0 and adds nothing
+    auto fetch = [&](int start, int to_stage) {
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                bool valid = start + i < N && first + j * stride < C, add = valid && dresidual;
+                size_t at = valid ? (size_t)(start + i) * C + first + j * stride : 0;
+                cp_async_16(slot(to_stage, i, j), dout + at, valid);
+                cp_async_16(slot(to_stage, i, j) + blockDim.x, inp + at, valid);
+                cp_async_16(slot(to_stage, i, j) + 2 * blockDim.x, add ? dresidual + at : dout, add);
+            }
+        }
+        cp_async_commit();
+    };
+    auto fetch_statistics = [&](int start) {
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+            next_mean[i] = start + i < N ? mean[start + i] : 0.0f;
+            next_rstd[i] = start + i < N ? rstd[start + i] : 0.0f;
+        }
+    };
+    int start = blockIdx.x * rows;
+    for (int i = 0; i < LAYERNORM_BACKWARD_STAGES; i++) { fetch(start + i * row_step, i); }
+    fetch_statistics(start);
+    for (; start < N; start += row_step) {
+        float m[rows], r[rows], sums[8] = {};
+#pragma unroll
+        for (int i = 0; i < rows; i++) { m[i] = next_mean[i], r[i] = next_rstd[i]; }
+        fetch_statistics(start + row_step);
+        cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                x128 dy = load128((const floatX*)slot(stage, i, j)),
+                     x = load128((const floatX*)(slot(stage, i, j) + blockDim.x));
+                for (int k = 0; k < x128::size; k++) {
+                    float d = (float)dy[k], norm = ((float)x[k] - m[i]) * r[i], dnorm = d * (float)w[j][k];
+                    sums[2 * i] += dnorm;
+                    sums[2 * i + 1] += dnorm * norm;
+                    dw[j][k] += d * norm;
+                    db[j][k] += d;
+                }
+            }
+        }
+        float warp_total = layernorm_backward_sum8(sums);
+        if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; } // two stages: the buffers alternate
+        __syncthreads();
+        for (int i = 0; i < 2 * rows; i++) { sums[i] = 0.0f; }
+        for (int v = 0; v < num_warps; v++) {
+            for (int i = 0; i < 2 * rows; i++) { sums[i] += shared[stage][v][i]; }
+        }
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+            float sum = sums[2 * i] * inv_C, dot = sums[2 * i + 1] * inv_C;
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                x128 dy = load128((const floatX*)slot(stage, i, j)),
+                     x = load128((const floatX*)(slot(stage, i, j) + blockDim.x)),
+                     dx = load128((const floatX*)(slot(stage, i, j) + 2 * blockDim.x));
+                for (int k = 0; k < x128::size; k++) {
+                    float dnorm = (float)dy[k] * (float)w[j][k], norm = ((float)x[k] - m[i]) * r[i];
+                    dx[k] = (floatX)((float)dx[k] + r[i] * (dnorm - sum - norm * dot));
+                }
+                int c = first + j * stride;
+                if (start + i < N && c < C) { store128(dinp + (size_t)(start + i) * C + c, dx); }
+            }
+        }
+        fetch(start + LAYERNORM_BACKWARD_STAGES * row_step, stage); // this thread has read what is in this stage
+        stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
+    }
+    cp_async_wait<0>();
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        int c = first + j * stride;
+        for (int k = 0; k < x128::size && c < C; k += f128::size) {
+            f128 dw_sum, db_sum;
+            for (int i = 0; i < f128::size; i++) { dw_sum[i] = dw[j][k + i], db_sum[i] = db[j][k + i]; }
+            store128(partials + ((size_t)blockIdx.x * 2 + 0) * C + c + k, dw_sum);
+            store128(partials + ((size_t)blockIdx.x * 2 + 1) * C + c + k, db_sum);
+        }
+    }
+}
+
+// blocks_per_sm 0: as many as run side by side. Rows that are too long for a block go to kernel 7.
+void layernorm_backward10(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                          const float* rstd, int N, int C, cudaStream_t stream, int blocks_per_sm) {
+    int num_vectors = C / x128::size, num_vecs = num_vectors <= LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 1 : 2;
+    int block_size = 32 * ceil_div(num_vectors, 32 * num_vecs), rows = 4 / num_vecs;
+    auto kernel = num_vecs == 1 ? layernorm_backward_kernel10<1, 4> : layernorm_backward_kernel10<2, 2>;
+    require(C % x128::size == 0 && blocks_per_sm <= 4);
+    if (block_size > LAYERNORM_BACKWARD_BLOCK_SIZE10 || compiled_arch(kernel) < 80) {
+        layernorm_backward7(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, 512);
+        return;
+    }
+    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
+    int resident;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
+    int grid_size = num_multiprocessors() * max(1, min(resident, blocks_per_sm ? blocks_per_sm : 4));
+    grid_size = min(grid_size, ceil_div(N, rows));
+    kernel<<<grid_size, block_size, ring_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
+                                                          C);
+    cudaCheck(cudaGetLastError());
+    column_sums<16>(dweight, dbias, scratch, grid_size, C, stream);
+}
+
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
     size_t n = (size_t)N * C;
@@ -872,6 +1008,9 @@ static void declare(Bench& b) {
              },
              {bench_tunable("layernorm_backward")});
     b.promoted(9);
+    variant(10, "5 with the next rows copied ahead by cp.async, for rows of several warps", layernorm_backward10,
+            {0, 1, 2, 3});
+    b.config("blocks per SM");
 }
 
 int main(int argc, char** argv) {

@@ -19,6 +19,7 @@
                                   gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only)  */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
+#include "gemm.cuh"
 #undef PROMOTED_ONLY
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
@@ -450,6 +451,46 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
     return cublaslt_matmul(call, stream);
 }
 
+#if !defined(ENABLE_FP32)
+
+// ---- kernel 8: gemm.cuh for dinp with gelu' on the accumulators in registers, hidden behind the next tile's products ----
+
+// out (columns, rows) = inp (rows, columns)^T, in tiles of 64x64. Both numbers are multiples of 8.
+__global__ void __launch_bounds__(256) matmul_transpose_kernel8(floatX* out, const floatX* inp, int rows, int columns) {
+    constexpr int n = x128::size, pitch = 66; // in pairs 33, which is odd: 8 rows of a column are in 8 banks
+    __shared__ uint32_t tile[64 * pitch / 2];
+    floatX* values = (floatX*)tile;
+    int row = blockIdx.y * 64, column = blockIdx.x * 64;
+    for (int i = threadIdx.x; i < 64 * 64 / n; i += 256) {
+        int r = i / (64 / n), v = i % (64 / n) * n;
+        if (row + r >= rows || column + v >= columns) { continue; }
+        int4 pairs = *(const int4*)(inp + (size_t)(row + r) * columns + column + v);
+        uint32_t* to = tile + (r * pitch + v) / 2;
+        to[0] = pairs.x, to[1] = pairs.y, to[2] = pairs.z, to[3] = pairs.w;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 64 * 64 / n; i += 256) {
+        int c = i / (64 / n), v = i % (64 / n) * n;
+        if (column + c >= columns || row + v >= rows) { continue; }
+        x128 x;
+        for (int k = 0; k < n; k++) { x[k] = values[(v + k) * pitch + c]; }
+        store128(out + (size_t)(column + c) * rows + row + v, x);
+    }
+}
+
+// As matmul_backward_input, with gelu'. transposed (C,OC) receives weight^T, because gemm.cuh wants both operands with the
+// columns that are summed next to each other. form: GEMM_... of gemm.cuh, 0: the default.
+void matmul_backward_input8(floatX* dinp, floatX* transposed, const floatX* dout, const floatX* weight,
+                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream, int form) {
+    dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
+    matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
+    cudaCheck(cudaGetLastError());
+    GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
+    gemm_form(g, GemmBias<GEMM_RESIDUAL | GEMM_GELU_BACKWARD>{NULL}, false, stream,
+              form ? form : GEMM_PING_PONG_192_PAIRS);
+}
+#endif
+
 static void declare(Bench& b) {
     int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient"});
     b.varies("BTCV");
@@ -534,6 +575,20 @@ static void declare(Bench& b) {
 #endif
         b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { matmul_backward_cublaslt(g, stream); }, {0});
         b.promoted(6);
+#if !defined(ENABLE_FP32)
+        if (has_gelu) {
+            Buffer<floatX> transposed = b.scratch<floatX>("transposed", num_weights);
+            const MatmulBackwardProduct& w = g.weight;
+            b.kernel(
+                8, "gemm.cuh for dinp, cuBLASLt for dweight",
+                [=](int form) {
+                    matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream, form);
+                    matmul_backward_weight(w.dweight, w.a, w.b, N, C, OC, w.accumulate, stream);
+                },
+                {0, GEMM_PING_PONG_192, GEMM_COOPERATIVE_256, GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS}, -90);
+            b.config("form", gemm_form_name);
+        }
+#endif
     } else if (b.dry || matmul_backward7(g, dbias, stream)) {
         b.kernel(7, "cuBLASLt, bias gradient in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); }, {0});
     }
