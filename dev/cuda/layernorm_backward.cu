@@ -268,6 +268,7 @@ void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scra
 
 // ---- kernel 5: 4 rows at a time, with one barrier for the 4 rows and 9 shuffles for their 8 sums --------------------
 
+// ==== promoted: layernorm_backward ====
 // Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
 // to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
 // 4 lanes that then share a value. Values that each lane keeps:
@@ -289,6 +290,7 @@ __device__ inline float layernorm_backward_sum8(float v[8]) {
     v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
     return v[0] + __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
 }
+// ==== end promoted: layernorm_backward ====
 
 constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5 = 384; // leaves 168 registers per thread
 
@@ -782,29 +784,21 @@ inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int bloc
     return l;
 }
 
-// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
-// | scratch (layernorm_backward_scratch(C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
-// weight (C); mean, rstd (N)
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
-    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, block_size);
+// threads: of a block; 0: 512
+void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                         const float* rstd, int N, int C, cudaStream_t stream, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512);
     l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
                                                                     rstd, N, C, l.team_warps);
     cudaCheck(cudaGetLastError());
     column_sums<16>(dweight, dbias, scratch, l.grid_size, C, stream);
 }
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream) {
-    int config = tuned_config("layernorm_backward", N, C, 512);
-    layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, config);
-}
 // ==== end promoted: layernorm_backward ====
 
 // ---- kernel 10: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
 
+// ==== promoted: layernorm_backward ====
 constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
@@ -915,29 +909,50 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
     }
 }
 
-// blocks_per_sm 0: as many as run side by side. Rows that are too long for a block go to kernel 7.
+// Vectors per thread of kernel 10; 0 if a row is too long for it, or the device code has no cp.async.
+inline int layernorm_backward_vecs10(int C) {
+    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
+    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4>) >= 80 ? num_vecs : 0;
+}
+
+// threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest
 void layernorm_backward10(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                           const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                          const float* rstd, int N, int C, cudaStream_t stream, int blocks_per_sm) {
-    int num_vectors = C / x128::size, num_vecs = num_vectors <= LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 1 : 2;
-    int block_size = 32 * ceil_div(num_vectors, 32 * num_vecs), rows = 4 / num_vecs;
+                          const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
+    int num_vecs = layernorm_backward_vecs10(C);
+    require(C % x128::size == 0 && num_vecs > 0);
+    int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
+    int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
+                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
     auto kernel = num_vecs == 1 ? layernorm_backward_kernel10<1, 4> : layernorm_backward_kernel10<2, 2>;
-    require(C % x128::size == 0 && blocks_per_sm <= 4);
-    if (block_size > LAYERNORM_BACKWARD_BLOCK_SIZE10 || compiled_arch(kernel) < 80) {
-        layernorm_backward7(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream, 512);
-        return;
-    }
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
-    int resident;
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
-    int grid_size = num_multiprocessors() * max(1, min(resident, blocks_per_sm ? blocks_per_sm : 4));
-    grid_size = min(grid_size, ceil_div(N, rows));
+    int grid_size = min(num_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
     kernel<<<grid_size, block_size, ring_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
                                                           C);
     cudaCheck(cudaGetLastError());
     column_sums<16>(dweight, dbias, scratch, grid_size, C, stream);
 }
+
+// Whether a row is longer than what kernel 9 holds in a warp, and kernel 10 takes it.
+inline bool layernorm_backward_is_wide(int C) {
+    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs10(C) > 0;
+}
+
+// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
+// | scratch (layernorm_backward_scratch(C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
+// weight (C); mean, rstd (N)
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                        const float* rstd, int N, int C, cudaStream_t stream) {
+    Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
+    bool wide = layernorm_backward_is_wide(C);
+    int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
+    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight,
+                                                        mean, rstd, N, C, stream, config);
+}
+// ==== end promoted: layernorm_backward ====
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
@@ -999,18 +1014,24 @@ static void declare(Bench& b) {
     variant(7, "one warp per row, persistent, all sums in registers, inputs read once", layernorm_backward7,
             {128, 256, 512});
     variant(8, "7 with the next row copied ahead by cp.async", layernorm_backward8, {128, 256, 512});
-    b.kernel(9, "8 with programmatic dependent launch of the second kernel",
-             [=](int bs) {
-                 bs ? layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N,
-                                         C, stream, bs)
-                    : layernorm_backward(dinp, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N,
-                                         C, stream);
-             },
-             {bench_tunable("layernorm_backward")});
-    b.promoted(9);
-    variant(10, "5 with the next rows copied ahead by cp.async, for rows of several warps", layernorm_backward10,
-            {0, 1, 2, 3});
-    b.config("blocks per SM");
+    bool wide = !b.dry && layernorm_backward_is_wide(C), has10 = b.dry || layernorm_backward_vecs10(C) > 0;
+    // configuration 0 of the promoted kernel is layernorm_backward(), which chooses it
+    auto dispatch = [=](auto launch, bool chosen) {
+        return [=](floatX* dx, float* dw, float* db, float* sums, const floatX* dy, const floatX* dr, const floatX* x,
+                   const floatX* w, const float* m, const float* r, int rows, int columns, cudaStream_t s, int config) {
+            chosen && !config ? layernorm_backward(dx, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s)
+                              : launch(dx, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s, config);
+        };
+    };
+    std::vector<int> tunable = bench_tunable("layernorm_backward");
+    variant(9, "8 with programmatic dependent launch of the second kernel", dispatch(layernorm_backward9, !wide),
+            tunable);
+    if (has10) {
+        variant(10, "5 with the next rows copied ahead by cp.async, for rows of several warps",
+                dispatch(layernorm_backward10, wide), tunable);
+        b.config("threads per SM");
+    }
+    b.promoted(wide ? 10 : 9);
 }
 
 int main(int argc, char** argv) {

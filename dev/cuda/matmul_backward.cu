@@ -84,14 +84,14 @@ static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
 
 // ---- kernel 0: cuBLASLt untuned: the library's first proposal ----
 
-void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
-                           int OC, cudaStream_t stream);
+void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N,
+                            int C, int OC, cudaStream_t stream);
 void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
                             bool accumulate, cudaStream_t stream);
 
 static void matmul_backward_cublaslt(const MatmulBackwardArgs& g, cudaStream_t stream) {
     const MatmulBackwardProduct &x = g.input, &w = g.weight;
-    matmul_backward_input(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
+    matmul_backward_input6(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
     matmul_backward_weight(w.dweight, w.a, w.b, w.K, w.N, w.M, w.accumulate, stream);
 }
 
@@ -393,14 +393,9 @@ void matmul_backward5(const MatmulBackwardArgs& g, float* scratch, cudaStream_t 
 // ---- kernel 6: cuBLASLt, algorithms timed once per shape ----
 
 // ==== promoted: matmul_backward ====
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
-// an input.
-void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N, int C,
-                           int OC, cudaStream_t stream) {
-    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
-    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
-          pre_gelu ? ", gelu" : "");
-    require(C % 8 == 0 && OC % 8 == 0);
+// Arguments as for matmul_backward_input.
+void matmul_backward_input6(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, int N,
+                            int C, int OC, cudaStream_t stream) {
     MatmulCall call;
     call.out = dinp;
     call.a = dout, call.b = weight;
@@ -439,7 +434,7 @@ void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in
 // Returns false if the library has no such algorithm.
 static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStream_t stream) {
     const MatmulBackwardProduct &x = g.input, &w = g.weight;
-    matmul_backward_input(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
+    matmul_backward_input6(x.dinp, x.a, x.b, x.pre_gelu, x.M, x.N, x.K, stream);
     MatmulCall call;
     call.out = w.dweight, call.out_is_float = true;
     call.a = w.a, call.a_transposed = true;
@@ -451,10 +446,11 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
     return cublaslt_matmul(call, stream);
 }
 
-#if !defined(ENABLE_FP32)
-
 // ---- kernel 8: gemm.cuh for dinp with gelu' on the accumulators in registers, hidden behind the next tile's products ----
+// matmul_backward_input() uses it where it is faster than kernel 6.
 
+// ==== promoted: matmul_backward ====
+#if !defined(ENABLE_FP32)
 // out (columns, rows) = inp (rows, columns)^T, in tiles of 64x64. Both numbers are multiples of 8.
 __global__ void __launch_bounds__(256) matmul_transpose_kernel8(floatX* out, const floatX* inp, int rows, int columns) {
     constexpr int n = x128::size, pitch = 66; // in pairs 33, which is odd: 8 rows of a column are in 8 banks
@@ -479,15 +475,63 @@ __global__ void __launch_bounds__(256) matmul_transpose_kernel8(floatX* out, con
 }
 
 // As matmul_backward_input, with gelu'. transposed (C,OC) receives weight^T, because gemm.cuh wants both operands with the
-// columns that are summed next to each other. form: GEMM_... of gemm.cuh, 0: the default.
+// columns that are summed next to each other.
 void matmul_backward_input8(floatX* dinp, floatX* transposed, const floatX* dout, const floatX* weight,
-                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream, int form) {
+                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
     dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
     matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
     cudaCheck(cudaGetLastError());
     GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
-    gemm_form(g, GemmBias<GEMM_RESIDUAL | GEMM_GELU_BACKWARD>{NULL}, false, stream,
-              form ? form : GEMM_PING_PONG_192_PAIRS);
+    gemm(g, GemmBias<GEMM_RESIDUAL | GEMM_GELU_BACKWARD>{NULL}, stream);
+}
+#endif
+
+// The number of the kernel to use. On an H200 the library's product with gelu' takes 1.28 times as long as kernel 8 where
+// OC = 1024; where OC = 768 both are equal in a training step, and where OC is 1280 or 1600 the library is 3% faster.
+inline int matmul_backward_input_choice(int N, int C, int OC, bool has_gelu) {
+#if defined(ENABLE_FP32)
+    (void)N, (void)C, (void)OC, (void)has_gelu;
+    return 6;
+#else
+    bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(C, 192) >= 2 * (size_t)num_multiprocessors();
+    return has_gelu && OC > 768 && OC < 1280 && many && has_sm90a() ? 8 : 6;
+#endif
+}
+
+// Number of floats in scratch, with gelu'. Without it nothing is needed.
+size_t matmul_backward_input_scratch(int N, int C, int OC) {
+    return matmul_backward_input_choice(N, C, OC, true) == 8 ? (size_t)C * OC * sizeof(floatX) / sizeof(float) : 0;
+}
+
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
+// an input. scratch (matmul_backward_input_scratch(N, C, OC))
+void matmul_backward_input(floatX* dinp, float* scratch, const floatX* dout, const floatX* weight,
+                           const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+          pre_gelu ? ", gelu" : "");
+    require(C % 8 == 0 && OC % 8 == 0);
+#if !defined(ENABLE_FP32)
+    if (matmul_backward_input_choice(N, C, OC, pre_gelu != NULL) == 8) {
+        return matmul_backward_input8(dinp, (floatX*)scratch, dout, weight, pre_gelu, N, C, OC, stream);
+    }
+#endif
+    (void)scratch;
+    matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream);
+}
+// ==== end promoted: matmul_backward ====
+
+#if !defined(ENABLE_FP32)
+// The same with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
+void matmul_backward_input8(floatX* dinp, floatX* transposed, const floatX* dout, const floatX* weight,
+                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream, int form) {
+    double tensors = (double)N * OC + (double)OC * C + 2.0 * N * C;
+    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d, gelu", C, OC);
+    dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
+    matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
+    cudaCheck(cudaGetLastError());
+    GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
+    gemm_form(g, GemmBias<GEMM_RESIDUAL | GEMM_GELU_BACKWARD>{NULL}, false, stream, form);
 }
 #endif
 
@@ -556,6 +600,7 @@ static void declare(Bench& b) {
     MatmulBackwardArgs g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
                             {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
     cudaStream_t stream = b.stream;
+    int choice = b.dry ? 6 : matmul_backward_input_choice(N, C, OC, has_gelu);
     if (!has_bias) {
         b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
         b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
@@ -573,25 +618,35 @@ static void declare(Bench& b) {
             {0, 1, 2, MATMUL_BACKWARD_MAX_BLOCKS}, 80);
         b.config("blocks per SM");
 #endif
-        b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { matmul_backward_cublaslt(g, stream); }, {0});
-        b.promoted(6);
-#if !defined(ENABLE_FP32)
-        if (has_gelu) {
-            Buffer<floatX> transposed = b.scratch<floatX>("transposed", num_weights);
-            const MatmulBackwardProduct& w = g.weight;
-            b.kernel(
-                8, "gemm.cuh for dinp, cuBLASLt for dweight",
-                [=](int form) {
-                    matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream, form);
-                    matmul_backward_weight(w.dweight, w.a, w.b, N, C, OC, w.accumulate, stream);
-                },
-                {0, GEMM_PING_PONG_192, GEMM_COOPERATIVE_256, GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS}, -90);
-            b.config("form", gemm_form_name);
-        }
-#endif
+        b.kernel(6, "cuBLASLt, algorithms timed",
+                 [=](int) {
+                     choice == 6 ? matmul_backward_input(dinp, NULL, dout, weight, pre_gelu, N, C, OC, stream)
+                                 : matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream);
+                     matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
+                 },
+                 {0});
     } else if (b.dry || matmul_backward7(g, dbias, stream)) {
         b.kernel(7, "cuBLASLt, bias gradient in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); }, {0});
     }
+#if !defined(ENABLE_FP32)
+    if (has_gelu) {
+        Buffer<floatX> transposed = b.scratch<floatX>("transposed", num_weights);
+        std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
+                                  GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
+        // 0: matmul_backward_input(), which chooses this kernel
+        if (b.dry || choice == 8) { forms.insert(forms.begin(), 0); }
+        b.kernel(
+            8, "gemm.cuh for dinp with gelu', cuBLASLt for dweight",
+            [=](int form) {
+                form ? matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream, form)
+                     : matmul_backward_input(dinp, (float*)transposed.dev, dout, weight, pre_gelu, N, C, OC, stream);
+                matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
+            },
+            forms, -90);
+        b.config("form", gemm_form_name);
+    }
+#endif
+    if (!has_bias) { b.promoted(choice); }
 }
 
 int main(int argc, char** argv) {

@@ -6,7 +6,7 @@ nccl=${LLMC_NCCL-} data=${LLMC_DATA:-../shared/data}
 . "$(dirname "$0")/ranks.sh"
 model=(--layers 3 --channels 128 --heads 2 --positions 32 -b 2 -t 32 --no-tune)
 unit=64 limit=200
-broken_card=(FAILING_CARD=launch:400)
+broken_card=(FAILING_CARD=launch:150)
 program_of() { echo "$tmp/bin/$1/train_gpt2cu"; } # PRECISION
 
 build() {
