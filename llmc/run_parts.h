@@ -559,7 +559,7 @@ static inline bool parts_read_report(const PartsSave* s, int r, Error* err) {
 }
 
 // Waits for the reports of all other ranks; ends at the first failure. A file that is renamed during a look may be in the list
-// under neither name: only a rank that is missing in two looks has withdrawn.
+// under neither name, and a report is renamed twice: a rank that is missing in three looks has withdrawn.
 static inline bool parts_await_reports(const PartsSave* s, Error* err) {
     useconds_t poll_us = PARTS_POLL_US;
     int num_read = 1, *missed = (int*)calloc_check((size_t)s->me->num_ranks, sizeof(int));
@@ -569,7 +569,7 @@ static inline bool parts_await_reports(const PartsSave* s, Error* err) {
         if (!parts_look(s, s->hidden)) { memset(s->progress, PARTS_ABSENT, (size_t)s->me->num_ranks); }
         for (int r = 1; ok && r < s->me->num_ranks; r++) {
             missed[r] = s->progress[r] == PARTS_WITHDRAWN ? missed[r] + 1 : 0;
-            if (!read[r] && missed[r] == 2) {
+            if (!read[r] && missed[r] == 3) {
                 ok = error_set(err, "rank %d: cannot write to %s, and so cannot say why", r, s->out_dir);
             }
             if (read[r] || s->progress[r] != PARTS_DONE) { continue; }

@@ -521,20 +521,6 @@ void matmul_backward_input(floatX* dinp, float* scratch, const floatX* dout, con
 }
 // ==== end promoted: matmul_backward ====
 
-#if !defined(ENABLE_FP32)
-// The same with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
-void matmul_backward_input8(floatX* dinp, floatX* transposed, const floatX* dout, const floatX* weight,
-                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream, int form) {
-    double tensors = (double)N * OC + (double)OC * C + 2.0 * N * C;
-    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d, gelu", C, OC);
-    dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
-    matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
-    cudaCheck(cudaGetLastError());
-    GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
-    gemm_form(g, GemmBias<GEMM_RESIDUAL | GEMM_GELU_BACKWARD>{NULL}, false, stream, form);
-}
-#endif
-
 static void declare(Bench& b) {
     int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient"});
     b.varies("BTCV");
@@ -631,19 +617,14 @@ static void declare(Bench& b) {
 #if !defined(ENABLE_FP32)
     if (has_gelu) {
         Buffer<floatX> transposed = b.scratch<floatX>("transposed", num_weights);
-        std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
-                                  GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
-        // 0: matmul_backward_input(), which chooses this kernel
-        if (b.dry || choice == 8) { forms.insert(forms.begin(), 0); }
         b.kernel(
             8, "gemm.cuh for dinp with gelu', cuBLASLt for dweight",
-            [=](int form) {
-                form ? matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream, form)
-                     : matmul_backward_input(dinp, (float*)transposed.dev, dout, weight, pre_gelu, N, C, OC, stream);
+            [=](int) {
+                choice == 8 ? matmul_backward_input(dinp, (float*)transposed.dev, dout, weight, pre_gelu, N, C, OC, stream)
+                            : matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream);
                 matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
             },
-            forms, -90);
-        b.config("form", gemm_form_name);
+            {0}, -90);
     }
 #endif
     if (!has_bias) { b.promoted(choice); }

@@ -10,6 +10,7 @@
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny
 unset "${!FAKE_CUDA_@}" "${!FAKE_NCCL_@}" "${!SHARED_CARD@}" "${!SLURM_@}" "${!OMPI_@}" CUDA_VISIBLE_DEVICES RANK WORLD_SIZE LOCAL_RANK
+kills=${LLMC_KILLS:-3} # kill -9 at random moments of a run
 for name in "${!LLMC_@}"; do [ "$name" = LLMC_TEST_FULL ] || unset "$name"; done
 mkdir "$tmp/bin" "$tmp/rescue"
 train=$tmp/bin/train_gpt2cu
@@ -267,6 +268,28 @@ test_killed_at_the_start() {
         [ $((SECONDS - n)) -lt 30 ] || fail "killed after 0.$i s: the last rank ended $((SECONDS - n)) s later"
         gone "a rank that was killed after 0.$i s"
     done
+}
+
+# A rank is killed again and again; the run ends with the weights of an undisturbed one.
+test_random_kills() {
+    local out=$tmp/kills i run pids lines=0 steps=$((20 * kills + 20)) limit=$((limit + 30 * kills))
+    setup
+    gpus 2 "$out.calm" $steps -v 0 -s 0 -n 2
+    good "the undisturbed run" "$out.calm"
+    slowly gpus 2 "$out" $steps -v 0 -s 0 -n 2 --restarts "$kills" & run=$!
+    for ((i = 0; i < kills; i++)); do
+        until [ "$(grep -cs '^step ' "$out.out")" -ge $((lines + 3)) ]; do
+            kill -0 $run || fail "only $i kills: $(cat "$out.err")"
+            sleep 0.05
+        done
+        sleep 0.$((RANDOM % 4))$((RANDOM % 10))
+        lines=$(grep -c '^step ' "$out.out")
+        mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n | tail -n +2)
+        [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}" || true
+    done
+    wait $run || true
+    want "the restarts" "$(grep -c 'starting all ranks again' "$out.err")" "$kills"
+    same "$out" "$out.calm" $steps
 }
 
 # A shard that is damaged for all, while the run goes on: what was computed is saved.

@@ -146,29 +146,6 @@ test_other_numbers() {
     agree "$out.end1" "$out.end3" 1e-5
 }
 
-# Ranks are killed again and again; the run ends with the weights of an undisturbed one.
-test_random_kills() {
-    with nccl
-    local out=$tmp/kills kills=${LLMC_KILLS:-5} i run pids lines=0 steps
-    local limit=$((200 + 30 * kills))
-    steps=$((20 * kills + 20))
-    train 2 "$out.calm" $steps -v 0 -s 0 -n 2
-    slowly gpus 2 "$out" $steps -v 0 -s 0 -n 2 --restarts "$kills" & run=$!
-    for ((i = 0; i < kills; i++)); do
-        until [ "$(grep -cs '^step ' "$out.out")" -ge $((lines + 3)) ]; do
-            kill -0 $run || fail "only $i kills: $(cat "$out.err")"
-            sleep 0.05
-        done
-        sleep 0.$((RANDOM % 4))$((RANDOM % 10))
-        lines=$(grep -c '^step ' "$out.out")
-        mapfile -t pids < <(pgrep -f "^$train --gpus" | sort -n | tail -n +2)
-        [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}" || true
-    done
-    wait $run || true
-    want "the restarts" "$(grep -c 'starting all ranks again' "$out.err")" "$kills"
-    same "$out" "$out.calm" $steps
-}
-
 # Errors that NCCL gets from the driver while it looks for what the machine can do are its own affair.
 test_memcheck() {
     with nccl
@@ -182,8 +159,8 @@ test_memcheck() {
 
 # the tests of ranks.sh with NCCL
 on_nccl() { with nccl && "test_$1"; }
-shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full killed_at_the_start data_goes output_goes rank0_dies)
+shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full killed_at_the_start random_kills data_goes output_goes rank0_dies)
 for name in "${shared[@]}"; do eval "test_${name}_with_nccl() { on_nccl $name; }"; done
 
-tests=(fp32_with_fake_nccl bits_with_fake_nccl fp32 bits d12_tinyshakespeare other_numbers "${shared[@]/%/_with_nccl}" random_kills memcheck)
+tests=(fp32_with_fake_nccl bits_with_fake_nccl fp32 bits d12_tinyshakespeare other_numbers "${shared[@]/%/_with_nccl}" memcheck)
 run_tests_once "$@"

@@ -131,7 +131,6 @@ test_hangs() {
     done
 }
 
-tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full killed_at_the_start
-    nccl_errors data_goes output_goes hangs
-    rank0_dies)
+tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
+    killed_at_the_start random_kills nccl_errors data_goes output_goes hangs rank0_dies)
 run_tests_once "$@"
