@@ -359,7 +359,7 @@ inline void ranks_share_choices() {
 // when what the main thread waits for takes too long (watch_begin).
 struct Watchdog {
     pthread_t thread;
-    int running; // atomic
+    int running;                                      // atomic
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of what follows
     const char* what;                                 // NULL: the main thread does not wait for the GPU
     int64_t step;

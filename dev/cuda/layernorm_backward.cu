@@ -810,7 +810,7 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    extern __shared__ int4 layernorm_backward_ring10[];                  // (stages, rows, num_vecs, 3, blockDim.x)
     __shared__ float shared[2][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8]; // as in kernel 5
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;

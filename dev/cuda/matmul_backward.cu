@@ -620,8 +620,9 @@ static void declare(Bench& b) {
         b.kernel(
             8, "gemm.cuh for dinp with gelu', cuBLASLt for dweight",
             [=](int) {
-                choice == 8 ? matmul_backward_input(dinp, (float*)transposed.dev, dout, weight, pre_gelu, N, C, OC, stream)
-                            : matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream);
+                choice == 8
+                    ? matmul_backward_input(dinp, (float*)transposed.dev, dout, weight, pre_gelu, N, C, OC, stream)
+                    : matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream);
                 matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
             },
             {0}, -90);

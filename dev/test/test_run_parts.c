@@ -7,6 +7,7 @@ that are left end in time and name the one that failed.
 */
 #include "../../llmc/run_parts.h"
 #include "../../llmc/saver.h"
+#include "fast_dir.h"
 #include "test.h"
 #include <sys/wait.h>
 
@@ -20,44 +21,6 @@ static const GPT2Config configs[] = {
 enum { NUM_CONFIGS = sizeof(configs) / sizeof(configs[0]) };
 
 // ---- files ----------------------------------------------------------------------------
-
-// Returns dir/name, which stays allocated until the program ends.
-static const char* in(const char* dir, const char* name) {
-    static char** all; // keeps the strings reachable, so that they are not reported as leaks
-    static int count;
-    size_t size = strlen(dir) + strlen(name) + 2;
-    all = (char**)realloc_check(all, (size_t)(count + 1) * sizeof(*all));
-    all[count] = (char*)malloc_check(size);
-    snprintf(all[count], size, "%s/%s", dir, name);
-    return all[count++];
-}
-
-// A directory in memory, where a sync is free, if there is one: these tests save many hundred times.
-static char fast_path[64];
-static void fast_remove(void) {
-    char command[128];
-    snprintf(command, sizeof(command), "rm -rf '%s'", fast_path);
-    if (system(command) != 0) { fprintf(stderr, "cannot remove %s\n", fast_path); }
-}
-static const char* fast_dir(void) {
-    if (!fast_path[0]) {
-        strcpy(fast_path, "/dev/shm/llmc_test_XXXXXX");
-        if (mkdtemp(fast_path)) {
-            atexit(fast_remove);
-        } else {
-            strcpy(fast_path, test_dir());
-        }
-    }
-    return fast_path;
-}
-
-// Returns the name of a directory that does not exist yet.
-static const char* fresh(void) {
-    static int count;
-    char name[16];
-    snprintf(name, sizeof(name), "%d", count++);
-    return in(fast_dir(), name);
-}
 
 static const char* step_path(const char* dir, int64_t step) {
     char name[RUN_NAME];
