@@ -10,7 +10,7 @@
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny
 unset "${!FAKE_CUDA_@}" "${!FAKE_NCCL_@}" "${!SHARED_CARD@}" "${!SLURM_@}" "${!OMPI_@}" CUDA_VISIBLE_DEVICES RANK WORLD_SIZE LOCAL_RANK
-kills=${LLMC_KILLS:-3} # kill -9 at random moments of a run
+kills=${LLMC_KILLS:-$([ -z "${LLMC_TEST_FULL-}" ] || echo 20)} # kill -9 at random moments of a run
 for name in "${!LLMC_@}"; do [ "$name" = LLMC_TEST_FULL ] || unset "$name"; done
 mkdir "$tmp/bin" "$tmp/rescue"
 train=$tmp/bin/train_gpt2cu
@@ -273,6 +273,7 @@ test_killed_at_the_start() {
 
 # A rank is killed again and again; the run ends with the weights of an undisturbed one.
 test_random_kills() {
+    [ -n "$kills" ] || skip "takes a minute or two: make test-full, or LLMC_KILLS=20"
     local out=$tmp/kills i run pids lines=0 steps=$((20 * kills + 20)) limit=$((limit + 30 * kills))
     setup
     gpus 2 "$out.calm" $steps -v 0 -s 0 -n 2

@@ -3,6 +3,7 @@
 # run with NCCL itself, and some with fake_nccl.c, whose collectives are host functions on the stream. Needs nvcc, a GPU, and
 # NCCL where the dynamic linker finds it, or in LLMC_NCCL, or in a Python package. Nothing can be said here about speed.
 nccl=${LLMC_NCCL-} data=${LLMC_DATA:-../shared/data}
+LLMC_KILLS=${LLMC_KILLS:-5}
 . "$(dirname "$0")/ranks.sh"
 model=(--layers 3 --channels 128 --heads 2 --positions 32 -b 2 -t 32 --no-tune)
 unit=64 limit=200
