@@ -1440,7 +1440,7 @@ static int trainer_close(Trainer* t) {
 
 // ---- train ----------------------------------------------------------------------------------------
 
-// What is due, for any rank: a signal may have reached one of them alone. limit_ms: how long to wait for the others; 0: for ever
+// What is due, for any rank: a signal may have reached one of them alone. limit_ms: for the other ranks; 0: for ever
 static Due agreed_due(Trainer* t, double limit_ms) {
     int stop = ranks_agree(run_stop_signal, false, 0, limit_ms).signal;
     if (stop && !run_stop_signal) { run_stop_signal = stop; } // training_end names it

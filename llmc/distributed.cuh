@@ -83,7 +83,10 @@ inline bool ranks_tell(const char* reason) {
         if (rank_link_lost(link, &first)) { break; }
         usleep(20000);
     }
-    bool said = quoted || (strstr(first.text, host) && strstr(first.text, (std::string("): ") + reason).c_str()));
+    // "rank 0 (host b, pid 9): REASON"; if its reason begins with the name of this rank, it leaves the message to this one
+    const char* of_first = strstr(first.text, "): ");
+    bool same = of_first && strncmp(of_first + 3, reason, strlen(reason)) == 0;
+    bool said = quoted || (same && strstr(first.text, host));
     rank_link_fail(link, reason);
     ranks().failed = true;
     return !said;

@@ -94,11 +94,9 @@ near() {
 
 # same OUT1 OUT2 STEP: the same weights and moments, bit for bit
 same() {
-    local file name
+    local name
     name=$(printf 'step_%08d' "$3")
-    for file in model.safetensors optimizer.safetensors; do
-        cmp "$1/$name/$file" "$2/$name/$file" || fail "$name/$file of $1 and $2 differ"
-    done
+    same_checkpoint "$1/$name" "$2/$name"
     [ -z "$(ls -A "$1" | grep '^\.')" ] || fail "hidden directories are left: $(ls -A "$1")"
 }
 
@@ -307,6 +305,25 @@ test_data_goes() {
     grep -q 'are saved: resume with -y 1' "$out.err" || fail "$(cat "$out.err")"
     [ -n "$(newest "$out")" ] || fail "nothing saved"
     gone "data that goes"
+}
+
+# A shard that is damaged for one rank alone: one line names the rank and the shard, and what was computed is saved.
+test_data_of_one_rank_goes() {
+    local out=$tmp/one_goes i place
+    setup
+    mkdir "$tmp/here" "$tmp/there"
+    cp -r "$tmp/data" "$tmp/here/" && cp -r "$tmp/data" "$tmp/there/"
+    for i in 2 1 0; do
+        place=$([ $i -eq 1 ] && echo there || echo here)
+        (cd "$tmp/$place" && slowly rank $i 3 30 "$out" 2000 -d $((6 * unit)) -v 0 -s 0 -n 0 -i 'data/*_train_*.bin') &
+    done
+    await_step "$out.0.out" 3
+    for i in "$tmp"/there/data/*_train_*.bin; do printf 'xxxx' | dd of="$i" conv=notrunc status=none; done
+    wait
+    grep -q '^error: rank 1: .*data/a_train_.*are saved: resume with -y 1' "$out.1.err" || fail "$(cat "$out".?.err)"
+    want "the lines of error" "$(cat "$out".?.err | grep -c '^error')" 1
+    [ -n "$(newest "$out")" ] || fail "nothing saved"
+    gone "data of one rank that goes"
 }
 
 # The output directory is gone: all ranks save to the place that rank 0 chooses.

@@ -24,6 +24,14 @@ want() { [ "$2" = "$3" ] || fail "$1 is '$2', want '$3'"; }
 # contains TEXT FILE: fails unless a line of the file contains the text
 contains() { grep -aqF -- "$1" "$2" || { tail -n 30 "$2" && fail "no '$1' in the text above"; }; }
 
+# same_checkpoint DIR1 DIR2: fails unless these checkpoints of train_gpt2cu have the same weights and moments, bit for bit
+same_checkpoint() {
+    local file
+    for file in model.safetensors optimizer.safetensors; do
+        cmp "$1/$file" "$2/$file" || fail "$file of $1 and $2 differ"
+    done
+}
+
 run_tests() { # [--list | NAME ...]
     local name rc passed=0 failed=0 skipped=0 wanted=("${tests[@]}")
     if [ "${1-}" = --list ]; then

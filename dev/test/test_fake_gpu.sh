@@ -80,11 +80,9 @@ reference() {
 
 # same OUT STEP [REFERENCE]: its weights and moments are those of the reference
 same() {
-    local file name
+    local name
     name=$(printf 'step_%08d' "$2")
-    for file in model.safetensors optimizer.safetensors; do
-        cmp "$1/$name/$file" "${3:-$tmp/reference}/$name/$file" || fail "$name/$file differs from the uninterrupted run"
-    done
+    same_checkpoint "$1/$name" "${3:-$tmp/reference}/$name"
 }
 # resume OUT: resumes and trains to step 8; the result and all losses are those of the reference
 resume() {

@@ -36,6 +36,7 @@ test_losses() {
     reference
     want "the first loss" "$(losses "$tmp/two" | head -n 2)" "$(losses "$tmp/one" | head -n 2)"
     near "ZeRO-1" "$tmp/one" "$tmp/two" 0.002
+    grep -qE '^step +8/8 .* \| slowest: rank [01], \+[0-9.]+% \|' "$tmp/two.out" || fail "the slowest rank is not named: $(tail -n 1 "$tmp/two.out")"
     gpus 2 "$tmp/all" 8 -z 0
     good "-z 0" "$tmp/all"
     near "-z 0" "$tmp/one" "$tmp/all" 0.002
@@ -132,5 +133,5 @@ test_hangs() {
 }
 
 tests=(losses collectives repeats other_numbers hellaswag refusals strangers signals faults one_rank_fails one_disk_is_full
-    killed_at_the_start random_kills nccl_errors data_goes output_goes hangs rank0_dies)
+    killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
 run_tests_once "$@"
