@@ -810,8 +810,9 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
     static_assert(num_vecs * rows == 4);
-    extern __shared__ int4 layernorm_backward_ring10[];                  // (stages, rows, num_vecs, 3, blockDim.x)
-    __shared__ float shared[2][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8]; // as in kernel 5
+    extern __shared__ int4 layernorm_backward_ring10[]; // (stages, rows, num_vecs, 3, blockDim.x)
+    // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
+    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
@@ -871,7 +872,7 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
             }
         }
         float warp_total = layernorm_backward_sum8(sums);
-        if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; } // two stages: the buffers alternate
+        if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
         for (int i = 0; i < 2 * rows; i++) { sums[i] = 0.0f; }
         for (int v = 0; v < num_warps; v++) {

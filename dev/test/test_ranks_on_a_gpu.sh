@@ -160,7 +160,8 @@ test_memcheck() {
 
 # the tests of ranks.sh with NCCL
 on_nccl() { with nccl && "test_$1"; }
-shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full killed_at_the_start random_kills data_goes data_of_one_rank_goes output_goes rank0_dies)
+shared=(hellaswag strangers signals faults one_rank_fails one_disk_is_full killed_at_the_start random_kills data_goes
+    data_of_one_rank_goes output_goes rank0_dies)
 for name in "${shared[@]}"; do eval "test_${name}_with_nccl() { on_nccl $name; }"; done
 
 tests=(fp32_with_fake_nccl bits_with_fake_nccl fp32 bits d12_tinyshakespeare other_numbers "${shared[@]/%/_with_nccl}" memcheck)
