@@ -102,38 +102,38 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                       const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                       cudaStream_t stream);
-// dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp itself; dweight, dbias (C) += | dout (N,C)
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream);
-size_t layernorm_backward_scratch(int C);
+// dinp (N,C) = gradient of inp + dresidual (N,C), which may be NULL or dinp itself; dinp_sums (C), which may be NULL, += the
+// column sums of dinp; dweight, dbias (C) += | dout (N,C)
+void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                        const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                        const float* mean, const float* rstd, int N, int C, cudaStream_t stream);
+size_t layernorm_backward_scratch(int N, int C);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. If pre_gelu (N,OC) is
 // not NULL, it receives the sum and out receives gelu(sum); this form needs a bias and takes no residual.
 void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
-// dinp (N,C) = dout (N,OC) weight (OC,C), multiplied by gelu'(pre_gelu (N,C)) if pre_gelu is not NULL
-void matmul_backward_input(floatX* dinp, float* scratch, const floatX* dout, const floatX* weight,
+// dinp (N,C) = dout (N,OC) weight (OC,C). If pre_gelu (N,C) is not NULL, dinp is multiplied by gelu'(pre_gelu), and dinp_sums
+// (C), which may be NULL, += the column sums of dinp.
+void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream);
 size_t matmul_backward_input_scratch(int N, int C, int OC);
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
 void matmul_backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
                             bool accumulate, cudaStream_t stream);
-// dbias (OC) += the column sums of dout (N,OC)
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream);
-size_t matmul_backward_bias_scratch(int N, int OC);
 
 // Causal self-attention, softmax(q k^T / sqrt(HS)) v in each head; the (T,T) matrix is never in memory. out (B,T,C),
 // lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel number depends on the head size,
 // the precision and the device. "H100" is code for sm_90a; "A100" any other compute capability from 8.0 on:
 //     forward kernel / backward kernel      bf16, fp16:  H100      A100     older     fp32
-//     HS = 64                                            16 / 11   8 / 7    3 / 5     3 / 5
+//     HS = 64                                            16 / 12   8 / 7    3 / 5     3 / 5
 //     HS = 32, 96, 128                                   8 / 7     8 / 7    3 / 5     3 / 5
 //     other multiples of 8, up to 256                    3 / 5     3 / 5    3 / 5     3 / 5
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
-// dqkv (B,T,3,NH,HS) | dout, out (B,T,C) | qkv (B,T,3,NH,HS) | lse (B,NH,T)
-void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream);
+// dqkv (B,T,3,NH,HS); dbias (3,NH,HS), which may be NULL, += dqkv summed over all tokens | dout, out (B,T,C) | qkv
+// (B,T,3,NH,HS) | lse (B,NH,T)
+void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream);
 size_t attention_backward_scratch(int B, int T, int C, int NH);
 
 // out (n) = gelu(inp (n)), tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). out may be inp. Hendrycks and Gimpel
@@ -415,14 +415,11 @@ static void gpt2_loss(GPT2* model, Activations* acts, int B, int T, bool trainin
 
 // ---- backward -------------------------------------------------------------------------------------
 
-// dinp (N,C) | dweight (OC,C), written, or added to if accumulate | dbias (OC) += , or NULL | dout (N,OC) | inp (N,C) |
-// weight (OC,C). If pre_gelu (N,C) is not NULL, inp is gelu(pre_gelu), and dinp is the gradient of pre_gelu.
-static void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                            const floatX* inp, const floatX* weight, const floatX* pre_gelu, int N, int C, int OC,
-                            bool accumulate, cudaStream_t stream) {
-    if (dbias) { matmul_backward_bias(dbias, scratch, dout, N, OC, stream); }
+// dinp (N,C) | dweight (OC,C), written, or added to if accumulate | dout (N,OC) | inp (N,C) | weight (OC,C)
+static void matmul_backward(floatX* dinp, float* dweight, float* scratch, const floatX* dout, const floatX* inp,
+                            const floatX* weight, int N, int C, int OC, bool accumulate, cudaStream_t stream) {
     matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
-    matmul_backward_input(dinp, scratch, dout, weight, pre_gelu, N, C, OC, stream);
+    matmul_backward_input(dinp, NULL, scratch, dout, weight, NULL, N, C, OC, stream);
 }
 
 // Call before the first micro-batch of a step. Zeroes the gradients of the vectors and of wpe, because their kernels only
@@ -441,7 +438,8 @@ static void zero_gradients(GPT2* model) {
 }
 
 // Call after gpt2_loss with training = true. Computes the gradients of all parameters; `first`, for the first micro-batch
-// of a step, overwrites them, otherwise they are added to.
+// of a step, overwrites them, otherwise they are added to. The gradient of a linear layer's bias is the sum of dout over all
+// tokens: the operation that computes dout sums it on the way, while it is in registers.
 static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     const GPT2Config* config = &model->config;
     const Parameters<floatX>* p = &model->params;
@@ -455,10 +453,10 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
     cudaStream_t stream = model->stream;
     if (first) { zero_gradients(model); }
 
-    matmul_backward(dbtc, g->wte, NULL, scratch, acts->logits, acts->lnf, p->wte, NULL, BT, C, Vp, add, stream);
+    matmul_backward(dbtc, g->wte, scratch, acts->logits, acts->lnf, p->wte, BT, C, Vp, add, stream);
     const floatX* residual = layer_activations(*acts, config, B, T, L).residual;
-    layernorm_backward(dresidual, g->lnfw, g->lnfb, scratch, dbtc, NULL, residual, p->lnfw, acts->lnf_mean,
-                       acts->lnf_rstd, BT, C, stream);
+    layernorm_backward(dresidual, layer_parameters(*g, config, L - 1).fcprojb, g->lnfw, g->lnfb, scratch, dbtc, NULL,
+                       residual, p->lnfw, acts->lnf_mean, acts->lnf_rstd, BT, C, stream);
     gradients_ready(L + 1, stream);
     for (int l = L - 1; l >= 0; l--) {
         Range range("layer %d", l);
@@ -470,19 +468,19 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
             layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
             layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
         }
-        // MLP
-        matmul_backward(a.dfch, d.fcprojw, d.fcprojb, scratch, dresidual, a.fch_gelu, w.fcprojw, a.fch, BT, 4 * C, C,
-                        add, stream);
-        matmul_backward(dbtc, d.fcw, d.fcb, scratch, a.dfch, a.ln2, w.fcw, NULL, BT, C, 4 * C, add, stream);
-        layernorm_backward(dresidual, d.ln2w, d.ln2b, scratch, dbtc, dresidual, a.residual2, w.ln2w, a.ln2_mean,
-                           a.ln2_rstd, BT, C, stream);
+        // MLP; dresidual's sums, the gradient of fcprojb, were added by the layernorm after this layer
+        matmul_backward_weight(d.fcprojw, dresidual, a.fch_gelu, BT, 4 * C, C, add, stream);
+        matmul_backward_input(a.dfch, d.fcb, scratch, dresidual, w.fcprojw, a.fch, BT, 4 * C, C, stream);
+        matmul_backward(dbtc, d.fcw, scratch, a.dfch, a.ln2, w.fcw, BT, C, 4 * C, add, stream);
+        layernorm_backward(dresidual, d.attprojb, d.ln2w, d.ln2b, scratch, dbtc, dresidual, a.residual2, w.ln2w,
+                           a.ln2_mean, a.ln2_rstd, BT, C, stream);
         // attention
-        matmul_backward(dbtc, d.attprojw, d.attprojb, scratch, dresidual, a.atty, w.attprojw, NULL, BT, C, C, add,
-                        stream);
-        attention_backward(a.dqkv, scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
-        matmul_backward(dbtc, d.qkvw, d.qkvb, scratch, a.dqkv, a.ln1, w.qkvw, NULL, BT, C, 3 * C, add, stream);
-        layernorm_backward(dresidual, d.ln1w, d.ln1b, scratch, dbtc, dresidual, a.residual, w.ln1w, a.ln1_mean,
-                           a.ln1_rstd, BT, C, stream);
+        matmul_backward(dbtc, d.attprojw, scratch, dresidual, a.atty, w.attprojw, BT, C, C, add, stream);
+        attention_backward(a.dqkv, d.qkvb, scratch, dbtc, a.qkv, a.atty, a.lse, B, T, C, NH, stream);
+        matmul_backward(dbtc, d.qkvw, scratch, a.dqkv, a.ln1, w.qkvw, BT, C, 3 * C, add, stream);
+        float* earlier_bias = l > 0 ? layer_parameters(*g, config, l - 1).fcprojb : NULL;
+        layernorm_backward(dresidual, earlier_bias, d.ln1w, d.ln1b, scratch, dbtc, dresidual, a.residual, w.ln1w,
+                           a.ln1_mean, a.ln1_rstd, BT, C, stream);
         gradients_ready(1 + l, stream);
     }
     encoder_backward(g->wte, g->wpe, (int*)scratch, dresidual, acts->inputs, B, T, C, V, stream);
@@ -551,9 +549,7 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, b
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
 static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads;
-    size_t bias = 0; // a smaller OC can need more scratch, because the launcher then splits the rows among more blocks
-    for (int OC : {C, 3 * C, 4 * C}) { bias = std::max(bias, matmul_backward_bias_scratch(B * T, OC)); }
-    size_t floats = std::max({layernorm_backward_scratch(C), bias, matmul_backward_input_scratch(B * T, 4 * C, C),
+    size_t floats = std::max({layernorm_backward_scratch(B * T, C), matmul_backward_input_scratch(B * T, 4 * C, C),
                               attention_backward_scratch(B, T, C, NH), global_norm_scratch()});
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
@@ -2199,6 +2195,82 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 }
 // ==== end promoted: fused_residual_layernorm ====
 
+// ==== promoted: matmul_backward_bias ====
+constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row
+
+// Rows per block, so that there are at most 2048 blocks. They fill any GPU, and their partial sums take 2 MB.
+static int matmul_backward_bias_rows(int N, int OC) {
+    int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
+    return ceil_div(ceil_div(N, max_num), 64) * 64; // a multiple of 64: 16 warps with four rows in flight each
+}
+
+// The number of floats of scratch: OC partial sums per group of rows (per blockIdx.y).
+size_t matmul_backward_bias_scratch(int N, int OC) {
+    return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
+}
+
+// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for each column c of the block
+__device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
+    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
+    extern __shared__ float matmul_backward_bias_shared[];
+    float* shared = matmul_backward_bias_shared; // (warps, columns)
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    int c = blockIdx.x * columns + lane * x128::size;
+    float sum[x128::size] = {};
+    if (c < OC) {
+        int row = blockIdx.y * rows + warp, end = min(N, (int)(blockIdx.y + 1) * rows);
+        size_t stride = (size_t)num_warps * OC;
+        const floatX* p = dout + (size_t)row * OC + c;
+        for (; row + (unroll - 1) * num_warps < end; row += unroll * num_warps, p += unroll * stride) {
+            x128 x[unroll];
+#pragma unroll
+            for (int u = 0; u < unroll; u++) { x[u] = load128(p + u * stride); }
+#pragma unroll
+            for (int u = 0; u < unroll; u++) {
+                for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
+            }
+        }
+        for (; row < end; row += num_warps, p += stride) {
+            x128 x = load128(p);
+            for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
+        }
+    }
+    // element k of the 32 lanes is contiguous, so there are no bank conflicts
+    for (int k = 0; k < x128::size; k++) { shared[warp * columns + k * 32 + lane] = sum[k]; }
+    __syncthreads();
+    for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+        float total = 0;
+        for (int w = 0; w < num_warps; w++) { total += shared[w * columns + i]; }
+        int column = blockIdx.x * columns + i % 32 * x128::size + i / 32;
+        if (column < OC) { partial[(size_t)blockIdx.y * OC + column] = total; }
+    }
+}
+
+__global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout, int N, int OC, int rows) {
+    matmul_backward_bias_sums(partial, dout, N, OC, rows);
+}
+
+// dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
+// It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
+                          int block_size) {
+    Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
+    require(N >= 1 && OC % x128::size == 0);
+    size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
+    int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
+    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
+    int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
+    int num = ceil_div(N, rows);
+    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
+    cudaCheck(cudaGetLastError());
+    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, stream);
+}
+void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
+    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, tuned_config("matmul_backward_bias", N, OC, 512));
+}
+// ==== end promoted: matmul_backward_bias ====
+
 // ==== promoted: layernorm_backward ====
 // Sums each of v[0..7] over the warp; lane l returns the sum of v[l / 4]. In every step a lane sends half of its values
 // to its partner and adds the values it receives to the half it keeps: 4 + 2 + 1 shuffles. Two more shuffles add up the
@@ -2252,12 +2324,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. The sums are
-// exchanged through `columns` (2 * x128::size, blockDim.x + padding) in shared memory, one vector per thread at a time.
-template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
-                                                                             const float (*dw)[x128::size],
-                                                                             const float (*db)[x128::size],
-                                                                             float* columns, int C, int team_size) {
+// Writes row blockIdx.x of partials (gridDim.x, num_sums, C): dweight, dbias and, if num_sums is 3, the columns of dinp,
+// summed over the block's teams. The sums are exchanged through `columns` (num_sums * x128::size, blockDim.x + padding) in
+// shared memory, one vector per thread at a time.
+template <int num_vecs, int num_sums>
+__device__ inline void layernorm_backward_block_sums(float* partials, const float (*dw)[x128::size],
+                                                     const float (*db)[x128::size], const float (*dx)[x128::size],
+                                                     float* columns, int C, int team_size) {
     int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
     int pitch = blockDim.x + LAYERNORM_BACKWARD_PADDING;
 #pragma unroll
@@ -2265,16 +2338,17 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
         for (int k = 0; k < x128::size; k++) {
             columns[k * pitch + threadIdx.x] = dw[j][k];
             columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+            if (num_sums == 3) { columns[(2 * x128::size + k) * pitch + threadIdx.x] = dx[j][k]; }
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias
+        for (int i = threadIdx.x; i < num_sums * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias, 2 the columns of dinp
             int member = column / x128::size, k = column % x128::size, c = j * stride + column;
             float sum = 0.0f;
             for (int t = 0; t < num_teams; t++) {
                 sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
             }
-            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+            if (c < C) { partials[((size_t)blockIdx.x * num_sums + which) * C + c] = sum; }
         }
         __syncthreads();
     }
@@ -2345,13 +2419,13 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         }
     }
 
-    layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
+    layernorm_backward_block_sums<num_vecs, 2>(partials, dw, db, NULL, layernorm_backward_columns, C, team_size);
 }
 
-// Number of floats in scratch: the partial sums of dweight and dbias of every block.
-size_t layernorm_backward_scratch(int C) {
+// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block.
+size_t layernorm_backward_scratch(int N, int C) {
     int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
-    return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
+    return std::max((size_t)num_multiprocessors() * blocks_per_sm * 3 * C, matmul_backward_bias_scratch(N, C));
 }
 
 // Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
@@ -2380,10 +2454,10 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
 typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
                                         const float*, const float*, int, int, int);
 
-// How to launch the kernel that writes dinp and partials (grid_size, 2, C).
+// How to launch the kernel that writes dinp and partials (grid_size, num_sums, C).
 struct LayernormBackwardLaunch {
     LayernormBackwardKernel kernel;
-    int grid_size, block_size, num_vecs, team_warps;
+    int grid_size, block_size, num_vecs, team_warps, num_sums;
     size_t shared_bytes;
 };
 
@@ -2397,12 +2471,8 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
     int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    return {layernorm_backward_choose7(num_vecs, team_warps),
-            min(grid_size, ceil_div(N, num_teams)),
-            block_size,
-            num_vecs,
-            team_warps,
-            shared_bytes};
+    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
+    return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
 }
 
 // Kernel 7 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
@@ -2412,7 +2482,9 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
 //     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
-template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
+//
+// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 11.
+template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int /*team_warps*/) {
@@ -2441,7 +2513,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         }
         cp_async_commit();
     };
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
     int row = blockIdx.x * num_teams + team;
     for (int i = 0; i < LAYERNORM_BACKWARD_STAGES; i++) { fetch(row + i * row_step, i); }
     for (; row < N; row += row_step) {
@@ -2473,7 +2545,9 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
-                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+                float y = (float)dx[k] + r * (dnorm - sum - norm * dot);
+                if (num_sums == 3) { dx_sum[j][k] += y; }
+                dx[k] = (floatX)y;
             }
             if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
         }
@@ -2483,35 +2557,42 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
     cp_async_wait<0>();
     __syncthreads(); // now all threads have read the ring, and the column sums may reuse its memory
 
-    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
+    layernorm_backward_block_sums<num_vecs, num_sums>(partials, dw, db, dx_sum, (float*)layernorm_backward_ring, C,
+                                                      team_size);
+}
+
+template <int num_sums> auto layernorm_backward_choose9(int num_vecs) {
+    return num_vecs == 1   ? layernorm_backward_kernel9<1, num_sums>
+           : num_vecs == 2 ? layernorm_backward_kernel9<2, num_sums>
+                           : layernorm_backward_kernel9<3, num_sums>;
 }
 
 // Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
-// kernel 7.
-inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
+// kernel 7, which always has two sums.
+inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size, int num_sums) {
     LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
-    auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
-                  : l.num_vecs == 2 ? layernorm_backward_kernel9<2>
-                                    : layernorm_backward_kernel9<3>;
+    size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
+    auto kernel = num_sums == 3 ? layernorm_backward_choose9<3>(l.num_vecs) : layernorm_backward_choose9<2>(l.num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
-    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, l.shared_bytes) <= limit) {
-        l.kernel = kernel;
-        l.shared_bytes = max(ring_bytes, l.shared_bytes);
+    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
+        l.kernel = kernel, l.num_sums = num_sums;
+        l.shared_bytes = max(ring_bytes, sums_bytes);
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.shared_bytes));
     }
     return l;
 }
 
-// threads: of a block; 0: 512
-void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512);
+// threads: of a block; 0: 512. dinp_sums: see layernorm_backward
+void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                         const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
     l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
                                                                     rstd, N, C, l.team_warps);
     cudaCheck(cudaGetLastError());
-    column_sums<16>(dweight, dbias, scratch, l.grid_size, C, stream);
+    column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
+    if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
 
 constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks leave 128 registers per thread
@@ -2519,8 +2600,8 @@ constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
-// that costs less than the registers that would hold them.
-template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
+// that costs less than the registers that would hold them. num_sums: as in kernel 9.
+template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
     layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
@@ -2530,8 +2611,8 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
     __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
-    float next_mean[rows], next_rstd[rows];
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
+    float inv_C = 1.0f / C, next_mean[rows], next_rstd[rows];
     x128 w[num_vecs] = {};
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -2603,7 +2684,9 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
                      dx = load128((const floatX*)(slot(stage, i, j) + 2 * blockDim.x));
                 for (int k = 0; k < x128::size; k++) {
                     float dnorm = (float)dy[k] * (float)w[j][k], norm = ((float)x[k] - m[i]) * r[i];
-                    dx[k] = (floatX)((float)dx[k] + r[i] * (dnorm - sum - norm * dot));
+                    float y = (float)dx[k] + r[i] * (dnorm - sum - norm * dot);
+                    if (num_sums == 3) { dx_sum[j][k] += y; }
+                    dx[k] = (floatX)y;
                 }
                 int c = first + j * stride;
                 if (start + i < N && c < C) { store128(dinp + (size_t)(start + i) * C + c, dx); }
@@ -2616,11 +2699,16 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         int c = first + j * stride;
+#pragma unroll
         for (int k = 0; k < x128::size && c < C; k += f128::size) {
-            f128 dw_sum, db_sum;
-            for (int i = 0; i < f128::size; i++) { dw_sum[i] = dw[j][k + i], db_sum[i] = db[j][k + i]; }
-            store128(partials + ((size_t)blockIdx.x * 2 + 0) * C + c + k, dw_sum);
-            store128(partials + ((size_t)blockIdx.x * 2 + 1) * C + c + k, db_sum);
+#pragma unroll
+            for (int which = 0; which < num_sums; which++) {
+                f128 sum;
+                for (int i = 0; i < f128::size; i++) {
+                    sum[i] = which == 0 ? dw[j][k + i] : which == 1 ? db[j][k + i] : dx_sum[j][k + i];
+                }
+                store128(partials + ((size_t)blockIdx.x * num_sums + which) * C + c + k, sum);
+            }
         }
     }
 }
@@ -2628,19 +2716,25 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
 // Vectors per thread of kernel 10; 0 if a row is too long for it, or the device code has no cp.async.
 inline int layernorm_backward_vecs10(int C) {
     int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
-    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4>) >= 80 ? num_vecs : 0;
+    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-// threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest
-void layernorm_backward10(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                          const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
+template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
+    return num_vecs == 1 ? layernorm_backward_kernel10<1, 4, num_sums> : layernorm_backward_kernel10<2, 2, num_sums>;
+}
+
+// threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
+// layernorm_backward
+void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
+                          int threads_per_sm) {
     int num_vecs = layernorm_backward_vecs10(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
-    auto kernel = num_vecs == 1 ? layernorm_backward_kernel10<1, 4> : layernorm_backward_kernel10<2, 2>;
+    auto kernel = dinp_sums ? layernorm_backward_choose10<3>(num_vecs) : layernorm_backward_choose10<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
@@ -2648,7 +2742,7 @@ void layernorm_backward10(floatX* dinp, float* dweight, float* dbias, float* scr
     kernel<<<grid_size, block_size, ring_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
                                                           C);
     cudaCheck(cudaGetLastError());
-    column_sums<16>(dweight, dbias, scratch, grid_size, C, stream);
+    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
 }
 
 // Whether a row is longer than what kernel 9 holds in a warp, and kernel 10 takes it.
@@ -2656,17 +2750,18 @@ inline bool layernorm_backward_is_wide(int C) {
     return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs10(C) > 0;
 }
 
-// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
-// | scratch (layernorm_backward_scratch(C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
+// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients | dinp_sums (C) += the sums of dinp's
+// columns, the gradient of a bias that was added to inp; may be NULL
+// | scratch (layernorm_backward_scratch(N, C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
 // weight (C); mean, rstd (N)
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream) {
+void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                        const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                        const float* mean, const float* rstd, int N, int C, cudaStream_t stream) {
     Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     bool wide = layernorm_backward_is_wide(C);
     int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
-    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight,
-                                                        mean, rstd, N, C, stream, config);
+    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
+                                                        weight, mean, rstd, N, C, stream, config);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -2742,7 +2837,9 @@ enum {
     GEMM_GELU = 1,          // out = gelu(y), otherwise out = y
     GEMM_SECOND = 2,        // y is also stored to the matrix `second`
     GEMM_RESIDUAL = 4,      // the matrix `residual` is added to out
-    GEMM_GELU_BACKWARD = 16 // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
+    GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
+    GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
+    GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -2764,6 +2861,18 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
+};
+
+// GemmBias that also sums the columns of out.
+template <int extras> struct GemmBiasSums : GemmBias<extras> {
+    static constexpr int EXTRAS = extras | GEMM_SUMS;
+    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
+    int N;
+
+    // stores the sums of columns `column` and column + 1 of tile row i
+    __device__ void store_sums(int i, int column, float2 pair) const {
+        if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
+    }
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -2954,17 +3063,27 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
     }
 }
 
-// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
-// numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
-// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
+// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards; with GEMM_SUMS
+// downwards, then to the right, so that only one box's sums are in registers. A warp's boxes are numbered consecutively
+// over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions below, `box` is the number
+// of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
+
+// Which box of a tile is box n: its rows begin 64 * part below those of the first box, its columns 64 * column further.
+struct GemmBox {
+    int part, column;
+};
+template <class G, class Epilogue> __device__ constexpr GemmBox gemm_box(int n) {
+    constexpr int columns = G::COLUMNS / 64;
+    return Epilogue::EXTRAS & GEMM_SUMS ? GemmBox{n % G::PARTS, n / G::PARTS} : GemmBox{n / columns, n % columns};
+}
 
 // Starts to load the residual of box n of this tile. Called by one lane.
-template <class G, class SMem>
+template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
-    const int columns = G::COLUMNS / 64;
+    GemmBox at = gemm_box<G, Epilogue>(n);
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
+    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + at.column * 64, row + at.part * 64,
                      &smem.box_full[warp][slot]);
 }
 
@@ -2973,10 +3092,40 @@ template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
                                     const CUtensorMap& residual_map, int row, int column, int N, int box) {
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
-    gemm_load_columns(columns, epilogue, column, N);
+    if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
     if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
     tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) {
+        gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n, box);
+    }
+}
+
+// The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
+// always in the same order. totals: what fragment_column_sums gave this lane. The warps meet in the
+// memory of the boxes.
+template <class G, class Epilogue, class SMem>
+__device__ inline void gemm_store_sums(const float2 (&totals)[G::COLUMNS / 64], const Epilogue& epilogue, SMem& smem,
+                                       int row, int column) {
+    static_assert(G::READERS == 4 && G::COLUMNS <= 256, "the rows of a tile are one consumer's, a thread has two columns");
+    // the shuffle keeps the compiler from holding addresses in registers from one tile to the next: none are left
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4, thread = threadIdx.x % 128;
+    auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
+    auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+    if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = totals[q]; }
+    tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
+    barrier();
+    if (thread < G::COLUMNS / 2) {
+        float2 sum = sums_of(warp / 4 * 4)[thread];
+        for (int w = 1; w < 4; w++) {
+            float2 x = sums_of(warp / 4 * 4 + w)[thread];
+            sum.x += x.x, sum.y += x.y;
+        }
+        epilogue.store_sums(row / G::ROWS, column + 2 * thread, sum);
+    }
+    barrier(); // all have read: the boxes may be used again
 }
 
 // The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
@@ -2988,17 +3137,20 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                                   int M, int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
     static_assert(!has_second || !has_residual, "they share the boxes");
+    constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+    float sums[16];             // with GEMM_SUMS only: of this lane's rows of 64 columns
+    float2 totals[num_columns]; // and those of all rows of the warp
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
 #pragma unroll
     for (int n = 0; n < num_boxes; n++) {
-        const int m = n / num_columns, q = n % num_columns;
+        const int m = gemm_box<G, Epilogue>(n).part, q = gemm_box<G, Epilogue>(n).column;
         int box_row = row + 64 * m, box_column = column + 64 * q;
-        for (int half = 0; q == 0 && half < 2; half++) {
+        for (int half = 0; (q == 0 || has_sums) && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
@@ -3006,7 +3158,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
+                gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
         } else {
@@ -3022,12 +3174,14 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
-                epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
+                if constexpr (has_bias) {
+                    epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
+                }
 #pragma unroll
                 for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;
-                    float x = epilogue.value(sum[m][k], rows[half], two[0]);
-                    float y = epilogue.value(sum[m][k + 1], rows[half], two[1]);
+                    float x = has_bias ? epilogue.value(sum[m][k], rows[half], two[0]) : sum[m][k];
+                    float y = has_bias ? epilogue.value(sum[m][k + 1], rows[half], two[1]) : sum[m][k + 1];
                     if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
                     if (Epilogue::EXTRAS & GEMM_GELU) { x = gelu(x), y = gelu(y); }
                     if (has_residual) {
@@ -3037,6 +3191,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                         } else {
                             x += add.x, y += add.y;
                         }
+                    }
+                    if constexpr (has_sums) {
+                        const int c = 4 * p + 2 * j;
+                        sums[c] = m == 0 && half == 0 ? x : sums[c] + x;
+                        sums[c + 1] = m == 0 && half == 0 ? y : sums[c + 1] + y;
                     }
                     out[2 * j + half] = pack_16x2(x, y, floatX());
                 }
@@ -3052,7 +3211,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
+        if constexpr (has_sums) {
+            if (m == G::PARTS - 1) { totals[q] = fragment_column_sums(sums); }
+        }
     }
+    if constexpr (has_sums) { gemm_store_sums<G>(totals, epilogue, smem, row, column); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
@@ -3282,127 +3445,61 @@ __global__ void __launch_bounds__(256) matmul_transpose_kernel8(floatX* out, con
 }
 
 // As matmul_backward_input, with gelu'. transposed (C,OC) receives weight^T, because gemm.cuh wants both operands with the
-// columns that are summed next to each other.
-void matmul_backward_input8(floatX* dinp, floatX* transposed, const floatX* dout, const floatX* weight,
-                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+// columns that are summed next to each other. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums
+// for each 128 rows of dinp.
+void matmul_backward_input8(floatX* dinp, float* dinp_sums, floatX* transposed, float* partials, const floatX* dout,
+                            const floatX* weight, const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+    constexpr int extras = GEMM_RESIDUAL | GEMM_GELU_BACKWARD | GEMM_NO_BIAS;
     dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
     matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
     cudaCheck(cudaGetLastError());
     GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
-    gemm(g, GemmBias<GEMM_RESIDUAL | GEMM_GELU_BACKWARD>{NULL}, stream);
+    if (!dinp_sums) { return gemm(g, GemmBias<extras>{NULL}, stream); }
+    gemm(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
+    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
 }
 #endif
 
-// The number of the kernel to use. On an H200 the library's product with gelu' takes 1.28 times as long as kernel 8 where
-// OC = 1024; where OC = 768 both are equal in a training step, and where OC is 1280 or 1600 the library is 3% faster.
-inline int matmul_backward_input_choice(int N, int C, int OC, bool has_gelu) {
+// The number of the kernel to use: 8 with gelu', 6 otherwise and where 8 cannot run or has too few tiles.
+inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 #if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)OC, (void)has_gelu;
+    (void)N, (void)C, (void)has_gelu;
     return 6;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(C, 192) >= 2 * (size_t)num_multiprocessors();
-    return has_gelu && OC > 768 && OC < 1280 && many && has_sm90a() ? 8 : 6;
+    return has_gelu && many && has_sm90a() ? 8 : 6;
 #endif
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
 size_t matmul_backward_input_scratch(int N, int C, int OC) {
-    return matmul_backward_input_choice(N, C, OC, true) == 8 ? (size_t)C * OC * sizeof(floatX) / sizeof(float) : 0;
+    size_t transposed = (size_t)C * OC * sizeof(floatX) / sizeof(float), partials = (size_t)ceil_div(N, 128) * C;
+    return matmul_backward_input_choice(N, C, true) == 8 ? transposed + partials : matmul_backward_bias_scratch(N, C);
 }
 
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
-// an input. scratch (matmul_backward_input_scratch(N, C, OC))
-void matmul_backward_input(floatX* dinp, float* scratch, const floatX* dout, const floatX* weight,
+// an input. dinp_sums (C) += the sums of dinp's columns, the gradient of a bias that was added to pre_gelu; NULL without
+// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C, OC))
+void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
-    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
-    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
-          pre_gelu ? ", gelu" : "");
-    require(C % 8 == 0 && OC % 8 == 0);
+    require(C % 8 == 0 && OC % 8 == 0 && (pre_gelu || !dinp_sums));
+    int kernel = matmul_backward_input_choice(N, C, pre_gelu != NULL);
+    {
+        double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+        Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+              pre_gelu ? ", gelu" : "");
+        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_input_choice(N, C, OC, pre_gelu != NULL) == 8) {
-        return matmul_backward_input8(dinp, (floatX*)scratch, dout, weight, pre_gelu, N, C, OC, stream);
-    }
+        if (kernel == 8) {
+            floatX* transposed = (floatX*)scratch;
+            matmul_backward_input8(dinp, dinp_sums, transposed, (float*)(transposed + (size_t)C * OC), dout, weight,
+                                   pre_gelu, N, C, OC, stream);
+        }
 #endif
-    (void)scratch;
-    matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream);
+    }
+    if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
 // ==== end promoted: matmul_backward ====
-
-// ==== promoted: matmul_backward_bias ====
-constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row
-
-// Rows per block, so that there are at most 2048 blocks. They fill any GPU, and their partial sums take 2 MB.
-static int matmul_backward_bias_rows(int N, int OC) {
-    int max_num = max(1, 2048 / ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS));
-    return ceil_div(ceil_div(N, max_num), 64) * 64; // a multiple of 64: 16 warps with four rows in flight each
-}
-
-// The number of floats of scratch: OC partial sums per group of rows (per blockIdx.y).
-size_t matmul_backward_bias_scratch(int N, int OC) {
-    return (size_t)ceil_div(N, matmul_backward_bias_rows(N, OC)) * OC;
-}
-
-// partial[blockIdx.y, c] = the sum of `rows` rows of dout, for each column c of the block
-__device__ inline void matmul_backward_bias_sums(float* partial, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = MATMUL_BACKWARD_BIAS_COLUMNS, unroll = 4; // rows in flight per warp
-    extern __shared__ float matmul_backward_bias_shared[];
-    float* shared = matmul_backward_bias_shared; // (warps, columns)
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-    int c = blockIdx.x * columns + lane * x128::size;
-    float sum[x128::size] = {};
-    if (c < OC) {
-        int row = blockIdx.y * rows + warp, end = min(N, (int)(blockIdx.y + 1) * rows);
-        size_t stride = (size_t)num_warps * OC;
-        const floatX* p = dout + (size_t)row * OC + c;
-        for (; row + (unroll - 1) * num_warps < end; row += unroll * num_warps, p += unroll * stride) {
-            x128 x[unroll];
-#pragma unroll
-            for (int u = 0; u < unroll; u++) { x[u] = load128(p + u * stride); }
-#pragma unroll
-            for (int u = 0; u < unroll; u++) {
-                for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[u][k]; }
-            }
-        }
-        for (; row < end; row += num_warps, p += stride) {
-            x128 x = load128(p);
-            for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
-        }
-    }
-    // element k of the 32 lanes is contiguous, so there are no bank conflicts
-    for (int k = 0; k < x128::size; k++) { shared[warp * columns + k * 32 + lane] = sum[k]; }
-    __syncthreads();
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) {
-        float total = 0;
-        for (int w = 0; w < num_warps; w++) { total += shared[w * columns + i]; }
-        int column = blockIdx.x * columns + i % 32 * x128::size + i / 32;
-        if (column < OC) { partial[(size_t)blockIdx.y * OC + column] = total; }
-    }
-}
-
-__global__ void matmul_backward_bias_kernel7(float* partial, const floatX* dout, int N, int OC, int rows) {
-    matmul_backward_bias_sums(partial, dout, N, OC, rows);
-}
-
-// dbias (OC) += dout summed over its rows | scratch (matmul_backward_bias_scratch(N, OC)) | dout (N,OC)
-// It launches one wave: as many blocks as can run at once, which share the rows equally. So there are few partial sums.
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
-                          int block_size) {
-    Op op(stream, (double)N * OC * sizeof(floatX), 0, "matmul_backward_bias");
-    require(N >= 1 && OC % x128::size == 0);
-    size_t shared = (size_t)block_size / 32 * MATMUL_BACKWARD_BIAS_COLUMNS * sizeof(float);
-    int per_sm, tiles = ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS);
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, matmul_backward_bias_kernel7, block_size, shared));
-    int room = ceil_div(N, matmul_backward_bias_rows(N, OC)); // rows of partial sums that fit in scratch
-    int rows = ceil_div(N, min(room, max(1, num_multiprocessors() * per_sm / tiles)));
-    int num = ceil_div(N, rows);
-    matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
-    cudaCheck(cudaGetLastError());
-    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
-}
-void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
-    matmul_backward_bias(dbias, scratch, dout, N, OC, stream, tuned_config("matmul_backward_bias", N, OC, 512));
-}
-// ==== end promoted: matmul_backward_bias ====
 
 // ==== promoted: attention_forward ====
 // out = softmax(scale * q k^T, causal) v without the T x T matrix. A tile of queries stays on chip while tiles of keys
@@ -5104,6 +5201,7 @@ struct AttentionBackwardArgs {
     int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
     float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
+    float* sums;     // (B, num_tiles, 3, NH, 64): terms of dbias, kernel 12 only
     int T, NH, num_heads, num_tiles;
 };
 
@@ -5113,7 +5211,7 @@ constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 // The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (2 * 4096 + 256 + 2) + 1;
+    return tiles * (2 * 4096 + 256 + 3 * 64 + 2) + 1;
 }
 static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
     AttentionBackwardArgs args = {};
@@ -5124,7 +5222,8 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
-    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
+    args.sums = reinterpret_cast<float*>(args.stats + tiles * 64);
+    args.turns = reinterpret_cast<int*>(args.sums + tiles * 3 * 64);
     args.ticket = args.turns + tiles * 2;
     return args;
 }
@@ -5261,6 +5360,16 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
     }
 }
 
+// to (64) = factor * the sums of a warp's 16 rows, or += if add. Rows past the end are 0.
+__device__ inline void attention_backward_sm90_sum_rows(float* to, const float (&sum)[32], float factor, bool add) {
+    float v[16];
+#pragma unroll
+    for (int j = 0; j < 16; j++) { v[j] = sum[j / 2 * 4 + j % 2] + sum[j / 2 * 4 + j % 2 + 2]; }
+    float2 total = fragment_column_sums(v), *pair = reinterpret_cast<float2*>(to) + threadIdx.x % 32;
+    float2 before = add ? *pair : make_float2(0.0f, 0.0f);
+    *pair = make_float2(before.x + factor * total.x, before.y + factor * total.y);
+}
+
 // Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
 __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
                                                           const float (&sum)[32], float factor) {
@@ -5291,6 +5400,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
+    float sums[2][8][3][64]; // kernel 12, two stages, a work item each: per warp, the sums of its rows of dq, dk and dv
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -5396,11 +5506,16 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
 // Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
+//
+// has_sums: the columns of dq, dk and dv are also summed, for dbias: those of dk and dv over the 128 keys, those of dq over
+// all queries, by key tile 0. Each warp sums its rows; then the warps' sums are added up, always in the same order.
+template <bool has_sums>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    auto& sums = smem.sums[n % 2]; // (8 warps, 3, 64)
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
     float dk[32] = {}, dv[32] = {};
     mbarrier_wait(&smem.k_full, n % 2);
@@ -5466,11 +5581,22 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                 }
             }
             attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
+            if (has_sums) { attention_backward_sm90_sum_rows(sums[row / 16][0], dq, scale, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
     }
     attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
     attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
+    if (!has_sums) { return; }
+    attention_backward_sm90_sum_rows(sums[row / 16][1], dk, scale, false);
+    attention_backward_sm90_sum_rows(sums[row / 16][2], dv, 1.0f, false);
+    named_barrier_sync(1, 256); // all warps have written their sums, and read them before the next item's steps
+    int which = (threadIdx.x - 128) / 64, column = threadIdx.x % 64;
+    if (which == 3) { return; }
+    float total = 0.0f;
+    for (int warp = 0; warp < 8 && (which > 0 || j == 0); warp++) { total += sums[warp][which][column]; }
+    size_t tile = (size_t)(head / args.NH) * args.num_tiles + j;
+    args.sums[((tile * 3 + which) * args.NH + head % args.NH) * 64 + column] = total;
 }
 #endif
 
@@ -5506,7 +5632,8 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-__global__ void __launch_bounds__(384, 1)
+// has_sums: kernel 12, which also writes args.sums.
+template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
@@ -5531,36 +5658,38 @@ __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<240>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale);
+        attention_backward_sm90_compute_item<has_sums>(args, smem, warpgroup, row, lane, work, n, i, scale);
     });
 }
 
-// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
-void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                             const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+// Kernel 11, or 12 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
+// attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
-    auto kernel = attention_backward_sm90_kernel11;
+    auto kernel = dbias ? attention_backward_sm90_kernel11<true> : attention_backward_sm90_kernel11<false>;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
     kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
+    if (dbias) { column_sums<16>(dbias, NULL, NULL, args.sums, B * args.num_tiles, 3 * C, stream); }
 }
 #endif
 
 // The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T).
+// otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
+    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
 #if !defined(ENABLE_FP32)
-    if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH)); }
 #endif
-    (void)C;
-    return (size_t)B * NH * T;
+    return floats;
 }
 
 // The number of the kernel that attention_backward() runs; see the table below.
@@ -5574,25 +5703,17 @@ inline int attention_backward_choice(int HS) {
     return 5;
 }
 
-// dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
-// (B,T,NH,HS), lse (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
-// device:
-//
-//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 11       kernel 7            kernel 5       kernel 5
-//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
-//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
-//
-// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
-void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+// Runs kernel 5, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
+static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
+                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
+                                   cudaStream_t stream) {
     double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
-    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
-    int kernel = attention_backward_choice(C / NH);
+    (void)dbias;
 #if !defined(ENABLE_FP32)
-    if (kernel == 11) { return attention_backward_sm90(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); }
+    if (kernel == 11) {
+        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    }
 #endif
     float* dsum = scratch;
     attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
@@ -5601,6 +5722,26 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 #endif
     require(kernel == 5);
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+
+// dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
+// NULL | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS), lse
+// (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     11 or 12        kernel 7            kernel 5       kernel 5
+//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
+//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
+//
+// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    int kernel = attention_backward_choice(C / NH);
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream); }
 }
 // ==== end promoted: attention_backward ====
 

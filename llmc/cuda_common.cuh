@@ -244,11 +244,11 @@ template <float (*warp_op)(float)> __device__ inline float block_reduce(float x,
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
 
-// partials is (num_partials, gridDim.y, C). out0 (C) += the sum over i of partials[i, 0, :]. If gridDim.y is 2,
-// out1 (C) += the sum over i of partials[i, 1, :]. Each block sums 32 columns: each warp sums every num_warps-th i,
-// then the first warp adds up the sums of all warps, always in the same order.
+// partials is (num_partials, gridDim.y, C). out0 (C) += the sum over i of partials[i, 0, :]; with gridDim.y 2 or 3 likewise
+// out1 and out2. Each block sums 32 columns: each warp sums every num_warps-th i, then the first warp adds up the sums of
+// all warps, always in the same order.
 template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
-    column_sums_kernel(float* out0, float* out1, const float* partials, int num_partials, int C) {
+    column_sums_kernel(float* out0, float* out1, float* out2, const float* partials, int num_partials, int C) {
     constexpr int unroll = 128 / num_warps; // 128 rows in flight per block
     __shared__ float sums[num_warps][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
@@ -264,15 +264,17 @@ template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
     __syncthreads();
     if (warp > 0 || c >= C) { return; }
     for (int w = 1; w < num_warps; w++) { sum += sums[w][lane]; }
-    (blockIdx.y == 0 ? out0 : out1)[c] += sum;
+    (blockIdx.y == 0 ? out0 : blockIdx.y == 1 ? out1 : out2)[c] += sum;
 }
 
-// out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C)
-// hold the terms of both outputs. The kernel launches early, while the kernel that writes partials is still ending.
-template <int num_warps>
-void column_sums(float* out0, float* out1, const float* partials, int num_partials, int C, cudaStream_t stream) {
-    launch_early(column_sums_kernel<num_warps>, dim3(ceil_div(C, 32), out1 ? 2 : 1), 32 * num_warps, 0, stream, out0,
-                 out1, partials, num_partials, C);
+// out0 (C) += the column sums of partials (num_partials, C). If out1 (C) is not NULL, partials (num_partials, 2, C) hold
+// the terms of both outputs; with out2, too, those of three. The kernel launches early, while the kernel that writes
+// partials is still ending.
+template <int num_warps> void column_sums(float* out0, float* out1, float* out2, const float* partials,
+                                          int num_partials, int C, cudaStream_t stream) {
+    require(out1 || !out2);
+    launch_early(column_sums_kernel<num_warps>, dim3(ceil_div(C, 32), out2 ? 3 : out1 ? 2 : 1), 32 * num_warps, 0,
+                 stream, out0, out1, out2, partials, num_partials, C);
 }
 
 // ---- rounding -----------------------------------------------------------------------

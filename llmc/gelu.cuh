@@ -22,13 +22,11 @@ __device__ inline float gelu(float x) {
 }
 
 // The derivative of gelu: s + x s (1 - s) 2u' with s = sigmoid(2u). 1 - s is computed as e s with e = exp(-2u), which
-// loses no digits where s is near 1. Beyond +-9 the slope is 1 or 0 up to 1e-26, so x is clamped to keep every factor
-// finite. The clamp does not use fmaxf, which would not keep NaN.
+// loses no digits where s is near 1. Beyond +-9 the slope is 1 or 0 up to 1e-26: there x^2 stays at 81, and e is limited
+// in e s, which keeps every factor finite. NaN passes through s, although fminf drops it.
 __device__ inline float gelu_slope(float x) {
     const float a = 1.5957691216f, b = 0.0713548163f; // 2u = a x + b x^3; b = 0.044715 a
-    x = x > 9.0f ? 9.0f : (x < -9.0f ? -9.0f : x);
-    float xx = x * x;
-    float e = exp2_approx(x * (-a * LOG2E - b * LOG2E * xx));
-    float s = __fdividef(1.0f, 1.0f + e);
-    return s + x * s * (e * s) * (a + 3.0f * b * xx);
+    float xx = fminf(x * x, 81.0f);
+    float e = exp2_approx(x * (-a * LOG2E - b * LOG2E * xx)), s = rcp_approx(1.0f + e);
+    return s + x * s * (fminf(e, 0x1p126f) * s) * (a + 3.0f * b * xx);
 }

@@ -2,7 +2,8 @@
 
    dqkv (B,T,3,NH,HS) floatX out | scratch (attention_backward_scratch()) float | dout (B,T,NH,HS) floatX in |
    qkv (B,T,3,NH,HS) floatX in | out (B,T,NH,HS) floatX in |
-   lse (B,NH,T) float in: ln(sum of exp(scores))
+   lse (B,NH,T) float in: ln(sum of exp(scores)) | kernel 12 also: dbias (3,NH,HS) float inout, += dqkv summed over all
+   tokens
    Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. Kernels 2 to 7 do 7
    products: they compute q k^T and dout v^T twice, so that each gradient has one writer and is deterministic. Kernels 8
    to 11 do 5 products, and sum dq over the keys in one fixed order.
@@ -32,6 +33,9 @@
 #include "../../llmc/ptx.cuh"
 #include "bench.h"
 #include "cublas_batched.cuh"
+#define PROMOTED_ONLY
+#include "matmul_backward_bias.cu"
+#undef PROMOTED_ONLY
 
 #ifndef PROMOTED_ONLY // an op that includes this file for attention_backward() leaves out the other kernels
 
@@ -1150,6 +1154,7 @@ struct AttentionBackwardArgs {
     int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
     float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
+    float* sums;     // (B, num_tiles, 3, NH, 64): terms of dbias, kernel 12 only
     int T, NH, num_heads, num_tiles;
 };
 
@@ -1159,7 +1164,7 @@ constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 // The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (2 * 4096 + 256 + 2) + 1;
+    return tiles * (2 * 4096 + 256 + 3 * 64 + 2) + 1;
 }
 static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
     AttentionBackwardArgs args = {};
@@ -1170,7 +1175,8 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
-    args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
+    args.sums = reinterpret_cast<float*>(args.stats + tiles * 64);
+    args.turns = reinterpret_cast<int*>(args.sums + tiles * 3 * 64);
     args.ticket = args.turns + tiles * 2;
     return args;
 }
@@ -1305,6 +1311,16 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
         for (int j = 0; j < 8; j++) { x[j] = (floatX)v[j / 2][j % 2]; }
         if (row < num_valid) { store128(rows + row * stride + i / 2 * 32 + lane % 4 * 8, x); }
     }
+}
+
+// to (64) = factor * the sums of a warp's 16 rows, or += if add. Rows past the end are 0.
+__device__ inline void attention_backward_sm90_sum_rows(float* to, const float (&sum)[32], float factor, bool add) {
+    float v[16];
+#pragma unroll
+    for (int j = 0; j < 16; j++) { v[j] = sum[j / 2 * 4 + j % 2] + sum[j / 2 * 4 + j % 2 + 2]; }
+    float2 total = fragment_column_sums(v), *pair = reinterpret_cast<float2*>(to) + threadIdx.x % 32;
+    float2 before = add ? *pair : make_float2(0.0f, 0.0f);
+    *pair = make_float2(before.x + factor * total.x, before.y + factor * total.y);
 }
 
 // Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
@@ -1460,6 +1476,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
+    float sums[2][8][3][64]; // kernel 12, two stages, a work item each: per warp, the sums of its rows of dq, dk and dv
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -1565,11 +1582,16 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
 // Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
+//
+// has_sums: the columns of dq, dk and dv are also summed, for dbias: those of dk and dv over the 128 keys, those of dq over
+// all queries, by key tile 0. Each warp sums its rows; then the warps' sums are added up, always in the same order.
+template <bool has_sums>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
+    auto& sums = smem.sums[n % 2]; // (8 warps, 3, 64)
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
     float dk[32] = {}, dv[32] = {};
     mbarrier_wait(&smem.k_full, n % 2);
@@ -1635,11 +1657,22 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                 }
             }
             attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
+            if (has_sums) { attention_backward_sm90_sum_rows(sums[row / 16][0], dq, scale, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
     }
     attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
     attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
+    if (!has_sums) { return; }
+    attention_backward_sm90_sum_rows(sums[row / 16][1], dk, scale, false);
+    attention_backward_sm90_sum_rows(sums[row / 16][2], dv, 1.0f, false);
+    named_barrier_sync(1, 256); // all warps have written their sums, and read them before the next item's steps
+    int which = (threadIdx.x - 128) / 64, column = threadIdx.x % 64;
+    if (which == 3) { return; }
+    float total = 0.0f;
+    for (int warp = 0; warp < 8 && (which > 0 || j == 0); warp++) { total += sums[warp][which][column]; }
+    size_t tile = (size_t)(head / args.NH) * args.num_tiles + j;
+    args.sums[((tile * 3 + which) * args.NH + head % args.NH) * 64 + column] = total;
 }
 #endif
 // ==== end promoted: attention_backward ====
@@ -1673,7 +1706,8 @@ __global__ void __launch_bounds__(384, 1)
     }
     warpgroup_more_registers<240>();
     int i = 0;
-    attention_backward_sm90_compute_item(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i, scale);
+    attention_backward_sm90_compute_item<false>(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i,
+                                                scale);
 }
 
 // Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
@@ -1727,7 +1761,8 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-__global__ void __launch_bounds__(384, 1)
+// has_sums: kernel 12, which also writes args.sums.
+template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
@@ -1752,36 +1787,38 @@ __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<240>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale);
+        attention_backward_sm90_compute_item<has_sums>(args, smem, warpgroup, row, lane, work, n, i, scale);
     });
 }
 
-// Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
-void attention_backward_sm90(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                             const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+// Kernel 11, or 12 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
+// attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                             const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
-    auto kernel = attention_backward_sm90_kernel11;
+    auto kernel = dbias ? attention_backward_sm90_kernel11<true> : attention_backward_sm90_kernel11<false>;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
     kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
+    if (dbias) { column_sums<16>(dbias, NULL, NULL, args.sums, B * args.num_tiles, 3 * C, stream); }
 }
 #endif
 
 // The size of scratch in floats, which is the same on all devices. If HS = 64, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T).
+// otherwise scratch holds dsum (B,NH,T), and after that what matmul_backward_bias() needs.
 size_t attention_backward_scratch(int B, int T, int C, int NH) {
+    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
 #if !defined(ENABLE_FP32)
-    if (C / NH == 64) { return attention_backward_sm90_scratch(B, T, NH); }
+    if (C / NH == 64) { floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH)); }
 #endif
-    (void)C;
-    return (size_t)B * NH * T;
+    return floats;
 }
 
 // The number of the kernel that attention_backward() runs; see the table below.
@@ -1795,25 +1832,17 @@ inline int attention_backward_choice(int HS) {
     return 5;
 }
 
-// dqkv (B,T,3,NH,HS) | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out
-// (B,T,NH,HS), lse (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
-// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
-// device:
-//
-//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     kernel 11       kernel 7            kernel 5       kernel 5
-//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
-//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
-//
-// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
-void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                        const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+// Runs kernel 5, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
+static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
+                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
+                                   cudaStream_t stream) {
     double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
     Op op(stream, bytes, 5.0 * B * T * T * C, "attention_backward");
-    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
-    int kernel = attention_backward_choice(C / NH);
+    (void)dbias;
 #if !defined(ENABLE_FP32)
-    if (kernel == 11) { return attention_backward_sm90(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); }
+    if (kernel == 11) {
+        return attention_backward_sm90(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    }
 #endif
     float* dsum = scratch;
     attention_backward_dsum(dsum, dout, out, B, T, C, NH, stream);
@@ -1822,6 +1851,26 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 #endif
     require(kernel == 5);
     attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, stream);
+}
+
+// dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
+// NULL | scratch: attention_backward_scratch() floats | dout (B,T,NH,HS), qkv (B,T,3,NH,HS), out (B,T,NH,HS), lse
+// (B,NH,T). lse is a natural logarithm. C = NH * HS. All pointers are aligned to 16 bytes.
+// The kernel depends on the head size, the precision, and the architecture of the code that the binary has for this
+// device:
+//
+//     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
+//     64                                     11 or 12        kernel 7            kernel 5       kernel 5
+//     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
+//     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
+//
+// Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
+                        const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
+    require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
+    int kernel = attention_backward_choice(C / NH);
+    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+    if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream); }
 }
 // ==== end promoted: attention_backward ====
 
@@ -1880,9 +1929,35 @@ static void declare(Bench& b) {
     if (which == 2 && sizeof(floatX) == 4) { tolerance.rtol *= size * size; }
     Buffer<floatX> dqkv = b.output<floatX>("dqkv", 3 * n, tolerance);
     Buffer<float> scratch = b.scratch<float>("scratch", attention_backward_scratch(B, T, C, NH));
-    b.reference([=] { attention_backward_rows_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH, heads, positions); });
+    Buffer<float> dbias_start = {NULL, NULL}, dbias = {NULL, NULL};
+    bool has_bias = b.kinds({"without dbias", "with dbias"}) == 1;
+    if (has_bias) { // the errors of the rows are independent, but for those of equal queries and keys
+        float N = (float)B * T;
+        dbias_start = b.input<float>("dbias_start", 3 * C);
+        dbias = b.inout<float>("dbias", 3 * C, dbias_start,
+                               Tolerance{tolerance.atol * (which == 2 ? N : sqrtf(N)), tolerance.rtol});
+    }
+    b.reference([=] {
+        attention_backward_rows_cpu(dqkv.host, dout.host, qkv.host, B, T, C, NH, heads, positions);
+        if (has_bias && heads.size() == (size_t)B * NH && positions.size() == (size_t)T) {
+            memcpy(dbias.host, dbias_start.host, 3 * C * sizeof(float));
+            matmul_backward_bias_cpu(dbias.host, dqkv.host, B * T, 3 * C);
+        }
+    });
     b.cost(8.0 * n * sizeof(floatX) + num_rows * sizeof(float), 5.0 * B * NH * T * (double)T * HS);
 
+    if (has_bias) {
+        auto two_ops = [=](int) {
+            attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+            matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream);
+        };
+        auto fused = [=](int) {
+            attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+        };
+        b.kernel(11, "11, then matmul_backward_bias", two_ops, {0});
+        b.kernel(12, "11 with the sums of dqkv from registers; 11 where it cannot run", fused, {0});
+        return b.promoted(12);
+    }
     if ((double)num_rows * T <= 1 << 30) { // at most 12 GB of T x T matrices
         Buffer<float> scores = b.scratch<float>("scores", num_rows * T), dp = b.scratch<float>("dp", num_rows * T);
         Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T), ds = b.scratch<floatX>("ds", num_rows * T);
@@ -1959,7 +2034,7 @@ static void declare(Bench& b) {
         b.kernel(10, "a producer, two adders of dq, two consumer warpgroups", kernel10, {0}, -90);
     }
 #endif
-    auto promoted = [=](int) { attention_backward(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+    auto promoted = [=](int) { attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
     b.kernel(11, "persistent, work items by ticket; 7 or 5 where 11 cannot run", promoted, {0});
     b.promoted(11);
 }
@@ -1969,6 +2044,10 @@ static void declare(Bench& b) {
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},
+                       with_kind(1, {1, 1, 64, 1}),
+                       with_kind(1, {2, 129, 128, 2}),
+                       with_kind(1, {12, 257, 384, 6}),
+                       with_kind(1, {1, 130, 400, 2}),
                        {2, 17, 128, 2},
                        {1, 64, 64, 2},
                        {2, 127, 192, 3},

@@ -43,7 +43,9 @@ enum {
     GEMM_GELU = 1,          // out = gelu(y), otherwise out = y
     GEMM_SECOND = 2,        // y is also stored to the matrix `second`
     GEMM_RESIDUAL = 4,      // the matrix `residual` is added to out
-    GEMM_GELU_BACKWARD = 16 // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
+    GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
+    GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
+    GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -65,6 +67,18 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
+};
+
+// GemmBias that also sums the columns of out.
+template <int extras> struct GemmBiasSums : GemmBias<extras> {
+    static constexpr int EXTRAS = extras | GEMM_SUMS;
+    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
+    int N;
+
+    // stores the sums of columns `column` and column + 1 of tile row i
+    __device__ void store_sums(int i, int column, float2 pair) const {
+        if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
+    }
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -255,17 +269,27 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
     }
 }
 
-// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
-// numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
-// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
+// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards; with GEMM_SUMS
+// downwards, then to the right, so that only one box's sums are in registers. A warp's boxes are numbered consecutively
+// over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions below, `box` is the number
+// of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
+
+// Which box of a tile is box n: its rows begin 64 * part below those of the first box, its columns 64 * column further.
+struct GemmBox {
+    int part, column;
+};
+template <class G, class Epilogue> __device__ constexpr GemmBox gemm_box(int n) {
+    constexpr int columns = G::COLUMNS / 64;
+    return Epilogue::EXTRAS & GEMM_SUMS ? GemmBox{n % G::PARTS, n / G::PARTS} : GemmBox{n / columns, n % columns};
+}
 
 // Starts to load the residual of box n of this tile. Called by one lane.
-template <class G, class SMem>
+template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
-    const int columns = G::COLUMNS / 64;
+    GemmBox at = gemm_box<G, Epilogue>(n);
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
+    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + at.column * 64, row + at.part * 64,
                      &smem.box_full[warp][slot]);
 }
 
@@ -274,10 +298,40 @@ template <class G, class Epilogue, class SMem>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
                                     const CUtensorMap& residual_map, int row, int column, int N, int box) {
     const int num_boxes = G::PARTS * (G::COLUMNS / 64);
-    gemm_load_columns(columns, epilogue, column, N);
+    if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
     if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
     tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) {
+        gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n, box);
+    }
+}
+
+// The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
+// always in the same order. totals: what fragment_column_sums gave this lane. The warps meet in the
+// memory of the boxes.
+template <class G, class Epilogue, class SMem>
+__device__ inline void gemm_store_sums(const float2 (&totals)[G::COLUMNS / 64], const Epilogue& epilogue, SMem& smem,
+                                       int row, int column) {
+    static_assert(G::READERS == 4 && G::COLUMNS <= 256, "the rows of a tile are one consumer's, a thread has two columns");
+    // the shuffle keeps the compiler from holding addresses in registers from one tile to the next: none are left
+    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4, thread = threadIdx.x % 128;
+    auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
+    auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
+    if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = totals[q]; }
+    tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
+    barrier();
+    if (thread < G::COLUMNS / 2) {
+        float2 sum = sums_of(warp / 4 * 4)[thread];
+        for (int w = 1; w < 4; w++) {
+            float2 x = sums_of(warp / 4 * 4 + w)[thread];
+            sum.x += x.x, sum.y += x.y;
+        }
+        epilogue.store_sums(row / G::ROWS, column + 2 * thread, sum);
+    }
+    barrier(); // all have read: the boxes may be used again
 }
 
 // The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
@@ -289,17 +343,20 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                                   int M, int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_residual = Epilogue::EXTRAS & GEMM_RESIDUAL;
     static_assert(!has_second || !has_residual, "they share the boxes");
+    constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
+    float sums[16];             // with GEMM_SUMS only: of this lane's rows of 64 columns
+    float2 totals[num_columns]; // and those of all rows of the warp
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
 #pragma unroll
     for (int n = 0; n < num_boxes; n++) {
-        const int m = n / num_columns, q = n % num_columns;
+        const int m = gemm_box<G, Epilogue>(n).part, q = gemm_box<G, Epilogue>(n).column;
         int box_row = row + 64 * m, box_column = column + 64 * q;
-        for (int half = 0; q == 0 && half < 2; half++) {
+        for (int half = 0; (q == 0 || has_sums) && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
@@ -307,7 +364,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
+                gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
         } else {
@@ -323,12 +380,14 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
-                epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
+                if constexpr (has_bias) {
+                    epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
+                }
 #pragma unroll
                 for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
                     const int k = 32 * q + 8 * p + 4 * j + 2 * half;
-                    float x = epilogue.value(sum[m][k], rows[half], two[0]);
-                    float y = epilogue.value(sum[m][k + 1], rows[half], two[1]);
+                    float x = has_bias ? epilogue.value(sum[m][k], rows[half], two[0]) : sum[m][k];
+                    float y = has_bias ? epilogue.value(sum[m][k + 1], rows[half], two[1]) : sum[m][k + 1];
                     if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
                     if (Epilogue::EXTRAS & GEMM_GELU) { x = gelu(x), y = gelu(y); }
                     if (has_residual) {
@@ -338,6 +397,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                         } else {
                             x += add.x, y += add.y;
                         }
+                    }
+                    if constexpr (has_sums) {
+                        const int c = 4 * p + 2 * j;
+                        sums[c] = m == 0 && half == 0 ? x : sums[c] + x;
+                        sums[c + 1] = m == 0 && half == 0 ? y : sums[c + 1] + y;
                     }
                     out[2 * j + half] = pack_16x2(x, y, floatX());
                 }
@@ -353,7 +417,11 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
+        if constexpr (has_sums) {
+            if (m == G::PARTS - 1) { totals[q] = fragment_column_sums(sums); }
+        }
     }
+    if constexpr (has_sums) { gemm_store_sums<G>(totals, epilogue, smem, row, column); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of

@@ -1,11 +1,12 @@
 /* layernorm_backward: gradient of layernorm_forward, plus the gradient of the residual stream that bypasses it
 
-   dinp (N,C) floatX out | dweight, dbias (C) float inout, accumulated | scratch (layernorm_backward_scratch(C)) float
+   dinp (N,C) floatX out | dweight, dbias (C) float inout, accumulated | scratch (layernorm_backward_scratch(N, C)) float
    dout (N,C) floatX in | dresidual (N,C) floatX in, may be NULL or dinp | inp (N,C), weight (C) floatX in
    mean, rstd (N) float in; N = B*T
    Per row, with norm = (inp - mean) * rstd and dnorm = dout * weight:
        dinp = dresidual + rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm))
-   Over all rows: dweight += sum(dout * norm), dbias += sum(dout).
+   Over all rows: dweight += sum(dout * norm), dbias += sum(dout); kernel 11 also sums (C) += sum(dinp), the gradient of a
+   bias that was added to inp.
    Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 8192 in 16 bits (kernels 2,
    4 and 5: 6144).
    Error of dinp against the fp64 reference: half an ulp of floatX for the final rounding, plus the error of the fp32
@@ -17,8 +18,11 @@
    nvcc -O3 --use_fast_math layernorm_backward.cu -o layernorm_backward      (or: make layernorm_backward)
    ./layernorm_backward 4      check kernel 4 against the CPU and sweep its block sizes
    ./layernorm_backward        every kernel, side by side                                         */
-#include "bench.h"
+#define PROMOTED_ONLY
+#include "matmul_backward_bias.cu"
+#undef PROMOTED_ONLY
 #include "../../llmc/ptx.cuh"
+#include "bench.h"
 
 // ---- kernel 1: one thread per row for dinp; one thread per column and 256 rows for dweight and dbias, atomics ----
 
@@ -499,12 +503,13 @@ __device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*
     for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
 }
 
-// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias summed over the block's teams. The sums are
-// exchanged through `columns` (2 * x128::size, blockDim.x + padding) in shared memory, one vector per thread at a time.
-template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
-                                                                             const float (*dw)[x128::size],
-                                                                             const float (*db)[x128::size],
-                                                                             float* columns, int C, int team_size) {
+// Writes row blockIdx.x of partials (gridDim.x, num_sums, C): dweight, dbias and, if num_sums is 3, the columns of dinp,
+// summed over the block's teams. The sums are exchanged through `columns` (num_sums * x128::size, blockDim.x + padding) in
+// shared memory, one vector per thread at a time.
+template <int num_vecs, int num_sums>
+__device__ inline void layernorm_backward_block_sums(float* partials, const float (*dw)[x128::size],
+                                                     const float (*db)[x128::size], const float (*dx)[x128::size],
+                                                     float* columns, int C, int team_size) {
     int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
     int pitch = blockDim.x + LAYERNORM_BACKWARD_PADDING;
 #pragma unroll
@@ -512,16 +517,17 @@ template <int num_vecs> __device__ inline void layernorm_backward_block_sums(flo
         for (int k = 0; k < x128::size; k++) {
             columns[k * pitch + threadIdx.x] = dw[j][k];
             columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+            if (num_sums == 3) { columns[(2 * x128::size + k) * pitch + threadIdx.x] = dx[j][k]; }
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias
+        for (int i = threadIdx.x; i < num_sums * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias, 2 the columns of dinp
             int member = column / x128::size, k = column % x128::size, c = j * stride + column;
             float sum = 0.0f;
             for (int t = 0; t < num_teams; t++) {
                 sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
             }
-            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+            if (c < C) { partials[((size_t)blockIdx.x * num_sums + which) * C + c] = sum; }
         }
         __syncthreads();
     }
@@ -592,13 +598,13 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
         }
     }
 
-    layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
+    layernorm_backward_block_sums<num_vecs, 2>(partials, dw, db, NULL, layernorm_backward_columns, C, team_size);
 }
 
-// Number of floats in scratch: the partial sums of dweight and dbias of every block.
-size_t layernorm_backward_scratch(int C) {
+// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block.
+size_t layernorm_backward_scratch(int N, int C) {
     int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
-    return (size_t)num_multiprocessors() * blocks_per_sm * 2 * C;
+    return std::max((size_t)num_multiprocessors() * blocks_per_sm * 3 * C, matmul_backward_bias_scratch(N, C));
 }
 
 // Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
@@ -627,10 +633,10 @@ inline auto layernorm_backward_choose7(int num_vecs, int team_warps) {
 typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
                                         const float*, const float*, int, int, int);
 
-// How to launch the kernel that writes dinp and partials (grid_size, 2, C).
+// How to launch the kernel that writes dinp and partials (grid_size, num_sums, C).
 struct LayernormBackwardLaunch {
     LayernormBackwardKernel kernel;
-    int grid_size, block_size, num_vecs, team_warps;
+    int grid_size, block_size, num_vecs, team_warps, num_sums;
     size_t shared_bytes;
 };
 
@@ -644,12 +650,8 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
     int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
     int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
     size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    return {layernorm_backward_choose7(num_vecs, team_warps),
-            min(grid_size, ceil_div(N, num_teams)),
-            block_size,
-            num_vecs,
-            team_warps,
-            shared_bytes};
+    auto kernel = layernorm_backward_choose7(num_vecs, team_warps);
+    return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -661,7 +663,7 @@ static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, flo
     l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
                                                                     rstd, N, C, l.team_warps);
     cudaCheck(cudaGetLastError());
-    column_sums_kernel<16><<<dim3(ceil_div(C, 32), 2), 512, 0, stream>>>(dweight, dbias, scratch, l.grid_size, C);
+    column_sums_kernel<16><<<dim3(ceil_div(C, 32), 2), 512, 0, stream>>>(dweight, dbias, NULL, scratch, l.grid_size, C);
     cudaCheck(cudaGetLastError());
 }
 
@@ -674,12 +676,12 @@ void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scra
 
 // ---- kernel 8: cp.async prefetches the next row; this is kernel 9 without programmatic dependent launch ----
 
-inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size);
+inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size, int num_sums);
 
 void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    layernorm_backward_two_kernels(layernorm_backward_launch9(N, C, block_size), dinp, dweight, dbias, scratch, dout,
+    layernorm_backward_two_kernels(layernorm_backward_launch9(N, C, block_size, 2), dinp, dweight, dbias, scratch, dout,
                                    dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
@@ -693,7 +695,9 @@ void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scra
 //     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
-template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
+//
+// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 11.
+template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                int C, int /*team_warps*/) {
@@ -722,7 +726,7 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
         }
         cp_async_commit();
     };
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
     int row = blockIdx.x * num_teams + team;
     for (int i = 0; i < LAYERNORM_BACKWARD_STAGES; i++) { fetch(row + i * row_step, i); }
     for (; row < N; row += row_step) {
@@ -754,7 +758,9 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
             if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
             for (int k = 0; k < x128::size; k++) {
                 float norm = ((float)x[k] - m) * r, dnorm = (float)dy[k] * (float)w[k];
-                dx[k] = (floatX)((float)dx[k] + r * (dnorm - sum - norm * dot));
+                float y = (float)dx[k] + r * (dnorm - sum - norm * dot);
+                if (num_sums == 3) { dx_sum[j][k] += y; }
+                dx[k] = (floatX)y;
             }
             if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, dx); }
         }
@@ -764,35 +770,42 @@ template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THR
     cp_async_wait<0>();
     __syncthreads(); // now all threads have read the ring, and the column sums may reuse its memory
 
-    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
+    layernorm_backward_block_sums<num_vecs, num_sums>(partials, dw, db, dx_sum, (float*)layernorm_backward_ring, C,
+                                                      team_size);
+}
+
+template <int num_sums> auto layernorm_backward_choose9(int num_vecs) {
+    return num_vecs == 1   ? layernorm_backward_kernel9<1, num_sums>
+           : num_vecs == 2 ? layernorm_backward_kernel9<2, num_sums>
+                           : layernorm_backward_kernel9<3, num_sums>;
 }
 
 // Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
-// kernel 7.
-inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
+// kernel 7, which always has two sums.
+inline LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size, int num_sums) {
     LayernormBackwardLaunch l = layernorm_backward_launch7(N, C, block_size);
-    auto kernel = l.num_vecs == 1   ? layernorm_backward_kernel9<1>
-                  : l.num_vecs == 2 ? layernorm_backward_kernel9<2>
-                                    : layernorm_backward_kernel9<3>;
+    size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
+    auto kernel = num_sums == 3 ? layernorm_backward_choose9<3>(l.num_vecs) : layernorm_backward_choose9<2>(l.num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
     size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
-    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, l.shared_bytes) <= limit) {
-        l.kernel = kernel;
-        l.shared_bytes = max(ring_bytes, l.shared_bytes);
+    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
+        l.kernel = kernel, l.num_sums = num_sums;
+        l.shared_bytes = max(ring_bytes, sums_bytes);
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.shared_bytes));
     }
     return l;
 }
 
-// threads: of a block; 0: 512
-void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                         const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                         const float* rstd, int N, int C, cudaStream_t stream, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512);
+// threads: of a block; 0: 512. dinp_sums: see layernorm_backward
+void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                         const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
+    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
     l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
                                                                     rstd, N, C, l.team_warps);
     cudaCheck(cudaGetLastError());
-    column_sums<16>(dweight, dbias, scratch, l.grid_size, C, stream);
+    column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
+    if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -804,8 +817,8 @@ constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE10 = 256; // the largest; two blocks 
 // A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
 // these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
 // it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
-// that costs less than the registers that would hold them.
-template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
+// that costs less than the registers that would hold them. num_sums: as in kernel 9.
+template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE10, 2)
     layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
@@ -815,8 +828,8 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
     __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE10 / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, inv_C = 1.0f / C;
-    float next_mean[rows], next_rstd[rows];
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
+    float inv_C = 1.0f / C, next_mean[rows], next_rstd[rows];
     x128 w[num_vecs] = {};
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -888,7 +901,9 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
                      dx = load128((const floatX*)(slot(stage, i, j) + 2 * blockDim.x));
                 for (int k = 0; k < x128::size; k++) {
                     float dnorm = (float)dy[k] * (float)w[j][k], norm = ((float)x[k] - m[i]) * r[i];
-                    dx[k] = (floatX)((float)dx[k] + r[i] * (dnorm - sum - norm * dot));
+                    float y = (float)dx[k] + r[i] * (dnorm - sum - norm * dot);
+                    if (num_sums == 3) { dx_sum[j][k] += y; }
+                    dx[k] = (floatX)y;
                 }
                 int c = first + j * stride;
                 if (start + i < N && c < C) { store128(dinp + (size_t)(start + i) * C + c, dx); }
@@ -901,11 +916,16 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         int c = first + j * stride;
+#pragma unroll
         for (int k = 0; k < x128::size && c < C; k += f128::size) {
-            f128 dw_sum, db_sum;
-            for (int i = 0; i < f128::size; i++) { dw_sum[i] = dw[j][k + i], db_sum[i] = db[j][k + i]; }
-            store128(partials + ((size_t)blockIdx.x * 2 + 0) * C + c + k, dw_sum);
-            store128(partials + ((size_t)blockIdx.x * 2 + 1) * C + c + k, db_sum);
+#pragma unroll
+            for (int which = 0; which < num_sums; which++) {
+                f128 sum;
+                for (int i = 0; i < f128::size; i++) {
+                    sum[i] = which == 0 ? dw[j][k + i] : which == 1 ? db[j][k + i] : dx_sum[j][k + i];
+                }
+                store128(partials + ((size_t)blockIdx.x * num_sums + which) * C + c + k, sum);
+            }
         }
     }
 }
@@ -913,19 +933,25 @@ template <int num_vecs, int rows> __global__ void __launch_bounds__(LAYERNORM_BA
 // Vectors per thread of kernel 10; 0 if a row is too long for it, or the device code has no cp.async.
 inline int layernorm_backward_vecs10(int C) {
     int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE10);
-    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4>) >= 80 ? num_vecs : 0;
+    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel10<1, 4, 2>) >= 80 ? num_vecs : 0;
 }
 
-// threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest
-void layernorm_backward10(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                          const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
+template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
+    return num_vecs == 1 ? layernorm_backward_kernel10<1, 4, num_sums> : layernorm_backward_kernel10<2, 2, num_sums>;
+}
+
+// threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
+// layernorm_backward
+void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
+                          int threads_per_sm) {
     int num_vecs = layernorm_backward_vecs10(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
     int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
                                        : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE10 ? 2 : 1);
-    auto kernel = num_vecs == 1 ? layernorm_backward_kernel10<1, 4> : layernorm_backward_kernel10<2, 2>;
+    auto kernel = dinp_sums ? layernorm_backward_choose10<3>(num_vecs) : layernorm_backward_choose10<2>(num_vecs);
     size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 4 * 3 * block_size * sizeof(x128);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
@@ -933,7 +959,7 @@ void layernorm_backward10(floatX* dinp, float* dweight, float* dbias, float* scr
     kernel<<<grid_size, block_size, ring_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
                                                           C);
     cudaCheck(cudaGetLastError());
-    column_sums<16>(dweight, dbias, scratch, grid_size, C, stream);
+    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
 }
 
 // Whether a row is longer than what kernel 9 holds in a warp, and kernel 10 takes it.
@@ -941,17 +967,18 @@ inline bool layernorm_backward_is_wide(int C) {
     return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs10(C) > 0;
 }
 
-// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients
-// | scratch (layernorm_backward_scratch(C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
+// dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients | dinp_sums (C) += the sums of dinp's
+// columns, the gradient of a bias that was added to inp; may be NULL
+// | scratch (layernorm_backward_scratch(N, C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
 // weight (C); mean, rstd (N)
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                        const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, int N, int C, cudaStream_t stream) {
+void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
+                        const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
+                        const float* mean, const float* rstd, int N, int C, cudaStream_t stream) {
     Op op(stream, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
     bool wide = layernorm_backward_is_wide(C);
     int config = tuned_config("layernorm_backward", N, C, wide ? 0 : 512);
-    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dweight, dbias, scratch, dout, dresidual, inp, weight,
-                                                        mean, rstd, N, C, stream, config);
+    (wide ? layernorm_backward10 : layernorm_backward9)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
+                                                        weight, mean, rstd, N, C, stream, config);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -976,19 +1003,28 @@ static void declare(Bench& b) {
     Buffer<float> dweight_start = b.input<float>("dweight_start", C);
     Buffer<float> dbias_start = b.input<float>("dbias_start", C);
     Tolerance rounding = {64 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
-    int kind = b.kinds({"with dresidual", "dresidual is dinp", "without dresidual"});
-    const bool no_residual = kind == 2, in_place = kind == 1;
+    int kind = b.kinds({"with dresidual", "dresidual is dinp", "without dresidual", "0 with the sums of dinp's columns"});
+    const bool no_residual = kind == 2, in_place = kind == 1, has_sums = kind == 3;
     Buffer<floatX> dinp =
         in_place ? b.inout<floatX>("dinp", n, dresidual, rounding) : b.output<floatX>("dinp", n, rounding);
     floatX* dresidual_dev = no_residual ? NULL : in_place ? dinp.dev : dresidual.dev;
     Buffer<float> dweight = b.inout<float>("dweight", C, dweight_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> dbias = b.inout<float>("dbias", C, dbias_start, ulps<float>(16, sqrtf((float)N)));
-    Buffer<float> scratch = b.scratch<float>("scratch", b.dry ? 0 : layernorm_backward_scratch(C));
+    Buffer<float> sums_start = {NULL, NULL}, sums = {NULL, NULL};
+    if (has_sums) { // dinp is about as large as dresidual, which is normal
+        sums_start = b.input<float>("sums_start", C);
+        sums = b.inout<float>("sums", C, sums_start, ulps<float>(16, 4 * sqrtf((float)N)));
+    }
+    Buffer<float> scratch = b.scratch<float>("scratch", b.dry ? 0 : layernorm_backward_scratch(N, C));
     b.reference([=] {
         memcpy(dweight.host, dweight_start.host, C * sizeof(float));
         memcpy(dbias.host, dbias_start.host, C * sizeof(float));
         layernorm_backward_cpu(dinp.host, dweight.host, dbias.host, dout.host, no_residual ? NULL : dresidual.host,
                                inp.host, weight.host, mean.host, rstd.host, N, C);
+        if (has_sums) {
+            memcpy(sums.host, sums_start.host, C * sizeof(float));
+            matmul_backward_bias_cpu(sums.host, dinp.host, N, C);
+        }
     });
     b.cost((no_residual ? 3.0 : 4.0) * n * sizeof(floatX), 0);
 
@@ -1000,6 +1036,20 @@ static void declare(Bench& b) {
             },
             block_sizes);
     };
+    if (has_sums) {
+        auto two_ops = [=](int) {
+            layernorm_backward(dinp, NULL, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
+                               stream);
+            matmul_backward_bias(sums, scratch, dinp, N, C, stream);
+        };
+        auto fused = [=](int) {
+            layernorm_backward(dinp, sums, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
+                               stream);
+        };
+        b.kernel(9, "9 or 10, then matmul_backward_bias", two_ops, {0});
+        b.kernel(11, "9 or 10 with the sums of dinp's columns in registers", fused, {0});
+        return b.promoted(11);
+    }
     variant(1, "dinp: one thread per row; dweight, dbias: one per column and 256 rows", layernorm_backward1,
             {64, 128, 256, 512, 1024});
     variant(2, "one warp per row, column sums by atomics in shared memory", layernorm_backward2,
@@ -1020,8 +1070,8 @@ static void declare(Bench& b) {
     auto dispatch = [=](auto launch, bool chosen) {
         return [=](floatX* dx, float* dw, float* db, float* sums, const floatX* dy, const floatX* dr, const floatX* x,
                    const floatX* w, const float* m, const float* r, int rows, int columns, cudaStream_t s, int config) {
-            chosen && !config ? layernorm_backward(dx, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s)
-                              : launch(dx, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s, config);
+            chosen && !config ? layernorm_backward(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s)
+                              : launch(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s, config);
         };
     };
     std::vector<int> tunable = bench_tunable("layernorm_backward");
@@ -1039,6 +1089,10 @@ int main(int argc, char** argv) {
     return bench_main(argc, argv, "layernorm_backward", declare, {64, 1024, 768, 12, 50257},
                       {with_kind(2, {1, 1, 8}),
                        with_kind(2, {3, 17, 776}),
+                       with_kind(3, {1, 1, 8}),
+                       with_kind(3, {3, 171, 768}),
+                       with_kind(3, {2, 133, 1600}),
+                       with_kind(3, {1, 67, 3080}),
                        {1, 5, 768},
                        with_kind(1, {2, 33, 1600}),
                        with_kind(2, {1, 7, 3080}),

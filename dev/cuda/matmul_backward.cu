@@ -16,10 +16,12 @@
    ./matmul_backward 5            check kernel 5 against the CPU
    ./matmul_backward              every kernel, side by side
    ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
-                                  gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only)  */
+                                  gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only), 3 is 1 with
+                                  the sums of dinp's columns, the bias gradient of the layer before (kernel 10)  */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
 #include "gemm.cuh"
+#include "matmul_backward_bias.cu"
 #undef PROMOTED_ONLY
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
@@ -475,58 +477,69 @@ __global__ void __launch_bounds__(256) matmul_transpose_kernel8(floatX* out, con
 }
 
 // As matmul_backward_input, with gelu'. transposed (C,OC) receives weight^T, because gemm.cuh wants both operands with the
-// columns that are summed next to each other.
-void matmul_backward_input8(floatX* dinp, floatX* transposed, const floatX* dout, const floatX* weight,
-                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+// columns that are summed next to each other. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums
+// for each 128 rows of dinp.
+void matmul_backward_input8(floatX* dinp, float* dinp_sums, floatX* transposed, float* partials, const floatX* dout,
+                            const floatX* weight, const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+    constexpr int extras = GEMM_RESIDUAL | GEMM_GELU_BACKWARD | GEMM_NO_BIAS;
     dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
     matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
     cudaCheck(cudaGetLastError());
     GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
-    gemm(g, GemmBias<GEMM_RESIDUAL | GEMM_GELU_BACKWARD>{NULL}, stream);
+    if (!dinp_sums) { return gemm(g, GemmBias<extras>{NULL}, stream); }
+    gemm(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
+    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
 }
 #endif
 
-// The number of the kernel to use. On an H200 the library's product with gelu' takes 1.28 times as long as kernel 8 where
-// OC = 1024; where OC = 768 both are equal in a training step, and where OC is 1280 or 1600 the library is 3% faster.
-inline int matmul_backward_input_choice(int N, int C, int OC, bool has_gelu) {
+// The number of the kernel to use: 8 with gelu', 6 otherwise and where 8 cannot run or has too few tiles.
+inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 #if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)OC, (void)has_gelu;
+    (void)N, (void)C, (void)has_gelu;
     return 6;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(C, 192) >= 2 * (size_t)num_multiprocessors();
-    return has_gelu && OC > 768 && OC < 1280 && many && has_sm90a() ? 8 : 6;
+    return has_gelu && many && has_sm90a() ? 8 : 6;
 #endif
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
 size_t matmul_backward_input_scratch(int N, int C, int OC) {
-    return matmul_backward_input_choice(N, C, OC, true) == 8 ? (size_t)C * OC * sizeof(floatX) / sizeof(float) : 0;
+    size_t transposed = (size_t)C * OC * sizeof(floatX) / sizeof(float), partials = (size_t)ceil_div(N, 128) * C;
+    return matmul_backward_input_choice(N, C, true) == 8 ? transposed + partials : matmul_backward_bias_scratch(N, C);
 }
 
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
-// an input. scratch (matmul_backward_input_scratch(N, C, OC))
-void matmul_backward_input(floatX* dinp, float* scratch, const floatX* dout, const floatX* weight,
+// an input. dinp_sums (C) += the sums of dinp's columns, the gradient of a bias that was added to pre_gelu; NULL without
+// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C, OC))
+void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
-    double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
-    Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
-          pre_gelu ? ", gelu" : "");
-    require(C % 8 == 0 && OC % 8 == 0);
+    require(C % 8 == 0 && OC % 8 == 0 && (pre_gelu || !dinp_sums));
+    int kernel = matmul_backward_input_choice(N, C, pre_gelu != NULL);
+    {
+        double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+        Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
+              pre_gelu ? ", gelu" : "");
+        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
 #if !defined(ENABLE_FP32)
-    if (matmul_backward_input_choice(N, C, OC, pre_gelu != NULL) == 8) {
-        return matmul_backward_input8(dinp, (floatX*)scratch, dout, weight, pre_gelu, N, C, OC, stream);
-    }
+        if (kernel == 8) {
+            floatX* transposed = (floatX*)scratch;
+            matmul_backward_input8(dinp, dinp_sums, transposed, (float*)(transposed + (size_t)C * OC), dout, weight,
+                                   pre_gelu, N, C, OC, stream);
+        }
 #endif
-    (void)scratch;
-    matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream);
+    }
+    if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
 // ==== end promoted: matmul_backward ====
 
 static void declare(Bench& b) {
-    int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient"});
+    int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient",
+                        "1 with the sums of dinp's columns"});
     b.varies("BTCV");
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_gelu = kind == 1, accumulate = kind != 1, has_bias = kind == 2;
+    bool has_gelu = kind == 1 || kind == 3, accumulate = !has_gelu, has_bias = kind == 2, has_sums = kind == 3;
     size_t num_weights = (size_t)OC * C;
     int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
     bool cancelling = which == 1; // both sums do: over the columns of dout for dinp, over its rows for dweight
@@ -561,6 +574,12 @@ static void declare(Bench& b) {
         dweight = b.output<float>("dweight", num_weights, sums);
     }
     if (has_bias) { dbias = b.output<float>("dbias", OC, sums); }
+    Buffer<float> dinp_sums = {NULL, NULL}, sums_start = {NULL, NULL};
+    if (has_sums) { // where terms cancel, the errors of dinp's rows add up at worst
+        sums_start = b.input<float>("sums_start", C);
+        float atol = (cancelling ? (float)N : sqrtf((float)N)) * after_gelu.atol;
+        dinp_sums = b.inout<float>("dinp_sums", C, sums_start, Tolerance{atol, after_gelu.rtol});
+    }
     std::vector<size_t> rows = b.sample(N, 2.0 * C * OC), outputs = b.sample(OC, 2.0 * N * C);
     b.reference([=] {
         std::vector<float> d = rows_of(dout.host, rows, OC), before = rows_of(pre_gelu.host, rows, C);
@@ -568,6 +587,10 @@ static void declare(Bench& b) {
         matmul_backward_input_cpu(gradient.data(), d.data(), weight.host, has_gelu ? before.data() : NULL, rows.size(),
                                   C, OC);
         put_rows(dinp.host, gradient, rows, C);
+        if (has_sums && rows.size() == (size_t)N) {
+            memcpy(dinp_sums.host, sums_start.host, C * sizeof(float));
+            matmul_backward_bias_cpu(dinp_sums.host, dinp.host, N, C);
+        }
         size_t num = outputs.size();
         std::vector<float> columns(N * num), added = rows_of(start.host, outputs, C), sums(num * C);
         for (size_t i = 0; i < N * num; i++) { columns[i] = dout.host[i / num * OC + outputs[i % num]]; }
@@ -586,7 +609,23 @@ static void declare(Bench& b) {
     MatmulBackwardArgs g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
                             {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
     cudaStream_t stream = b.stream;
-    int choice = b.dry ? 6 : matmul_backward_input_choice(N, C, OC, has_gelu);
+    int choice = b.dry ? 6 : matmul_backward_input_choice(N, C, has_gelu);
+    if (has_sums) {
+        size_t num_floats = b.dry ? 0 : std::max(matmul_backward_input_scratch(N, C, OC), matmul_backward_bias_scratch(N, C));
+        Buffer<float> scratch = b.scratch<float>("scratch", num_floats);
+        auto two_ops = [=](int) {
+            matmul_backward_input(dinp, NULL, scratch, dout, weight, pre_gelu, N, C, OC, stream);
+            matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream);
+            matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
+        };
+        auto fused = [=](int) {
+            matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream);
+            matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
+        };
+        b.kernel(8, "8 or 6, then matmul_backward_bias", two_ops, {0});
+        b.kernel(10, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
+        return b.promoted(10);
+    }
     if (!has_bias) {
         b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
         b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
@@ -606,7 +645,7 @@ static void declare(Bench& b) {
 #endif
         b.kernel(6, "cuBLASLt, algorithms timed",
                  [=](int) {
-                     choice == 6 ? matmul_backward_input(dinp, NULL, dout, weight, pre_gelu, N, C, OC, stream)
+                     choice == 6 ? matmul_backward_input(dinp, NULL, NULL, dout, weight, pre_gelu, N, C, OC, stream)
                                  : matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream);
                      matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
                  },
@@ -621,8 +660,8 @@ static void declare(Bench& b) {
             8, "gemm.cuh for dinp with gelu', cuBLASLt for dweight",
             [=](int) {
                 choice == 8
-                    ? matmul_backward_input(dinp, (float*)transposed.dev, dout, weight, pre_gelu, N, C, OC, stream)
-                    : matmul_backward_input8(dinp, transposed, dout, weight, pre_gelu, N, C, OC, stream);
+                    ? matmul_backward_input(dinp, NULL, (float*)transposed.dev, dout, weight, pre_gelu, N, C, OC, stream)
+                    : matmul_backward_input8(dinp, NULL, transposed, NULL, dout, weight, pre_gelu, N, C, OC, stream);
                 matmul_backward_weight(dweight, dout, inp, N, C, OC, accumulate, stream);
             },
             {0}, -90);
@@ -638,5 +677,7 @@ int main(int argc, char** argv) {
                        {3, 43, 264, 1, 200},
                        with_kind(1, {2, 65, 64, 1, 2304}),
                        {1, 2100, 128, 1, 72},
-                       with_kind(2, {1, 77, 200, 1, 96})});
+                       with_kind(2, {1, 77, 200, 1, 96}),
+                       with_kind(3, {1, 77, 200, 1, 96}),
+                       with_kind(3, {5, 463, 3080, 1, 136})});
 }

@@ -12,6 +12,8 @@
 #include "bench.h"
 #include "../../llmc/ptx.cuh"
 
+#ifndef PROMOTED_ONLY // set by other ops that include this file for its promoted kernels alone
+
 // ---- kernel 1: one thread per column -----------------------------------------------------
 
 __global__ void matmul_backward_bias_kernel1(float* dbias, const floatX* dout, int N, int OC) {
@@ -122,6 +124,7 @@ __global__ void matmul_backward_bias_join_kernel5(float* dbias, const float* par
     for (int i = 0; i < num; i++) { sum += partial[(size_t)i * OC + c]; }
     dbias[c] += sum;
 }
+#endif
 
 // ==== promoted: matmul_backward_bias ====
 constexpr int MATMUL_BACKWARD_BIAS_COLUMNS = 32 * x128::size; // per block: a warp reads 512 contiguous bytes of a row
@@ -138,6 +141,7 @@ size_t matmul_backward_bias_scratch(int N, int OC) {
 }
 // ==== end promoted: matmul_backward_bias ====
 
+#ifndef PROMOTED_ONLY
 void matmul_backward_bias5(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream,
                            int block_size) {
     require(OC % x128::size == 0);
@@ -163,8 +167,10 @@ void matmul_backward_bias6(float* dbias, float* scratch, const floatX* dout, int
     dim3 grid(ceil_div(OC, MATMUL_BACKWARD_BIAS_COLUMNS), num);
     matmul_backward_bias_kernel7<<<grid, block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
+    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, stream);
 }
+
+#endif
 
 // ---- kernel 7: one wave of blocks, so there are fewer partial sums to add up --------------------------------------
 
@@ -224,13 +230,14 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel7<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
+    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, stream);
 }
 void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC, cudaStream_t stream) {
     matmul_backward_bias(dbias, scratch, dout, N, OC, stream, tuned_config("matmul_backward_bias", N, OC, 512));
 }
 // ==== end promoted: matmul_backward_bias ====
 
+#ifndef PROMOTED_ONLY
 // ---- kernel 8: one launch: the last block to finish a group of columns adds up the partial sums of that group -------
 
 __global__ void matmul_backward_bias_kernel8(float* dbias, float* partial, unsigned* finished, const floatX* dout,
@@ -347,7 +354,7 @@ void matmul_backward_bias9(float* dbias, float* scratch, const floatX* dout, int
     int rows = matmul_backward_bias_rows(N, OC), num = ceil_div(N, rows);
     matmul_backward_bias_kernel9<<<dim3(ceil_div(OC, 64), num), block_size, 0, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
+    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, stream);
 }
 #endif
 
@@ -370,7 +377,7 @@ void matmul_backward_bias10(float* dbias, float* scratch, const floatX* dout, in
     int num = ceil_div(N, rows);
     matmul_backward_bias_kernel10<<<dim3(tiles, num), block_size, shared, stream>>>(scratch, dout, N, OC, rows);
     cudaCheck(cudaGetLastError());
-    column_sums<32>(dbias, NULL, scratch, num, OC, stream);
+    column_sums<32>(dbias, NULL, NULL, scratch, num, OC, stream);
 }
 
 static void declare(Bench& b) {
@@ -422,3 +429,4 @@ int main(int argc, char** argv) {
     return bench_main(argc, argv, "matmul_backward_bias", declare, {64, 1024, 768, 12, 50257},
                       {{1, 1, 2}, {1, 1, 8}, {3, 171, 776}, {2, 1030, 62}, {1, 64, 200}});
 }
+#endif
