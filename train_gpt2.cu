@@ -3019,12 +3019,20 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 
 // ---- the consumers: warpgroups 1 and 2 ----
 
+// sum = 0. The first wgmma of a tile could overwrite it instead; but then the compiler takes the accumulators for in use all
+// the time, and leaves the epilogue only the other registers, too few to compute several numbers side by side.
+template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::COLUMNS / 2]) {
+#pragma unroll
+    for (int i = 0; i < G::PARTS * (G::COLUMNS / 2); i++) { sum[i / (G::COLUMNS / 2)][i % (G::COLUMNS / 2)] = 0.0f; }
+}
+
 // The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
 // tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
 // 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
 template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
                                                         int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
+    gemm_clear<G>(sum);
     // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
@@ -3038,7 +3046,7 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, true);
             }
         }
         wgmma_commit();
@@ -3063,27 +3071,17 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
     }
 }
 
-// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards; with GEMM_SUMS
-// downwards, then to the right, so that only one box's sums are in registers. A warp's boxes are numbered consecutively
-// over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions below, `box` is the number
-// of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
-
-// Which box of a tile is box n: its rows begin 64 * part below those of the first box, its columns 64 * column further.
-struct GemmBox {
-    int part, column;
-};
-template <class G, class Epilogue> __device__ constexpr GemmBox gemm_box(int n) {
-    constexpr int columns = G::COLUMNS / 64;
-    return Epilogue::EXTRAS & GEMM_SUMS ? GemmBox{n % G::PARTS, n / G::PARTS} : GemmBox{n / columns, n % columns};
-}
+// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
+// numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
+// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
 
 // Starts to load the residual of box n of this tile. Called by one lane.
-template <class G, class Epilogue, class SMem>
+template <class G, class SMem>
 __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
-    GemmBox at = gemm_box<G, Epilogue>(n);
+    const int columns = G::COLUMNS / 64;
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + at.column * 64, row + at.part * 64,
+    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
                      &smem.box_full[warp][slot]);
 }
 
@@ -3095,29 +3093,25 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
     if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
     tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) {
-        gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n, box);
-    }
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
 }
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
-// always in the same order. totals: what fragment_column_sums gave this lane. The warps meet in the
-// memory of the boxes.
+// always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
 template <class G, class Epilogue, class SMem>
-__device__ inline void gemm_store_sums(const float2 (&totals)[G::COLUMNS / 64], const Epilogue& epilogue, SMem& smem,
-                                       int row, int column) {
+__device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem,
+                                       int row, int column, int M) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256, "the rows of a tile are one consumer's, a thread has two columns");
-    // the shuffle keeps the compiler from holding addresses in registers from one tile to the next: none are left
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4, thread = threadIdx.x % 128;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
     auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
     if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
     __syncwarp();
 #pragma unroll
-    for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = totals[q]; }
+    for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
     barrier();
-    if (thread < G::COLUMNS / 2) {
+    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
@@ -3126,6 +3120,11 @@ __device__ inline void gemm_store_sums(const float2 (&totals)[G::COLUMNS / 64], 
         epilogue.store_sums(row / G::ROWS, column + 2 * thread, sum);
     }
     barrier(); // all have read: the boxes may be used again
+}
+
+// Packs two rows of two columns into two registers of a fragment.
+__device__ inline void gemm_pack(uint32_t* pairs, const float (&v)[4]) {
+    pairs[0] = pack_16x2(v[0], v[1], floatX()), pairs[1] = pack_16x2(v[2], v[3], floatX());
 }
 
 // The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
@@ -3140,17 +3139,16 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    float sums[16];             // with GEMM_SUMS only: of this lane's rows of 64 columns
-    float2 totals[num_columns]; // and those of all rows of the warp
+    float sums[num_columns][16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
 #pragma unroll
     for (int n = 0; n < num_boxes; n++) {
-        const int m = gemm_box<G, Epilogue>(n).part, q = gemm_box<G, Epilogue>(n).column;
+        const int m = n / num_columns, q = n % num_columns;
         int box_row = row + 64 * m, box_column = column + 64 * q;
-        for (int half = 0; (q == 0 || has_sums) && half < 2; half++) {
+        for (int half = 0; q == 0 && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
@@ -3158,7 +3156,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n + ahead, first_box);
+                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
         } else {
@@ -3177,28 +3175,31 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                 if constexpr (has_bias) {
                     epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
                 }
+                const int k = 32 * q + 8 * p + 4 * j;
+                float v[4]; // two rows, 8 apart, of two columns
 #pragma unroll
-                for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
-                    const int k = 32 * q + 8 * p + 4 * j + 2 * half;
-                    float x = has_bias ? epilogue.value(sum[m][k], rows[half], two[0]) : sum[m][k];
-                    float y = has_bias ? epilogue.value(sum[m][k + 1], rows[half], two[1]) : sum[m][k + 1];
-                    if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
-                    if (Epilogue::EXTRAS & GEMM_GELU) { x = gelu(x), y = gelu(y); }
-                    if (has_residual) {
-                        float2 add = unpack_16x2(residual[2 * j + half], floatX());
-                        if constexpr (Epilogue::EXTRAS & GEMM_GELU_BACKWARD) {
-                            x *= gelu_slope(add.x), y *= gelu_slope(add.y);
-                        } else {
-                            x += add.x, y += add.y;
-                        }
-                    }
-                    if constexpr (has_sums) {
-                        const int c = 4 * p + 2 * j;
-                        sums[c] = m == 0 && half == 0 ? x : sums[c] + x;
-                        sums[c + 1] = m == 0 && half == 0 ? y : sums[c + 1] + y;
-                    }
-                    out[2 * j + half] = pack_16x2(x, y, floatX());
+                for (int i = 0; i < 4; i++) {
+                    v[i] = has_bias ? epilogue.value(sum[m][k + i], rows[i / 2], two[i % 2]) : sum[m][k + i];
                 }
+                if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
+                for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
+                if constexpr (has_residual) {
+                    float2 upper = unpack_16x2(residual[2 * j], floatX());
+                    float2 lower = unpack_16x2(residual[2 * j + 1], floatX());
+                    float add[4] = {upper.x, upper.y, lower.x, lower.y};
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i]) : v[i] + add[i];
+                    }
+                }
+                if constexpr (has_sums) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float x = v[e] + v[e + 2], &total = sums[q][4 * p + 2 * j + e];
+                        total = m == 0 ? x : total + x;
+                    }
+                }
+                gemm_pack(out + 2 * j, v);
             }
             stmatrix_x4(at ^ p << 5, out);
             if (has_second) { stmatrix_x4(second_at ^ p << 5, second); }
@@ -3211,11 +3212,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
-        if constexpr (has_sums) {
-            if (m == G::PARTS - 1) { totals[q] = fragment_column_sums(sums); }
-        }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(totals, epilogue, smem, row, column); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue, smem, row, column, M); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
@@ -5201,7 +5199,8 @@ struct AttentionBackwardArgs {
     int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
     float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* sums;     // (B, num_tiles, 3, NH, 64): terms of dbias, kernel 12 only
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 12 only
+    float* dout_terms; // (2 * B * num_tiles, NH, 64): sums of dout over 64 queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
 
@@ -5211,9 +5210,10 @@ constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 // The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (2 * 4096 + 256 + 3 * 64 + 2) + 1;
+    return tiles * (2 * 4096 + 256 + 2 * 64 + 2) + (size_t)B * 8 * NH * 64 + 1;
 }
-static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
+static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
+                                                          bool has_sums) {
     AttentionBackwardArgs args = {};
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
@@ -5222,41 +5222,67 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
-    args.sums = reinterpret_cast<float*>(args.stats + tiles * 64);
-    args.turns = reinterpret_cast<int*>(args.sums + tiles * 3 * 64);
+    float* dout_terms = reinterpret_cast<float*>(args.stats + tiles * 64);
+    args.dq_terms = dout_terms + tiles * 2 * 64;
+    args.turns = reinterpret_cast<int*>(args.dq_terms + (size_t)B * 8 * NH * 64);
+    if (has_sums) { args.dout_terms = dout_terms; }
     args.ticket = args.turns + tiles * 2;
     return args;
 }
 
-// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse,
-// so their P is 0. 8 threads per row of 64, 32 rows per block; the 128 rows of a tile take 4 blocks per head.
+// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse, so
+// their P is 0. A block has 64 queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a head, of
+// every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of dout
+// over the block's queries.
 __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                       const floatX* out, const float* lse) {
-    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
+                                                       const floatX* out, const float* lse, int num_heads,
+                                                       int num_slots) {
+    extern __shared__ float attention_backward_terms[]; // (num_slots, num_heads * 64)
+    int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
+    int h = blockIdx.y * num_heads + vector / 8, length = 128 * args.num_tiles;
+    size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+    size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
     // <= instead of <, to reset ticket too, which is stored behind the last element of turns
-    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) { args.turns[thread] = 0; }
-    int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
-    bool valid = t < args.T;
-    float sum = 0.0f;
-    if (valid) {
-        size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + 8 * part;
-        x128 x = load128(dout + i), y = load128(out + i);
-        for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
+    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
+    float terms[x128::size] = {};
+#pragma unroll 4
+    for (int query = slot; query < 64 && h < args.NH; query += num_slots) {
+        int t = blockIdx.x * 64 % length + query, b = blockIdx.x * 64 / length;
+        float sum = 0.0f;
+        if (t < args.T) {
+            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+            x128 x = load128(dout + i), y = load128(out + i);
+            for (int k = 0; k < x128::size; k++) { sum += (float)x[k] * (float)y[k], terms[k] += (float)x[k]; }
+        }
+        unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
+        for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
+        if (vector % 8 == 0) {
+            size_t head = (size_t)b * args.NH + h;
+            float* pair = reinterpret_cast<float*>(args.stats + (head * length + t) / 2) + t % 2;
+            pair[0] = t < args.T ? lse[head * args.T + t] * LOG2E : INFINITY;
+            pair[2] = sum;
+        }
     }
-    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-    if (part == 0) {
-        size_t head = (size_t)b * args.NH + h;
-        float* pair = reinterpret_cast<float*>(args.stats + (head * rows + t) / 2) + t % 2;
-        pair[0] = valid ? lse[head * args.T + t] * LOG2E : INFINITY;
-        pair[2] = sum;
+    if (!args.dout_terms) { return; }
+    for (int k = 0; k < x128::size; k++) {
+        attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_heads * 64; i += blockDim.x) {
+        int column = blockIdx.y * num_heads * 64 + i;
+        float sum = 0.0f;
+        for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
+        if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
     }
 }
 
 static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
                                           const float* lse, cudaStream_t stream) {
-    attention_backward_sm90_stats_kernel11<<<4 * args.num_heads * args.num_tiles, 256, 0, stream>>>(args, dout, out,
-                                                                                                    lse);
+    int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
+    dim3 grid(2 * args.num_heads / args.NH * args.num_tiles, num_groups);
+    int threads = num_slots * num_heads * 8;
+    attention_backward_sm90_stats_kernel11<<<grid, threads, threads * x128::size * sizeof(float), stream>>>(
+        args, dout, out, lse, num_heads, num_slots);
     cudaCheck(cudaGetLastError());
 }
 
@@ -5360,14 +5386,19 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
     }
 }
 
-// to (64) = factor * the sums of a warp's 16 rows, or += if add. Rows past the end are 0.
-__device__ inline void attention_backward_sm90_sum_rows(float* to, const float (&sum)[32], float factor, bool add) {
-    float v[16];
+// Of a thread's part of dq: terms[c] (or +=, if add) = the sum of its two rows in its column number c; each element of
+// `terms` is a float4, 128 apart.
+__device__ inline void attention_backward_sm90_sum_rows(float4* terms, const float (&dq)[32], bool add) {
 #pragma unroll
-    for (int j = 0; j < 16; j++) { v[j] = sum[j / 2 * 4 + j % 2] + sum[j / 2 * 4 + j % 2 + 2]; }
-    float2 total = fragment_column_sums(v), *pair = reinterpret_cast<float2*>(to) + threadIdx.x % 32;
-    float2 before = add ? *pair : make_float2(0.0f, 0.0f);
-    *pair = make_float2(before.x + factor * total.x, before.y + factor * total.y);
+    for (int c = 0; c < 4; c++) {
+        const float* x = dq + 8 * c;
+        float4 sum = make_float4(x[0] + x[2], x[1] + x[3], x[4] + x[6], x[5] + x[7]);
+        if (add) {
+            float4 before = terms[128 * c];
+            sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+        }
+        terms[128 * c] = sum;
+    }
 }
 
 // Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
@@ -5400,7 +5431,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    float sums[2][8][3][64]; // kernel 12, two stages, a work item each: per warp, the sums of its rows of dq, dk and dv
+    float4 dq_terms[2][4 * 128]; // kernel 12: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -5507,15 +5538,14 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
 //
-// has_sums: the columns of dq, dk and dv are also summed, for dbias: those of dk and dv over the 128 keys, those of dq over
-// all queries, by key tile 0. Each warp sums its rows; then the warps' sums are added up, always in the same order.
+// has_sums: key tile 0, which writes dq, also sums its columns over all queries, for dbias.
 template <bool has_sums>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    auto& sums = smem.sums[n % 2]; // (8 warps, 3, 64)
+    float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
     float dk[32] = {}, dv[32] = {};
     mbarrier_wait(&smem.k_full, n % 2);
@@ -5581,22 +5611,24 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                 }
             }
             attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
-            if (has_sums) { attention_backward_sm90_sum_rows(sums[row / 16][0], dq, scale, step > 0); }
+            if (has_sums) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
     }
     attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
     attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
-    if (!has_sums) { return; }
-    attention_backward_sm90_sum_rows(sums[row / 16][1], dk, scale, false);
-    attention_backward_sm90_sum_rows(sums[row / 16][2], dv, 1.0f, false);
-    named_barrier_sync(1, 256); // all warps have written their sums, and read them before the next item's steps
-    int which = (threadIdx.x - 128) / 64, column = threadIdx.x % 64;
-    if (which == 3) { return; }
-    float total = 0.0f;
-    for (int warp = 0; warp < 8 && (which > 0 || j == 0); warp++) { total += sums[warp][which][column]; }
-    size_t tile = (size_t)(head / args.NH) * args.num_tiles + j;
-    args.sums[((tile * 3 + which) * args.NH + head % args.NH) * 64 + column] = total;
+    if (has_sums && j == 0) {
+        float terms[16];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            float4 x = dq_terms[128 * c];
+            terms[4 * c] = scale * x.x, terms[4 * c + 1] = scale * x.y;
+            terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
+        }
+        size_t term = (size_t)head / args.NH * 8 + row / 16; // of this batch element, one per warp
+        float2* to = reinterpret_cast<float2*>(args.dq_terms + (term * args.NH + head % args.NH) * 64);
+        to[lane] = fragment_column_sums(terms);
+    }
 }
 #endif
 
@@ -5632,7 +5664,7 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-// has_sums: kernel 12, which also writes args.sums.
+// has_sums: kernel 12, which also writes args.dq_terms.
 template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
@@ -5664,11 +5696,16 @@ template <bool has_sums> __global__ void __launch_bounds__(384, 1)
 
 // Kernel 11, or 12 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
 // attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+//
+// Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
+// 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
+// queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
+// the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
                              const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
@@ -5678,7 +5715,9 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
     kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
-    if (dbias) { column_sums<16>(dbias, NULL, NULL, args.sums, B * args.num_tiles, 3 * C, stream); }
+    if (!dbias) { return; }
+    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
+    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, 2 * B * args.num_tiles, C, stream);
 }
 #endif
 

@@ -1154,7 +1154,8 @@ struct AttentionBackwardArgs {
     int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;     // the number of the next work item
     float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* sums;     // (B, num_tiles, 3, NH, 64): terms of dbias, kernel 12 only
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 12 only
+    float* dout_terms; // (2 * B * num_tiles, NH, 64): sums of dout over 64 queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
 
@@ -1164,9 +1165,10 @@ constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
 // The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (2 * 4096 + 256 + 3 * 64 + 2) + 1;
+    return tiles * (2 * 4096 + 256 + 2 * 64 + 2) + (size_t)B * 8 * NH * 64 + 1;
 }
-static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH) {
+static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
+                                                          bool has_sums) {
     AttentionBackwardArgs args = {};
     args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
@@ -1175,41 +1177,67 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.dqkv = dqkv;
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
-    args.sums = reinterpret_cast<float*>(args.stats + tiles * 64);
-    args.turns = reinterpret_cast<int*>(args.sums + tiles * 3 * 64);
+    float* dout_terms = reinterpret_cast<float*>(args.stats + tiles * 64);
+    args.dq_terms = dout_terms + tiles * 2 * 64;
+    args.turns = reinterpret_cast<int*>(args.dq_terms + (size_t)B * 8 * NH * 64);
+    if (has_sums) { args.dout_terms = dout_terms; }
     args.ticket = args.turns + tiles * 2;
     return args;
 }
 
-// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse,
-// so their P is 0. 8 threads per row of 64, 32 rows per block; the 128 rows of a tile take 4 blocks per head.
+// Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse, so
+// their P is 0. A block has 64 queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a head, of
+// every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of dout
+// over the block's queries.
 __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                       const floatX* out, const float* lse) {
-    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int row = (int)(thread / 8), part = threadIdx.x % 8, rows = 128 * args.num_tiles;
+                                                       const floatX* out, const float* lse, int num_heads,
+                                                       int num_slots) {
+    extern __shared__ float attention_backward_terms[]; // (num_slots, num_heads * 64)
+    int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
+    int h = blockIdx.y * num_heads + vector / 8, length = 128 * args.num_tiles;
+    size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+    size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
     // <= instead of <, to reset ticket too, which is stored behind the last element of turns
-    if (thread <= (size_t)args.num_heads * args.num_tiles * 2) { args.turns[thread] = 0; }
-    int h = row % args.NH, t = row / args.NH % rows, b = row / args.NH / rows;
-    bool valid = t < args.T;
-    float sum = 0.0f;
-    if (valid) {
-        size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + 8 * part;
-        x128 x = load128(dout + i), y = load128(out + i);
-        for (int j = 0; j < x128::size; j++) { sum += (float)x[j] * (float)y[j]; }
+    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
+    float terms[x128::size] = {};
+#pragma unroll 4
+    for (int query = slot; query < 64 && h < args.NH; query += num_slots) {
+        int t = blockIdx.x * 64 % length + query, b = blockIdx.x * 64 / length;
+        float sum = 0.0f;
+        if (t < args.T) {
+            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+            x128 x = load128(dout + i), y = load128(out + i);
+            for (int k = 0; k < x128::size; k++) { sum += (float)x[k] * (float)y[k], terms[k] += (float)x[k]; }
+        }
+        unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
+        for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
+        if (vector % 8 == 0) {
+            size_t head = (size_t)b * args.NH + h;
+            float* pair = reinterpret_cast<float*>(args.stats + (head * length + t) / 2) + t % 2;
+            pair[0] = t < args.T ? lse[head * args.T + t] * LOG2E : INFINITY;
+            pair[2] = sum;
+        }
     }
-    for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
-    if (part == 0) {
-        size_t head = (size_t)b * args.NH + h;
-        float* pair = reinterpret_cast<float*>(args.stats + (head * rows + t) / 2) + t % 2;
-        pair[0] = valid ? lse[head * args.T + t] * LOG2E : INFINITY;
-        pair[2] = sum;
+    if (!args.dout_terms) { return; }
+    for (int k = 0; k < x128::size; k++) {
+        attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_heads * 64; i += blockDim.x) {
+        int column = blockIdx.y * num_heads * 64 + i;
+        float sum = 0.0f;
+        for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
+        if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
     }
 }
 
 static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
                                           const float* lse, cudaStream_t stream) {
-    attention_backward_sm90_stats_kernel11<<<4 * args.num_heads * args.num_tiles, 256, 0, stream>>>(args, dout, out,
-                                                                                                    lse);
+    int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
+    dim3 grid(2 * args.num_heads / args.NH * args.num_tiles, num_groups);
+    int threads = num_slots * num_heads * 8;
+    attention_backward_sm90_stats_kernel11<<<grid, threads, threads * x128::size * sizeof(float), stream>>>(
+        args, dout, out, lse, num_heads, num_slots);
     cudaCheck(cudaGetLastError());
 }
 
@@ -1313,14 +1341,19 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
     }
 }
 
-// to (64) = factor * the sums of a warp's 16 rows, or += if add. Rows past the end are 0.
-__device__ inline void attention_backward_sm90_sum_rows(float* to, const float (&sum)[32], float factor, bool add) {
-    float v[16];
+// Of a thread's part of dq: terms[c] (or +=, if add) = the sum of its two rows in its column number c; each element of
+// `terms` is a float4, 128 apart.
+__device__ inline void attention_backward_sm90_sum_rows(float4* terms, const float (&dq)[32], bool add) {
 #pragma unroll
-    for (int j = 0; j < 16; j++) { v[j] = sum[j / 2 * 4 + j % 2] + sum[j / 2 * 4 + j % 2 + 2]; }
-    float2 total = fragment_column_sums(v), *pair = reinterpret_cast<float2*>(to) + threadIdx.x % 32;
-    float2 before = add ? *pair : make_float2(0.0f, 0.0f);
-    *pair = make_float2(before.x + factor * total.x, before.y + factor * total.y);
+    for (int c = 0; c < 4; c++) {
+        const float* x = dq + 8 * c;
+        float4 sum = make_float4(x[0] + x[2], x[1] + x[3], x[4] + x[6], x[5] + x[7]);
+        if (add) {
+            float4 before = terms[128 * c];
+            sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+        }
+        terms[128 * c] = sum;
+    }
 }
 
 // Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
@@ -1440,7 +1473,7 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
                          const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
@@ -1476,7 +1509,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    float sums[2][8][3][64]; // kernel 12, two stages, a work item each: per warp, the sums of its rows of dq, dk and dv
+    float4 dq_terms[2][4 * 128]; // kernel 12: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -1583,15 +1616,14 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
 //
-// has_sums: the columns of dq, dk and dv are also summed, for dbias: those of dk and dv over the 128 keys, those of dq over
-// all queries, by key tile 0. Each warp sums its rows; then the warps' sums are added up, always in the same order.
+// has_sums: key tile 0, which writes dq, also sums its columns over all queries, for dbias.
 template <bool has_sums>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
                                                             int lane, int work, int n, int& i, float scale) {
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
-    auto& sums = smem.sums[n % 2]; // (8 warps, 3, 64)
+    float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
     float dk[32] = {}, dv[32] = {};
     mbarrier_wait(&smem.k_full, n % 2);
@@ -1657,22 +1689,24 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                 }
             }
             attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
-            if (has_sums) { attention_backward_sm90_sum_rows(sums[row / 16][0], dq, scale, step > 0); }
+            if (has_sums) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
     }
     attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
     attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
-    if (!has_sums) { return; }
-    attention_backward_sm90_sum_rows(sums[row / 16][1], dk, scale, false);
-    attention_backward_sm90_sum_rows(sums[row / 16][2], dv, 1.0f, false);
-    named_barrier_sync(1, 256); // all warps have written their sums, and read them before the next item's steps
-    int which = (threadIdx.x - 128) / 64, column = threadIdx.x % 64;
-    if (which == 3) { return; }
-    float total = 0.0f;
-    for (int warp = 0; warp < 8 && (which > 0 || j == 0); warp++) { total += sums[warp][which][column]; }
-    size_t tile = (size_t)(head / args.NH) * args.num_tiles + j;
-    args.sums[((tile * 3 + which) * args.NH + head % args.NH) * 64 + column] = total;
+    if (has_sums && j == 0) {
+        float terms[16];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            float4 x = dq_terms[128 * c];
+            terms[4 * c] = scale * x.x, terms[4 * c + 1] = scale * x.y;
+            terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
+        }
+        size_t term = (size_t)head / args.NH * 8 + row / 16; // of this batch element, one per warp
+        float2* to = reinterpret_cast<float2*>(args.dq_terms + (term * args.NH + head % args.NH) * 64);
+        to[lane] = fragment_column_sums(terms);
+    }
 }
 #endif
 // ==== end promoted: attention_backward ====
@@ -1715,7 +1749,7 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
                           const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
@@ -1761,7 +1795,7 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-// has_sums: kernel 12, which also writes args.sums.
+// has_sums: kernel 12, which also writes args.dq_terms.
 template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
@@ -1793,11 +1827,16 @@ template <bool has_sums> __global__ void __launch_bounds__(384, 1)
 
 // Kernel 11, or 12 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
 // attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+//
+// Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
+// 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
+// queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
+// the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout, const floatX* qkv,
                              const floatX* out, const float* lse, int B, int T, int C, int NH, cudaStream_t stream) {
     require(C / NH == 64);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH);
+    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
@@ -1807,7 +1846,9 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
     kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
     cudaCheck(cudaGetLastError());
-    if (dbias) { column_sums<16>(dbias, NULL, NULL, args.sums, B * args.num_tiles, 3 * C, stream); }
+    if (!dbias) { return; }
+    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
+    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, 2 * B * args.num_tiles, C, stream);
 }
 #endif
 

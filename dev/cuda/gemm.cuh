@@ -225,12 +225,20 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 
 // ---- the consumers: warpgroups 1 and 2 ----
 
+// sum = 0. The first wgmma of a tile could overwrite it instead; but then the compiler takes the accumulators for in use all
+// the time, and leaves the epilogue only the other registers, too few to compute several numbers side by side.
+template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::COLUMNS / 2]) {
+#pragma unroll
+    for (int i = 0; i < G::PARTS * (G::COLUMNS / 2); i++) { sum[i / (G::COLUMNS / 2)][i % (G::COLUMNS / 2)] = 0.0f; }
+}
+
 // The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
 // tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
 // 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
 template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
                                                         int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
+    gemm_clear<G>(sum);
     // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
@@ -244,7 +252,7 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, true);
             }
         }
         wgmma_commit();
@@ -269,27 +277,17 @@ gemm_load_columns(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, i
     }
 }
 
-// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards; with GEMM_SUMS
-// downwards, then to the right, so that only one box's sums are in registers. A warp's boxes are numbered consecutively
-// over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions below, `box` is the number
-// of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
-
-// Which box of a tile is box n: its rows begin 64 * part below those of the first box, its columns 64 * column further.
-struct GemmBox {
-    int part, column;
-};
-template <class G, class Epilogue> __device__ constexpr GemmBox gemm_box(int n) {
-    constexpr int columns = G::COLUMNS / 64;
-    return Epilogue::EXTRAS & GEMM_SUMS ? GemmBox{n % G::PARTS, n / G::PARTS} : GemmBox{n / columns, n % columns};
-}
+// A consumer warp stores its rows of a tile in boxes of 16x64, from left to right, then downwards. A warp's boxes are
+// numbered consecutively over all its tiles, and use its G::BOXES slots in shared memory round robin. In the functions
+// below, `box` is the number of the tile's first box, and SMem is any struct with the members `boxes` and `box_full`.
 
 // Starts to load the residual of box n of this tile. Called by one lane.
-template <class G, class Epilogue, class SMem>
+template <class G, class SMem>
 __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& residual_map, int row, int column, int n, int box) {
-    GemmBox at = gemm_box<G, Epilogue>(n);
+    const int columns = G::COLUMNS / 64;
     int warp = threadIdx.x / 32 - 4, slot = (box + n) % G::BOXES;
     mbarrier_arrive_expect(&smem.box_full[warp][slot], sizeof(smem.boxes[0][0]));
-    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + at.column * 64, row + at.part * 64,
+    tma_load_2d_once(smem.boxes[warp][slot], &residual_map, column + n % columns * 64, row + n / columns * 64,
                      &smem.box_full[warp][slot]);
 }
 
@@ -301,29 +299,25 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     if constexpr (!(Epilogue::EXTRAS & GEMM_NO_BIAS)) { gemm_load_columns(columns, epilogue, column, N); }
     if (!(Epilogue::EXTRAS & GEMM_RESIDUAL) || threadIdx.x % 32 != 0) { return; }
     tma_store_wait<0>(); // TMA has read the previous results, so the residual may overwrite them
-    for (int n = 0; n < min(num_boxes, G::BOXES); n++) {
-        gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n, box);
-    }
+    for (int n = 0; n < min(num_boxes, G::BOXES); n++) { gemm_load_box<G>(smem, residual_map, row, column, n, box); }
 }
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
-// always in the same order. totals: what fragment_column_sums gave this lane. The warps meet in the
-// memory of the boxes.
+// always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
 template <class G, class Epilogue, class SMem>
-__device__ inline void gemm_store_sums(const float2 (&totals)[G::COLUMNS / 64], const Epilogue& epilogue, SMem& smem,
-                                       int row, int column) {
+__device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem,
+                                       int row, int column, int M) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256, "the rows of a tile are one consumer's, a thread has two columns");
-    // the shuffle keeps the compiler from holding addresses in registers from one tile to the next: none are left
-    int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4, thread = threadIdx.x % 128;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
     auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
     if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
     __syncwarp();
 #pragma unroll
-    for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = totals[q]; }
+    for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
     barrier();
-    if (thread < G::COLUMNS / 2) {
+    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
@@ -332,6 +326,11 @@ __device__ inline void gemm_store_sums(const float2 (&totals)[G::COLUMNS / 64], 
         epilogue.store_sums(row / G::ROWS, column + 2 * thread, sum);
     }
     barrier(); // all have read: the boxes may be used again
+}
+
+// Packs two rows of two columns into two registers of a fragment.
+__device__ inline void gemm_pack(uint32_t* pairs, const float (&v)[4]) {
+    pairs[0] = pack_16x2(v[0], v[1], floatX()), pairs[1] = pack_16x2(v[2], v[3], floatX());
 }
 
 // The epilogue of one warp for a tile: computes the results and stores them by TMA. row and column: the warp's first
@@ -346,17 +345,16 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    float sums[16];             // with GEMM_SUMS only: of this lane's rows of 64 columns
-    float2 totals[num_columns]; // and those of all rows of the warp
+    float sums[num_columns][16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     typename Epilogue::Row rows[2];
 #pragma unroll
     for (int n = 0; n < num_boxes; n++) {
-        const int m = gemm_box<G, Epilogue>(n).part, q = gemm_box<G, Epilogue>(n).column;
+        const int m = n / num_columns, q = n % num_columns;
         int box_row = row + 64 * m, box_column = column + 64 * q;
-        for (int half = 0; (q == 0 || has_sums) && half < 2; half++) {
+        for (int half = 0; q == 0 && half < 2; half++) {
             rows[half] = epilogue.row(min(box_row + 8 * half + lane / 4, M - 1));
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
@@ -364,7 +362,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             // load the residual of box n + ahead into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
-                gemm_load_box<G, Epilogue>(smem, residual_map, row, column, n + ahead, first_box);
+                gemm_load_box<G>(smem, residual_map, row, column, n + ahead, first_box);
             }
             mbarrier_wait(&smem.box_full[warp][slot], box / G::BOXES % 2);
         } else {
@@ -383,28 +381,31 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                 if constexpr (has_bias) {
                     epilogue.columns(two, gemm_shuffle(columns.pairs[q], 8 * p + 4 * j + lane % 4));
                 }
+                const int k = 32 * q + 8 * p + 4 * j;
+                float v[4]; // two rows, 8 apart, of two columns
 #pragma unroll
-                for (int half = 0; half < 2; half++) { // rows 0..7, 8..15
-                    const int k = 32 * q + 8 * p + 4 * j + 2 * half;
-                    float x = has_bias ? epilogue.value(sum[m][k], rows[half], two[0]) : sum[m][k];
-                    float y = has_bias ? epilogue.value(sum[m][k + 1], rows[half], two[1]) : sum[m][k + 1];
-                    if (has_second) { second[2 * j + half] = pack_16x2(x, y, floatX()); }
-                    if (Epilogue::EXTRAS & GEMM_GELU) { x = gelu(x), y = gelu(y); }
-                    if (has_residual) {
-                        float2 add = unpack_16x2(residual[2 * j + half], floatX());
-                        if constexpr (Epilogue::EXTRAS & GEMM_GELU_BACKWARD) {
-                            x *= gelu_slope(add.x), y *= gelu_slope(add.y);
-                        } else {
-                            x += add.x, y += add.y;
-                        }
-                    }
-                    if constexpr (has_sums) {
-                        const int c = 4 * p + 2 * j;
-                        sums[c] = m == 0 && half == 0 ? x : sums[c] + x;
-                        sums[c + 1] = m == 0 && half == 0 ? y : sums[c + 1] + y;
-                    }
-                    out[2 * j + half] = pack_16x2(x, y, floatX());
+                for (int i = 0; i < 4; i++) {
+                    v[i] = has_bias ? epilogue.value(sum[m][k + i], rows[i / 2], two[i % 2]) : sum[m][k + i];
                 }
+                if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
+                for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
+                if constexpr (has_residual) {
+                    float2 upper = unpack_16x2(residual[2 * j], floatX());
+                    float2 lower = unpack_16x2(residual[2 * j + 1], floatX());
+                    float add[4] = {upper.x, upper.y, lower.x, lower.y};
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i]) : v[i] + add[i];
+                    }
+                }
+                if constexpr (has_sums) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float x = v[e] + v[e + 2], &total = sums[q][4 * p + 2 * j + e];
+                        total = m == 0 ? x : total + x;
+                    }
+                }
+                gemm_pack(out + 2 * j, v);
             }
             stmatrix_x4(at ^ p << 5, out);
             if (has_second) { stmatrix_x4(second_at ^ p << 5, second); }
@@ -417,11 +418,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             tma_store_commit();
         }
         box += has_second ? 2 : 1;
-        if constexpr (has_sums) {
-            if (m == G::PARTS - 1) { totals[q] = fragment_column_sums(sums); }
-        }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(totals, epilogue, smem, row, column); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue, smem, row, column, M); }
 }
 
 // The consumers call this last: shared memory must stay allocated until the stores have read it and the other block of
@@ -602,6 +600,7 @@ inline const char* gemm_form_name(int form) {
 template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)[G::PARTS][G::COLUMNS / 2],
                                                                     GemmSMem<G>& smem, int first_row, int num_steps,
                                                                     int& i) {
+    gemm_clear<G>(sum);
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
@@ -612,7 +611,7 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
         for (int k = 0; k < 4; k++) {
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, step > 0 || k > 0);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, true);
             }
         }
         wgmma_commit();

@@ -1011,9 +1011,11 @@ static void declare(Bench& b) {
     Buffer<float> dweight = b.inout<float>("dweight", C, dweight_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> dbias = b.inout<float>("dbias", C, dbias_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> sums_start = {NULL, NULL}, sums = {NULL, NULL};
-    if (has_sums) { // dinp is about as large as dresidual, which is normal
+    if (has_sums) { // dinp is some units large; the roundings of its rows, which kernel 9 sums, are independent
         sums_start = b.input<float>("sums_start", C);
-        sums = b.inout<float>("sums", C, sums_start, ulps<float>(16, 4 * sqrtf((float)N)));
+        Tolerance of_sums = ulps<float>(16, 4 * sqrtf((float)N));
+        of_sums.atol += 6 * ulp_of<floatX>() * sqrtf((float)N);
+        sums = b.inout<float>("sums", C, sums_start, of_sums);
     }
     Buffer<float> scratch = b.scratch<float>("scratch", b.dry ? 0 : layernorm_backward_scratch(N, C));
     b.reference([=] {

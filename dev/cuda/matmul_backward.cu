@@ -575,10 +575,10 @@ static void declare(Bench& b) {
     }
     if (has_bias) { dbias = b.output<float>("dbias", OC, sums); }
     Buffer<float> dinp_sums = {NULL, NULL}, sums_start = {NULL, NULL};
-    if (has_sums) { // where terms cancel, the errors of dinp's rows add up at worst
+    if (has_sums) { // the errors of the rows are independent
         sums_start = b.input<float>("sums_start", C);
-        float atol = (cancelling ? (float)N : sqrtf((float)N)) * after_gelu.atol;
-        dinp_sums = b.inout<float>("dinp_sums", C, sums_start, Tolerance{atol, after_gelu.rtol});
+        dinp_sums = b.inout<float>("dinp_sums", C, sums_start,
+                                   Tolerance{sqrtf((float)N) * after_gelu.atol, after_gelu.rtol});
     }
     std::vector<size_t> rows = b.sample(N, 2.0 * C * OC), outputs = b.sample(OC, 2.0 * N * C);
     b.reference([=] {
@@ -587,7 +587,7 @@ static void declare(Bench& b) {
         matmul_backward_input_cpu(gradient.data(), d.data(), weight.host, has_gelu ? before.data() : NULL, rows.size(),
                                   C, OC);
         put_rows(dinp.host, gradient, rows, C);
-        if (has_sums && rows.size() == (size_t)N) {
+        if (has_sums && rows.size() == (size_t)N && !cancelling) { // sums of large, rounded numbers say nothing
             memcpy(dinp_sums.host, sums_start.host, C * sizeof(float));
             matmul_backward_bias_cpu(dinp_sums.host, dinp.host, N, C);
         }
@@ -602,14 +602,14 @@ static void declare(Bench& b) {
             dbias.host[o] = (float)sum;
         }
     });
-    double activations = 2.0 * N * OC + (2.0 + has_gelu) * (double)N * C + (double)num_weights;
+    int choice = b.dry ? 6 : matmul_backward_input_choice(N, C, has_gelu);
+    double activations = 2.0 * N * OC + (2.0 + has_gelu + (has_sums && choice == 6)) * (double)N * C + (double)num_weights;
     b.cost(sizeof(floatX) * activations + (1.0 + accumulate) * sizeof(float) * (double)num_weights, 4.0 * N * C * OC);
     b.matrix_rate(cublaslt_matrix_rate);
 
     MatmulBackwardArgs g = {{dout, weight, false, N, C, OC, dinp, pre_gelu, NULL, false},
                             {dout, inp, true, OC, C, N, NULL, NULL, dweight, accumulate}};
     cudaStream_t stream = b.stream;
-    int choice = b.dry ? 6 : matmul_backward_input_choice(N, C, has_gelu);
     if (has_sums) {
         size_t num_floats = b.dry ? 0 : std::max(matmul_backward_input_scratch(N, C, OC), matmul_backward_bias_scratch(N, C));
         Buffer<float> scratch = b.scratch<float>("scratch", num_floats);
