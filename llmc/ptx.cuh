@@ -341,14 +341,14 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 #define WGMMA_D8(d, i)                                                                                                 \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define WGMMA_64x128(type, depth, not_transposed)                                                                      \
+#define WGMMA_64x128(type, depth, transposed_flags)                                                                    \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                             \
               "wgmma.mma_async.sync.aligned.m64n128" depth ".f32." type "." type " "                                   \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
-              "%64, %65, p, 1, 1" not_transposed ";\n}\n"                                                              \
+              "%64, %65, p, 1, 1" transposed_flags ";\n}\n"                                                            \
               : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
               : "l"(a), "l"(b), "r"(accumulate))
@@ -562,7 +562,7 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
 
 // As wgmma_64x128x16; in both forms `b` is (n,k) in shared memory. `a` in registers is the fragment a of mma_16x8x16
 // for rows 16 * (warp % 4), and must keep its values until a wgmma_wait().
-#define WGMMA_64x256(type, depth, not_transposed)                                                                      \
+#define WGMMA_64x256(type, depth, transposed_flags)                                                                    \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
               "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." type "." type " "                                   \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
@@ -573,7 +573,7 @@ __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, ui
               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
-              "%128, %129, p, 1, 1" not_transposed ";\n}\n"                                                            \
+              "%128, %129, p, 1, 1" transposed_flags ";\n}\n"                                                          \
               : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
                 WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
@@ -672,7 +672,7 @@ __device__ inline void store_cluster_async(const float2* p, float2 x, const uint
 
 // ---- wgmma with 192 columns: d (64x192) += a (64x16) b (16x192), operands as for wgmma_64x128x16 --------------------
 
-#define WGMMA_64x192(type, depth, not_transposed)                                                                      \
+#define WGMMA_64x192(type, depth, transposed_flags)                                                                    \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
               "wgmma.mma_async.sync.aligned.m64n192" depth ".f32." type "." type " "                                   \
               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
@@ -681,7 +681,7 @@ __device__ inline void store_cluster_async(const float2* p, float2 x, const uint
               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
-              "%96, %97, p, 1, 1" not_transposed ";\n}\n"                                                              \
+              "%96, %97, p, 1, 1" transposed_flags ";\n}\n"                                                            \
               : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
                 WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
               : "l"(a), "l"(b), "r"(accumulate))
@@ -816,4 +816,31 @@ __device__ inline void tma_load_4d_once(void* shared, const void* map, int x, in
               "[%1, {%2, %3, %4, %5}], [%6], %7;\n" ::"r"(shared_address(shared)),
               "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "l"(TMA_EVICT_FIRST)
               : "memory");
+}
+
+// ---- wgmma with a (k,m) and b (k,n) in shared memory: d (64xN) += a (64x16) b (16xN), N = 192 or 256 ------------------
+
+// Describes an operand whose rows run along m or n, one row per k. It consists of boxes of 64 columns, as TMA writes them
+// with CU_TENSOR_MAP_SWIZZLE_128B; the next 64 columns are box_bytes further. PTX calls this the leading-dimension byte
+// offset. Adding 128 to a descriptor moves 16 rows (2048 bytes) along k.
+//
+//     columns       0 .. 63   64 .. 127   128 .. 191  ...
+//     k = 0         box 0     box 1       box 2             each row of a box is 128 bytes, 8 rows are 1024 bytes
+//     k = 1         box 0     box 1       box 2             (the stride-dimension byte offset)
+//     ...
+__device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int box_bytes) {
+    const uint64_t leading_offset = (uint64_t)0x3FFF << 16; // bits 16 to 29
+    return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
+}
+__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x192("bf16", "k16", ", 1, 1");
+}
+__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x192("f16", "k16", ", 1, 1");
+}
+__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
+    WGMMA_64x256("bf16", "k16", ", 1, 1");
+}
+__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x256("f16", "k16", ", 1, 1");
 }

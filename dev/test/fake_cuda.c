@@ -655,6 +655,11 @@ void __cudaRegisterFunction(void** module, const char* host, char* device, const
     Kernel k = {host, strdup(name), emulation_of(name), 0};
     kernels[num_kernels++] = k;
 }
+// Variables in device memory: only kernels that do not run here use any.
+void __cudaRegisterVar(void** module, char* host, char* device, const char* name, int external, size_t size,
+                       int constant, int global) {
+    (void)module, (void)host, (void)device, (void)name, (void)external, (void)size, (void)constant, (void)global;
+}
 void** __cudaRegisterFatBinary(void* binary) {
     (void)binary;
     return (void**)allocate(1, sizeof(void*));

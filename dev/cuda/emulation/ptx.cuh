@@ -117,6 +117,7 @@ template <int rank> inline CUtensorMap tensor_map(const floatX*, const int (&)[r
 }
 inline CUtensorMap tensor_map_heads(const floatX*, int, int, int, int) { emulation_unsupported("TMA"); }
 inline uint64_t wgmma_descriptor(const void*) { emulation_unsupported("wgmma"); }
+inline uint64_t wgmma_descriptor_transposed(const void*, int) { emulation_unsupported("wgmma"); }
 inline int cluster_rank() { emulation_unsupported("clusters"); }
 
 // a function that takes anything, because nothing is done with it
@@ -164,7 +165,9 @@ EMULATION_MISSING(wgmma_64x64x16_transposed_new, "wgmma")
 EMULATION_MISSING(wgmma_64x128x16, "wgmma")
 EMULATION_MISSING(wgmma_64x128x16_new, "wgmma")
 EMULATION_MISSING(wgmma_64x192x16, "wgmma")
+EMULATION_MISSING(wgmma_64x192x16_transposed, "wgmma")
 EMULATION_MISSING(wgmma_64x256x16, "wgmma")
+EMULATION_MISSING(wgmma_64x256x16_transposed, "wgmma")
 EMULATION_MISSING(wgmma_64x128x32_e4m3, "wgmma")
 EMULATION_MISSING(wgmma_64x192x32_e4m3, "wgmma")
 EMULATION_MISSING(wgmma_64x256x32_e4m3, "wgmma")
