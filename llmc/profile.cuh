@@ -13,11 +13,15 @@ NVTX's header loads its library with dlopen, and only when a profiler is attache
 
 #include <nvtx3/nvToolsExt.h>
 #include <algorithm>
+#include <cmath>
 #include <stdarg.h>
 #include <string>
 #include <vector>
 
 #include "cuda_common.cuh"
+#include "gpu_state.h"
+
+constexpr int PROFILE_STEPS = 5; // that --profile times: long enough to read the card's clock and power often
 
 struct ProfileEntry {
     char name[48];
@@ -31,6 +35,7 @@ struct Profile {
     int depth = 0;                        // operations that have begun and have not ended
     double library_flops = 0;             // of all products that were given to cuBLAS and cuBLASLt
     std::vector<ProfileEntry> entries;
+    GpuState gpu; // clock and power between profile_begin() and profile_end()
 };
 inline Profile& profile() {
     static Profile state;
@@ -121,7 +126,27 @@ inline double measure_copy_bandwidth(cudaStream_t stream) {
     return 2.0 * bytes / least * 1e3;
 }
 
-// Sums over all calls of one operation in a step.
+// Finds the current device in the driver's library. Let the GPU work between this and profile_begin(): the library takes its
+// time to start, in which an idle GPU cools down.
+inline void profile_open() {
+    char bus_id[32];
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
+    gpu_state_open(&profile().gpu, bus_id);
+}
+
+// From here to profile_end(), every operation is timed, and the device's clock and power are read.
+inline void profile_begin() {
+    profile().listing = profile().timing = true;
+    gpu_state_begin(&profile().gpu);
+}
+inline void profile_end() {
+    gpu_state_end(&profile().gpu);
+    profile().listing = profile().timing = false;
+}
+
+// One operation in a step: the sums over its calls, as means over PROFILE_STEPS steps.
 struct ProfileRow {
     std::string name;
     int calls;
@@ -129,7 +154,7 @@ struct ProfileRow {
     double roof_ms; // lower bound on this machine: the larger of bytes / bandwidth and FLOPs / rate
 };
 
-// Sums the recorded operations by name, the longest first. bandwidth is in bytes/s, rate in FLOP/s.
+// Sums the operations of PROFILE_STEPS steps by name, the longest first. bandwidth is in bytes/s, rate in FLOP/s.
 inline std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
     std::vector<ProfileRow> rows;
     for (const ProfileEntry& e : profile().entries) {
@@ -142,17 +167,25 @@ inline std::vector<ProfileRow> profile_rows(double bandwidth, double rate) {
         cudaCheck(cudaEventDestroy(e.begin));
         cudaCheck(cudaEventDestroy(e.end));
     }
+    for (ProfileRow& row : rows) {
+        row.calls /= PROFILE_STEPS;
+        for (double* sum : {&row.ms, &row.bytes, &row.flops, &row.roof_ms}) { *sum /= PROFILE_STEPS; }
+    }
     std::sort(rows.begin(), rows.end(), [](const ProfileRow& a, const ProfileRow& b) { return a.ms > b.ms; });
     return rows;
 }
 
-// Prints the recorded operations as a table. bandwidth in bytes/s, rate in FLOP/s; precision: of the matmuls.
+// Prints clock and power, the operations as a table, and last the time that a step would take if each operation took the
+// time of its roof. bandwidth in bytes/s, rate in FLOP/s; precision: of the matmuls. To be called once.
 inline void profile_print(double bandwidth, double rate, const char* precision) {
-    size_t calls = profile().entries.size();
     std::vector<ProfileRow> rows = profile_rows(bandwidth, rate);
-    double sum = 0.0;
-    for (const ProfileRow& row : rows) { sum += row.ms; }
-    printf("\nroofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, precision,
+    int calls = 0;
+    double sum = 0.0, roof_sum = 0.0;
+    for (const ProfileRow& row : rows) { calls += row.calls, sum += row.ms, roof_sum += row.roof_ms; }
+    printf("\nmean of %d steps\n", PROFILE_STEPS);
+    gpu_state_print(&profile().gpu, stdout);
+    gpu_state_close(&profile().gpu);
+    printf("roofline measured here: copy %.2f TB/s, %s matmul %.0f TFLOP/s\n", bandwidth * 1e-12, precision,
            rate * 1e-12);
     printf("%-42s %6s %9s %7s %8s %8s %10s\n", "operation", "calls", "ms", "share", "TB/s", "TFLOP/s", "% of roof");
     for (const ProfileRow& row : rows) {
@@ -160,5 +193,9 @@ inline void profile_print(double bandwidth, double rate, const char* precision) 
                100.0 * row.ms / sum, row.bytes / row.ms * 1e-9, row.flops / row.ms * 1e-9,
                100.0 * row.roof_ms / row.ms);
     }
-    printf("%-42s %6zu %9.3f\n", "sum", calls, sum);
+    printf("%-42s %6d %9.3f\n", "sum", calls, sum);
+    if (!std::isfinite(rate)) { return; } // there was no memory to measure it
+    printf(
+        "a perfect step, with every operation at its roof, would take %.3f ms; measured: %.3f ms, %.2f times as long\n",
+        roof_sum, sum, sum / roof_sum);
 }

@@ -221,7 +221,8 @@ static const Option options[] = {
     {OPT_STR, 0, NULL, "tuned", &settings.tuned, "FILE",
      "kernel configurations measured by make tune in dev/cuda; a resumed run keeps those that it had", 0, 0},
     {OPT_BOOL, 0, NULL, "profile", &settings.profile, NULL,
-     "time every operation of a step, print the table and exit; needs training data", 0, 0},
+     "time every operation of a step, print the table with the card's clock and power, and exit; needs training data",
+     0, 0},
     {OPT_INT, 0, "lg", "log-memory", &settings.log_memory_every, "steps",
      "print the GPU memory in use every N steps; 0: never", 0, 1e9},
 

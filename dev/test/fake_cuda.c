@@ -958,6 +958,13 @@ cudaError_t cudaGetDevice(int* device) {
     *device = current_device;
     return cudaSuccess;
 }
+// Card 0 is at 0000:3b:00.0, the others follow.
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
+    CALLED();
+    if (device < 0 || device >= setting("FAKE_CUDA_DEVICES", 1) || size < 13) { return fails(cudaErrorInvalidValue); }
+    snprintf(id, (size_t)size, "0000:%02X:00.0", 0x3B + device);
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize(void) {
     CALLED();
     WAITS();

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/test.sh"
 export PATH=$PATH:/usr/local/cuda/bin
 export OMP_NUM_THREADS=1 # the models are tiny
-unset "${!FAKE_CUDA_@}" CUDA_VISIBLE_DEVICES
+unset "${!FAKE_CUDA_@}" "${!FAKE_NVML_@}" CUDA_VISIBLE_DEVICES
 mkdir "$tmp/bin" "$tmp/rescue"
 train=$tmp/bin/train_gpt2cu
 full=${LLMC_TEST_FULL-}
@@ -130,9 +130,83 @@ test_tasks() {
     set_flags "$tmp/trained" 4 -b 4 --hellaswag "$tmp/questions.bin" -r 2 --no-graph -sl 5 -sg 5 -lg 1 --stochastic-rounding --keep-best
     ok train "${flags[@]}"
     want "HellaSwag in training" "$(grep -c '^HellaSwag: ' "$tmp/train.out")" 3
-    set_flags "$tmp/profiled" 4
-    ok profile "${flags[@]}" --profile
-    contains "fused_classifier" "$tmp/profile.out"
+    profile empty
+    grep -qE '^matmul_forward 32 -> 96 +4 +0\.040 ' "$tmp/profile.out" || fail "$(cat "$tmp/profile.out")"
+}
+
+# profile empty|nvml|nvml_old [FLAGS]: runs --profile with what stands for the driver's library; its output goes to $tmp/profile.out,
+# and what it says of clock and power to $tmp/said
+profile() {
+    setup
+    if [ ! -e "$tmp/nvml_old/libnvidia-ml.so.1" ]; then
+        mkdir "$tmp/empty" "$tmp/nvml" "$tmp/nvml_old"
+        : >"$tmp/empty/libnvidia-ml.so.1" # cannot be loaded, and hides the one of a real driver
+        local compile=("$CC" -O1 -Wall -Wextra -Werror -shared -fPIC dev/test/fake_nvml.c)
+        "${compile[@]}" -o "$tmp/nvml/libnvidia-ml.so.1"
+        "${compile[@]}" -DOLD -o "$tmp/nvml_old/libnvidia-ml.so.1"
+    fi
+    set_flags "$tmp/profiled" 4 "${@:2}"
+    LD_LIBRARY_PATH=$tmp/$1 FAKE_CUDA_COUNT=$tmp/count ok profile "${flags[@]}" --profile
+    sed -n '/^mean of 5 steps$/,/^roofline measured here: /p' "$tmp/profile.out" | sed '1d;$d' >"$tmp/said"
+    want "the table's sum" "$(grep -c '^sum ' "$tmp/profile.out")" 1
+}
+
+# --profile: clock and power of the card are those that NVML gives, and the table is there without it
+test_profile() {
+    local num mhz watts
+    export FAKE_NVML_COUNT=$tmp/readings FAKE_CUDA_SLOW_MS=10 # so that the steps take a tenth of a second
+    FAKE_NVML_CLOCK=1980,1740,1755 FAKE_NVML_POWER=655000,702400 FAKE_NVML_REASONS=4 profile nvml
+    read -r num mhz watts <<<"$(awk '/clock/ { printf "%d %.0f ", $2, $3 / $2 } /power/ { printf "%.0f", $3 / $2 / 1000 }' "$tmp/readings")"
+    [ "$num" -ge 3 ] || fail "only $num readings"
+    want "clock and power" "$(cat "$tmp/said")" \
+        "SM clock $mhz MHz (1740 to 1980), board power $watts W (at most 702) of 700 W allowed, $num readings
+clock held down by the power limit"
+    FAKE_NVML_REASONS=1 profile nvml
+    contains "SM clock 1755 MHz (1755 to 1755), board power 655 W (at most 655) of 700 W allowed, " "$tmp/said"
+    want "the second line" "$(tail -n 1 "$tmp/said")" "nothing held the clock down"
+    FAKE_NVML_REASONS=4,0x68,0,0 profile nvml
+    want "two reasons" "$(tail -n 1 "$tmp/said")" "$(awk '/clock/ {
+        printf "clock held down by the power limit in %.0f%% of the readings, by the temperature in %.0f%% of the readings",
+            100 * int(($2 + 3) / 4) / $2, 100 * int(($2 + 2) / 4) / $2 }' "$tmp/readings")"
+    FAKE_NVML_REASONS=0x84 FAKE_NVML_POWER=300000 profile nvml_old
+    contains "board power 300 W (at most 300) of 700 W allowed" "$tmp/said"
+    contains "clock held down by the power limit, by the power supply (power brake)" "$tmp/said"
+}
+
+# what NVML does not give is said in a line, and everything else is printed
+test_profile_without_nvml() {
+    local unknown='clock and power are not known: '
+    profile empty
+    grep -qE "^${unknown}NVML, the driver's library: .*libnvidia-ml.so.1: " "$tmp/said" || fail "$(cat "$tmp/said")"
+    want "lines" "$(wc -l <"$tmp/said")" 1
+    FAKE_NVML_BUS_ID=0000:01:00.0 profile nvml
+    want "another card" "$(cat "$tmp/said")" "${unknown}NVML does not give the card at 0000:3B:00.0: Not Found"
+    FAKE_NVML_FAIL=nvmlInit_v2:9 profile nvml
+    want "no driver" "$(cat "$tmp/said")" "${unknown}NVML, the driver's library, does not start: Unknown Error"
+    FAKE_NVML_FAIL=nvmlDeviceGetClockInfo:3 profile nvml
+    want "no clock" "$(cat "$tmp/said")" "${unknown}NVML does not give the card's clock: Not Supported"
+    FAKE_NVML_FAIL=nvmlDeviceGetPowerUsage:3 profile nvml_old
+    contains ", board power not known of 700 W allowed, " "$tmp/said"
+    FAKE_NVML_FAIL=nvmlDeviceGetEnforcedPowerLimit:3 profile nvml
+    contains ", board power 655 W (at most 655), " "$tmp/said"
+    FAKE_NVML_FAIL=nvmlDeviceGetCurrentClocksEventReasons:3 profile nvml
+    want "no reasons" "$(tail -n 1 "$tmp/said")" "the driver does not say whether something held the clock down"
+}
+
+# The last line of --profile: the rooflines of all operations, of which matmuls are most here. Of the others, the stand-in
+# takes no time, so that the table does not tell their rooflines.
+test_perfect_step() {
+    profile empty --channels 256 --heads 4 -d 2048
+    tail -n 1 "$tmp/profile.out" | grep -qE '^a perfect step, .*, would take [0-9.]+ ms; measured: [0-9.]+ ms, [0-9.]+ times as long$' ||
+        fail "$(tail -n 1 "$tmp/profile.out")"
+    awk '/^matmul_(forward|backward_input|backward_weight) / { roof += $(NF - 4) * $NF / 100 } # without the % sign
+         /^sum / { sum = $3 }
+         /^a perfect step/ { perfect = $12; measured = $15; ratio = $17 }
+         END {
+             print "perfect", perfect, "matmuls", roof, "measured", measured, "sum", sum, "ratio", ratio
+             exit !(roof > 0 && perfect > roof && perfect < 1.5 * roof && measured == sum && ratio > 0 &&
+                    ratio / (measured / perfect) > 0.98 && ratio / (measured / perfect) < 1.02)
+         }' "$tmp/profile.out" >"$tmp/log" || fail "$(cat "$tmp/log")"
 }
 
 # graphs, several micro-batches and recomputation change no bit of what a graph of micro-batches gives
@@ -534,8 +608,9 @@ test_ends() {
     [ "$(cat "$tmp"/end_*.step | sort -u | wc -l)" -ge 4 ] || fail "all ends came after the steps $(cat "$tmp"/end_*.step | sort -u)"
 }
 
-tests=(tasks graph waiting matmul_choices tuned tuned_refused stochastic_rounding fp16 out_of_memory no_pinned_memory
-    no_memory_for_a_sample little_memory lost_card error_at_the_start failing_matmul no_device ends program resume)
+tests=(tasks profile profile_without_nvml perfect_step graph waiting matmul_choices tuned tuned_refused stochastic_rounding fp16
+    out_of_memory no_pinned_memory no_memory_for_a_sample little_memory lost_card error_at_the_start failing_matmul no_device ends
+    program resume)
 if [ "$called_for" = . ] && [ $# -eq 0 ] && (setup) >/dev/null 2>&1; then
     : >"$tmp/beside"
     # shellcheck disable=SC2046
