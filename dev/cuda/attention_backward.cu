@@ -1155,17 +1155,19 @@ struct AttentionBackwardArgs {
     int* ticket;     // the number of the next work item
     float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
     float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 12 only
-    float* dout_terms; // (2 * B * num_tiles, NH, 64): sums of dout over 64 queries, likewise, or NULL
+    float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
 constexpr int ATTENTION_BACKWARD_STATS_BYTES = 64 * sizeof(float4);
+constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
 
 // The size of scratch, in floats.
 size_t attention_backward_sm90_scratch(int B, int T, int NH) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (2 * 4096 + 256 + 2 * 64 + 2) + (size_t)B * 8 * NH * 64 + 1;
+    size_t terms = tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64 + (size_t)B * 8 * NH * 64;
+    return tiles * (2 * 4096 + 256 + 2) + terms + 1;
 }
 static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
                                                           bool has_sums) {
@@ -1178,7 +1180,7 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
     float* dout_terms = reinterpret_cast<float*>(args.stats + tiles * 64);
-    args.dq_terms = dout_terms + tiles * 2 * 64;
+    args.dq_terms = dout_terms + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
     args.turns = reinterpret_cast<int*>(args.dq_terms + (size_t)B * 8 * NH * 64);
     if (has_sums) { args.dout_terms = dout_terms; }
     args.ticket = args.turns + tiles * 2;
@@ -1186,12 +1188,12 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
 }
 
 // Writes lse and dsum of every query to stats, and resets turns and ticket. Queries past the end get an infinite lse, so
-// their P is 0. A block has 64 queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a head, of
-// every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of dout
-// over the block's queries.
+// their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
+// head, of every num_slots-th query: 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
+// dout over the block's queries.
 __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                       const floatX* out, const float* lse, int num_heads,
-                                                       int num_slots) {
+                                                       const floatX* out, const float* lse, int num_queries,
+                                                       int num_heads, int num_slots) {
     extern __shared__ float attention_backward_terms[]; // (num_slots, num_heads * 64)
     int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
     int h = blockIdx.y * num_heads + vector / 8, length = 128 * args.num_tiles;
@@ -1200,22 +1202,34 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
     // <= instead of <, to reset ticket too, which is stored behind the last element of turns
     for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
     float terms[x128::size] = {};
-#pragma unroll 4
-    for (int query = slot; query < 64 && h < args.NH; query += num_slots) {
-        int t = blockIdx.x * 64 % length + query, b = blockIdx.x * 64 / length;
-        float sum = 0.0f;
-        if (t < args.T) {
-            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
-            x128 x = load128(dout + i), y = load128(out + i);
-            for (int k = 0; k < x128::size; k++) { sum += (float)x[k] * (float)y[k], terms[k] += (float)x[k]; }
+    int b = blockIdx.x * num_queries / length, start = blockIdx.x * num_queries % length;
+    constexpr int unroll = 4; // queries in flight per thread
+    for (int query = slot; query < num_queries && h < args.NH; query += unroll * num_slots) {
+        x128 x[unroll] = {}, y[unroll] = {};
+#pragma unroll
+        for (int u = 0; u < unroll; u++) {
+            int t = start + query + u * num_slots;
+            if (query + u * num_slots < num_queries && t < args.T) {
+                size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+                x[u] = load128(dout + i), y[u] = load128(out + i);
+            }
         }
-        unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
-        for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
-        if (vector % 8 == 0) {
-            size_t head = (size_t)b * args.NH + h;
-            float* pair = reinterpret_cast<float*>(args.stats + (head * length + t) / 2) + t % 2;
-            pair[0] = t < args.T ? lse[head * args.T + t] * LOG2E : INFINITY;
-            pair[2] = sum;
+#pragma unroll
+        for (int u = 0; u < unroll; u++) {
+            int t = start + query + u * num_slots;
+            float sum = 0.0f;
+            for (int k = 0; k < x128::size; k++) {
+                sum += (float)x[u][k] * (float)y[u][k];
+                terms[k] += (float)x[u][k];
+            }
+            unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
+            for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
+            if (vector % 8 == 0 && query + u * num_slots < num_queries) {
+                size_t head = (size_t)b * args.NH + h;
+                float* pair = reinterpret_cast<float*>(args.stats + (head * length + t) / 2) + t % 2;
+                pair[0] = t < args.T ? lse[head * args.T + t] * LOG2E : INFINITY;
+                pair[2] = sum;
+            }
         }
     }
     if (!args.dout_terms) { return; }
@@ -1231,14 +1245,20 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
     }
 }
 
-static void attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
-                                          const float* lse, cudaStream_t stream) {
+// Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
+// not so many that SMs are idle.
+static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout, const floatX* out,
+                                         const float* lse, cudaStream_t stream) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
-    dim3 grid(2 * args.num_heads / args.NH * args.num_tiles, num_groups);
-    int threads = num_slots * num_heads * 8;
-    attention_backward_sm90_stats_kernel11<<<grid, threads, threads * x128::size * sizeof(float), stream>>>(
-        args, dout, out, lse, num_heads, num_slots);
+    int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
+    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 16 * num_multiprocessors()) {
+        queries /= 2;
+    }
+    attention_backward_sm90_stats_kernel11<<<dim3(all / queries, num_groups), threads,
+                                             threads * x128::size * sizeof(float), stream>>>(
+        args, dout, out, lse, queries, num_heads, num_slots);
     cudaCheck(cudaGetLastError());
+    return all / queries;
 }
 
 // Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
@@ -1839,7 +1859,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
-    attention_backward_sm90_stats(args, dout, out, lse, stream);
+    int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, stream);
     auto kernel = dbias ? attention_backward_sm90_kernel11<true> : attention_backward_sm90_kernel11<false>;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
@@ -1848,7 +1868,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     cudaCheck(cudaGetLastError());
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
-    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, 2 * B * args.num_tiles, C, stream);
+    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
 }
 #endif
 

@@ -871,14 +871,19 @@ inline size_t matmul_backward_weight_scratch9(int C) {
 }
 #endif
 
-// The number of the kernel to use. With fewer than 1024 tokens, 16 steps, kernel 9 would hardly fill its ring.
+// The number of the kernel to use. Kernel 9 pays where the library's usual tiles of 128x256 would leave many SMs idle in their
+// last wave, if there are enough tiles that few of them share the tokens, and if its own tiles cover dweight exactly.
+// Measured in training steps on an H200: 14% faster than the library where OC and C are 5120 and 1280, 4 to 7% where they
+// are 3072 or 2304 and 768; 4 to 7% slower with fewer than 40 tiles, 8 to 30% slower where C is 1600.
 inline int matmul_backward_weight_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
     return 6;
 #else
-    (void)C, (void)OC;
-    return N >= 1024 && has_sm90a() ? 9 : 6;
+    size_t num_tiles = ceil_div((size_t)OC, (size_t)128) * ceil_div(C, 256), num_sms = num_multiprocessors();
+    bool exact = OC % 256 == 0 && C % matmul_backward_columns(C) == 0;
+    bool idle = num_tiles < 0.8 * (double)(ceil_div(num_tiles, num_sms) * num_sms);
+    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 9 : 6;
 #endif
 }
 
@@ -949,7 +954,9 @@ static void declare(Bench& b) {
     }
     if (has_bias) { dbias = b.output<float>("dbias", OC, sums); }
     Buffer<float> dinp_sums = {NULL, NULL}, sums_start = {NULL, NULL};
-    if (has_sums) { // the errors of the rows are independent
+    if (has_sums && cancelling) { // sums of large, rounded numbers say nothing
+        dinp_sums = b.scratch<float>("dinp_sums", C);
+    } else if (has_sums) { // the errors of the rows are independent
         sums_start = b.input<float>("sums_start", C);
         dinp_sums = b.inout<float>("dinp_sums", C, sums_start,
                                    Tolerance{sqrtf((float)N) * after_gelu.atol, after_gelu.rtol});
@@ -961,7 +968,7 @@ static void declare(Bench& b) {
         matmul_backward_input_cpu(gradient.data(), d.data(), weight.host, has_gelu ? before.data() : NULL, rows.size(),
                                   C, OC);
         put_rows(dinp.host, gradient, rows, C);
-        if (has_sums && rows.size() == (size_t)N && !cancelling) { // sums of large, rounded numbers say nothing
+        if (has_sums && rows.size() == (size_t)N && !cancelling) {
             memcpy(dinp_sums.host, sums_start.host, C * sizeof(float));
             matmul_backward_bias_cpu(dinp_sums.host, dinp.host, N, C);
         }
