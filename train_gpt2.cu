@@ -116,7 +116,7 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
 // (C), which may be NULL, += the column sums of dinp.
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream);
-size_t matmul_backward_input_scratch(int N, int C, int OC);
+size_t matmul_backward_input_scratch(int N, int C);
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
 void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C, int OC,
                             bool accumulate, cudaStream_t stream);
@@ -548,7 +548,7 @@ static void plan_parameters(Plan* plan, GPT2* model, const GPT2Config* config, b
 // Bytes of scratch for a backward pass: the largest need of any of its operations.
 static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     int C = config->channels, NH = config->num_heads, N = B * T, Vp = config->padded_vocab_size;
-    size_t floats = std::max({layernorm_backward_scratch(N, C), matmul_backward_input_scratch(N, 4 * C, C),
+    size_t floats = std::max({layernorm_backward_scratch(N, C), matmul_backward_input_scratch(N, 4 * C),
                               matmul_backward_weight_scratch(N, 4 * C, C), matmul_backward_weight_scratch(N, C, Vp),
                               attention_backward_scratch(B, T, C, NH), global_norm_scratch()});
     for (int OC : {C, 3 * C, 4 * C}) { floats = std::max(floats, matmul_backward_weight_scratch(N, C, OC)); }
@@ -2366,6 +2366,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
     int parity = 0;
+    grid_wait_dependency(); // layernorm_backward9() launches it early
 
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
     for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
@@ -2495,6 +2496,8 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
     bool last_valid = first + (num_vecs - 1) * stride < C;
     float inv_C = 1.0f / C;
     int stage = 0;
+    grid_launch_dependents();
+    grid_wait_dependency();
 
     // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int to_stage) {
@@ -2588,9 +2591,8 @@ void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* 
                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
     LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
-    l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
-                                                                    rstd, N, C, l.team_warps);
-    cudaCheck(cudaGetLastError());
+    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
+                 dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
     if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
@@ -2613,6 +2615,8 @@ template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds_
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
     float inv_C = 1.0f / C, next_mean[rows], next_rstd[rows];
+    grid_launch_dependents();
+    grid_wait_dependency();
     x128 w[num_vecs] = {};
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -2727,8 +2731,7 @@ template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
 // layernorm_backward
 void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
-                          int threads_per_sm) {
+                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
     int num_vecs = layernorm_backward_vecs10(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
@@ -2739,9 +2742,8 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
     int grid_size = min(num_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
-    kernel<<<grid_size, block_size, ring_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
-                                                          C);
-    cudaCheck(cudaGetLastError());
+    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, stream, dinp, scratch, dout, dresidual, inp,
+                 weight, mean, rstd, N, C);
     column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
 }
 
@@ -2834,9 +2836,9 @@ void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n
 
 // Extras of an epilogue, flags combined by |. They say what the epilogue does besides computing its value y.
 enum {
-    GEMM_GELU = 1,          // out = gelu(y), otherwise out = y
-    GEMM_SECOND = 2,        // y is also stored to the matrix `second`
-    GEMM_RESIDUAL = 4,      // the matrix `residual` is added to out
+    GEMM_GELU = 1,           // out = gelu(y), otherwise out = y
+    GEMM_SECOND = 2,         // y is also stored to the matrix `second`
+    GEMM_RESIDUAL = 4,       // the matrix `residual` is added to out
     GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
     GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
     GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
@@ -2880,10 +2882,16 @@ __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl
 
 // ---- the form: cluster, tile, shared memory ----
 
+// How the weight is stored: as (N,K), where wgmma takes the tile as it is.
+struct GemmWeightNK {
+    static constexpr bool IS_KN = false;
+    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { return wgmma_descriptor(tile) + 2 * k; }
+};
+
 // A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
 // weight. Each block loads half of that tile and multicasts it to both blocks. A stage is empty when the consumers of
 // both blocks have read it.
-struct GemmPair {
+struct GemmPair : GemmWeightNK {
     static constexpr int CLUSTER = 2;
     static __device__ int rank() { return cluster_rank(); }
     static __device__ void sync() { cluster_sync(); }
@@ -2912,6 +2920,25 @@ struct GemmPingPong192Pairs : GemmPair {
     static constexpr int BOXES = 4;                 // boxes of 16x64 results per consumer warp, in shared memory
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
         wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
+    }
+};
+
+// The same for a weight that is stored as (K,N), as a backward pass has it: the tile is boxes of 64 columns, of 64 rows (k)
+// each, which wgmma transposes. Each block loads half of the rows.
+struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
+    static constexpr bool IS_KN = true;
+    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { // 16 rows are 2048 bytes, 128 units
+        return wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) + 128 * k;
+    }
+    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int column,
+                                                              int rank, uint64_t* full) {
+        for (int box = 0; box < columns / 64; box++) {
+            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, column + 64 * box, k + rank * 32, full,
+                                  3);
+        }
+    }
+    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
+        wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX());
     }
 };
 
@@ -3039,14 +3066,14 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t inp = wgmma_descriptor(stage.inp), weight = wgmma_descriptor(stage.weight);
+        uint64_t inp = wgmma_descriptor(stage.inp);
         mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, true);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k), true);
             }
         }
         wgmma_commit();
@@ -3098,10 +3125,10 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
 // always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class Epilogue, class SMem>
-__device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem,
-                                       int row, int column, int M) {
-    static_assert(G::READERS == 4 && G::COLUMNS <= 256, "the rows of a tile are one consumer's, a thread has two columns");
+template <class G, class Epilogue, class SMem> __device__ inline void
+gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem, int row, int column, int M) {
+    static_assert(G::READERS == 4 && G::COLUMNS <= 256,
+                  "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
     auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
@@ -3111,7 +3138,8 @@ __device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const
     for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
     barrier();
-    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
+    if (thread < G::COLUMNS / 2 &&
+        row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
@@ -3139,7 +3167,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    float sums[num_columns][16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
+    float sums[num_columns]
+              [16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -3266,7 +3295,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 struct GemmArgs {
     floatX *out, *second;   // (M,N); second is NULL unless GEMM_SECOND is set
     const floatX* inp;      // (M,K)
-    const floatX* weight;   // (N,K)
+    const floatX* weight;   // (N,K), or (K,N) with a form that is KN
     const floatX* residual; // (M,N), NULL unless GEMM_RESIDUAL is set; may be the same memory as out
     int M, N, K;
 };
@@ -3278,7 +3307,8 @@ inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return ten
 template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     GemmMaps maps;
     maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
-    maps.weight = tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
+    maps.weight = G::IS_KN ? tensor_map(g.weight, {g.N, g.K}, {64, 64 / G::CLUSTER})
+                           : tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
     maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
     maps.residual = g.residual ? gemm_box_map(g.residual, g.M, g.N) : maps.inp;
@@ -3294,8 +3324,8 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
 }
 
 // out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
-template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    typedef GemmPingPong192Pairs G;
+template <class G = GemmPingPong192Pairs, class Epilogue>
+void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
@@ -3303,16 +3333,19 @@ template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue,
     auto kernel = gemm_sm90_kernel9<G, Epilogue>;
     const int bytes = GemmSMem<G>::bytes();
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = G::CLUSTER, attributes[0].val.clusterDim.y = 1;
+    attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization; // as launch_early(): gemm_init waits
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(num_clusters * G::CLUSTER);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles));
 }
 #endif
@@ -3417,41 +3450,15 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 }
 
 #if !defined(ENABLE_FP32)
-// out (columns, rows) = inp (rows, columns)^T, in tiles of 64x64. Both numbers are multiples of 8.
-__global__ void __launch_bounds__(256) matmul_transpose_kernel8(floatX* out, const floatX* inp, int rows, int columns) {
-    constexpr int n = x128::size, pitch = 66; // in pairs 33, which is odd: 8 rows of a column are in 8 banks
-    __shared__ uint32_t tile[64 * pitch / 2];
-    floatX* values = (floatX*)tile;
-    int row = blockIdx.y * 64, column = blockIdx.x * 64;
-    for (int i = threadIdx.x; i < 64 * 64 / n; i += 256) {
-        int r = i / (64 / n), v = i % (64 / n) * n;
-        if (row + r >= rows || column + v >= columns) { continue; }
-        int4 pairs = *(const int4*)(inp + (size_t)(row + r) * columns + column + v);
-        uint32_t* to = tile + (r * pitch + v) / 2;
-        to[0] = pairs.x, to[1] = pairs.y, to[2] = pairs.z, to[3] = pairs.w;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 64 * 64 / n; i += 256) {
-        int c = i / (64 / n), v = i % (64 / n) * n;
-        if (column + c >= columns || row + v >= rows) { continue; }
-        x128 x;
-        for (int k = 0; k < n; k++) { x[k] = values[(v + k) * pitch + c]; }
-        store128(out + (size_t)(column + c) * rows + row + v, x);
-    }
-}
-
-// As matmul_backward_input, with gelu'. transposed (C,OC) receives weight^T, because gemm.cuh wants both operands with the
-// columns that are summed next to each other. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums
-// for each 128 rows of dinp.
-void matmul_backward_input8(floatX* dinp, float* dinp_sums, floatX* transposed, float* partials, const floatX* dout,
-                            const floatX* weight, const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums for
+// each 128 rows of dinp.
+void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
+                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+    typedef GemmPingPong192PairsKN G;
     constexpr int extras = GEMM_RESIDUAL | GEMM_GELU_BACKWARD | GEMM_NO_BIAS;
-    dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
-    matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
-    cudaCheck(cudaGetLastError());
-    GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
-    if (!dinp_sums) { return gemm(g, GemmBias<extras>{NULL}, stream); }
-    gemm(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
+    GemmArgs g = {dinp, NULL, dout, weight, pre_gelu, N, C, OC};
+    if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, stream); }
+    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
     column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
 }
 #endif
@@ -3468,14 +3475,14 @@ inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
-size_t matmul_backward_input_scratch(int N, int C, int OC) {
-    size_t transposed = (size_t)C * OC * sizeof(floatX) / sizeof(float), partials = (size_t)ceil_div(N, 128) * C;
-    return matmul_backward_input_choice(N, C, true) == 8 ? transposed + partials : matmul_backward_bias_scratch(N, C);
+size_t matmul_backward_input_scratch(int N, int C) {
+    size_t partials = (size_t)ceil_div(N, 128) * C;
+    return matmul_backward_input_choice(N, C, true) == 8 ? partials : matmul_backward_bias_scratch(N, C);
 }
 
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
 // an input. dinp_sums (C) += the sums of dinp's columns, the gradient of a bias that was added to pre_gelu; NULL without
-// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C, OC))
+// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C))
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
     require(C % 8 == 0 && OC % 8 == 0 && (pre_gelu || !dinp_sums));
@@ -3486,11 +3493,7 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
               pre_gelu ? ", gelu" : "");
         if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
 #if !defined(ENABLE_FP32)
-        if (kernel == 8) {
-            floatX* transposed = (floatX*)scratch;
-            matmul_backward_input8(dinp, dinp_sums, transposed, (float*)(transposed + (size_t)C * OC), dout, weight,
-                                   pre_gelu, N, C, OC, stream);
-        }
+        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream); }
 #endif
     }
     if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
@@ -3798,19 +3801,17 @@ template <class G> void matmul_backward_launch9(float* dweight, float* scratch, 
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = G::CLUSTER, attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute cluster =
+        {}; // not launched early, because it comes after gradients_ready(), see distributed.cuh
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(s.num_clusters * G::CLUSTER);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
 }
@@ -5567,11 +5568,11 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
-    floatX* dqkv;    // (B,T,3,NH,64)
-    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
-    int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
-    int* ticket;     // the number of the next work item
-    float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
+    floatX* dqkv;      // (B,T,3,NH,64)
+    float4* dq_sums;   // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
+    int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
+    int* ticket;       // the number of the next work item
+    float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
     float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 12 only
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
@@ -5612,11 +5613,13 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
 __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
                                                        const floatX* out, const float* lse, int num_queries,
                                                        int num_heads, int num_slots) {
-    extern __shared__ float attention_backward_terms[]; // (num_slots, num_heads * 64)
+    extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
     int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
     int h = blockIdx.y * num_heads + vector / 8, length = 128 * args.num_tiles;
     size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
     size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
+    grid_launch_dependents();
+    grid_wait_dependency();
     // <= instead of <, to reset ticket too, which is stored behind the last element of turns
     for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
     float terms[x128::size] = {};
@@ -5672,10 +5675,8 @@ static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, cons
     while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 16 * num_multiprocessors()) {
         queries /= 2;
     }
-    attention_backward_sm90_stats_kernel11<<<dim3(all / queries, num_groups), threads,
-                                             threads * x128::size * sizeof(float), stream>>>(
-        args, dout, out, lse, queries, num_heads, num_slots);
-    cudaCheck(cudaGetLastError());
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads),
+                 threads * x128::size * sizeof(float), stream, args, dout, out, lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
@@ -6067,6 +6068,8 @@ template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     // the shuffle makes `warp` warp-uniform to the compiler
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     attention_backward_sm90_init(smem);
+    grid_launch_dependents();
+    grid_wait_dependency();
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
         if (lane != 0) { return; }
@@ -6106,8 +6109,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
-    kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
-    cudaCheck(cudaGetLastError());
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, 0.125f);
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);

@@ -273,8 +273,11 @@ template <int num_warps> __global__ void __launch_bounds__(32 * num_warps)
 template <int num_warps> void column_sums(float* out0, float* out1, float* out2, const float* partials,
                                           int num_partials, int C, cudaStream_t stream) {
     require(out1 || !out2);
-    launch_early(column_sums_kernel<num_warps>, dim3(ceil_div(C, 32), out2 ? 3 : out1 ? 2 : 1), 32 * num_warps, 0,
-                 stream, out0, out1, out2, partials, num_partials, C);
+    launch_early(column_sums_kernel<num_warps>,
+                 dim3(ceil_div(C, 32), out2   ? 3
+                                       : out1 ? 2
+                                              : 1),
+                 32 * num_warps, 0, stream, out0, out1, out2, partials, num_partials, C);
 }
 
 // ---- rounding -----------------------------------------------------------------------

@@ -692,6 +692,15 @@ __device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int 
     WGMMA_64x192("f16", "k16", ", 0, 0");
 }
 
+// As wgmma_64x192x16, but b is (k,n) in memory: wgmma_descriptor_transposed.
+__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate,
+                                                    __nv_bfloat16) {
+    WGMMA_64x192("bf16", "k16", ", 0, 1");
+}
+__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
+    WGMMA_64x192("f16", "k16", ", 0, 1");
+}
+
 // As wgmma_64x256x16 with `a` from registers.
 #define WGMMA_64x192x16_REGISTERS(type)                                                                                \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                                            \

@@ -1149,11 +1149,11 @@ void attention_backward8(floatX* dqkv, float* dq_sums, const float* lse, const f
 // oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardArgs {
-    floatX* dqkv;    // (B,T,3,NH,64)
-    float4* dq_sums; // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
-    int* turns;      // (B*NH, num_tiles, 2): number of terms in each sum so far
-    int* ticket;     // the number of the next work item
-    float4* stats;   // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
+    floatX* dqkv;      // (B,T,3,NH,64)
+    float4* dq_sums;   // (B*NH, num_tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
+    int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
+    int* ticket;       // the number of the next work item
+    float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
     float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 12 only
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
@@ -1194,11 +1194,13 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
 __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
                                                        const floatX* out, const float* lse, int num_queries,
                                                        int num_heads, int num_slots) {
-    extern __shared__ float attention_backward_terms[]; // (num_slots, num_heads * 64)
+    extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
     int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
     int h = blockIdx.y * num_heads + vector / 8, length = 128 * args.num_tiles;
     size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
     size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
+    grid_launch_dependents();
+    grid_wait_dependency();
     // <= instead of <, to reset ticket too, which is stored behind the last element of turns
     for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
     float terms[x128::size] = {};
@@ -1254,10 +1256,8 @@ static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, cons
     while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 16 * num_multiprocessors()) {
         queries /= 2;
     }
-    attention_backward_sm90_stats_kernel11<<<dim3(all / queries, num_groups), threads,
-                                             threads * x128::size * sizeof(float), stream>>>(
-        args, dout, out, lse, queries, num_heads, num_slots);
-    cudaCheck(cudaGetLastError());
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads),
+                 threads * x128::size * sizeof(float), stream, args, dout, out, lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
@@ -1825,6 +1825,8 @@ template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     // the shuffle makes `warp` warp-uniform to the compiler
     int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
     attention_backward_sm90_init(smem);
+    grid_launch_dependents();
+    grid_wait_dependency();
     if (warp < 4) {
         warpgroup_fewer_registers<24>();
         if (lane != 0) { return; }
@@ -1864,8 +1866,7 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
-    kernel<<<num_blocks, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
-    cudaCheck(cudaGetLastError());
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, 0.125f);
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
@@ -2012,9 +2013,7 @@ static void declare(Bench& b) {
             attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
             matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream);
         };
-        auto fused = [=](int) {
-            attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-        };
+        auto fused = [=](int) { attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
         b.kernel(11, "11, then matmul_backward_bias", two_ops, {0});
         b.kernel(12, "11 with the sums of dqkv from registers; 11 where it cannot run", fused, {0});
         return b.promoted(12);

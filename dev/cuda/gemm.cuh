@@ -40,9 +40,9 @@ Source: warp-specialised persistent kernels, ping-pong and cooperative, come fro
 
 // Extras of an epilogue, flags combined by |. They say what the epilogue does besides computing its value y.
 enum {
-    GEMM_GELU = 1,          // out = gelu(y), otherwise out = y
-    GEMM_SECOND = 2,        // y is also stored to the matrix `second`
-    GEMM_RESIDUAL = 4,      // the matrix `residual` is added to out
+    GEMM_GELU = 1,           // out = gelu(y), otherwise out = y
+    GEMM_SECOND = 2,         // y is also stored to the matrix `second`
+    GEMM_RESIDUAL = 4,       // the matrix `residual` is added to out
     GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
     GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
     GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
@@ -86,10 +86,16 @@ __device__ inline uint32_t gemm_shuffle(uint32_t pair, int lane) { return __shfl
 
 // ---- the form: cluster, tile, shared memory ----
 
+// How the weight is stored: as (N,K), where wgmma takes the tile as it is.
+struct GemmWeightNK {
+    static constexpr bool IS_KN = false;
+    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { return wgmma_descriptor(tile) + 2 * k; }
+};
+
 // A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
 // weight. Each block loads half of that tile and multicasts it to both blocks. A stage is empty when the consumers of
 // both blocks have read it.
-struct GemmPair {
+struct GemmPair : GemmWeightNK {
     static constexpr int CLUSTER = 2;
     static __device__ int rank() { return cluster_rank(); }
     static __device__ void sync() { cluster_sync(); }
@@ -118,6 +124,25 @@ struct GemmPingPong192Pairs : GemmPair {
     static constexpr int BOXES = 4;                 // boxes of 16x64 results per consumer warp, in shared memory
     static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
         wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
+    }
+};
+
+// The same for a weight that is stored as (K,N), as a backward pass has it: the tile is boxes of 64 columns, of 64 rows (k)
+// each, which wgmma transposes. Each block loads half of the rows.
+struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
+    static constexpr bool IS_KN = true;
+    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { // 16 rows are 2048 bytes, 128 units
+        return wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) + 128 * k;
+    }
+    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int column,
+                                                              int rank, uint64_t* full) {
+        for (int box = 0; box < columns / 64; box++) {
+            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, column + 64 * box, k + rank * 32, full,
+                                  3);
+        }
+    }
+    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
+        wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX());
     }
 };
 
@@ -245,14 +270,14 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t inp = wgmma_descriptor(stage.inp), weight = wgmma_descriptor(stage.weight);
+        uint64_t inp = wgmma_descriptor(stage.inp);
         mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, true);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k), true);
             }
         }
         wgmma_commit();
@@ -304,10 +329,10 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
 
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
 // always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class Epilogue, class SMem>
-__device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem,
-                                       int row, int column, int M) {
-    static_assert(G::READERS == 4 && G::COLUMNS <= 256, "the rows of a tile are one consumer's, a thread has two columns");
+template <class G, class Epilogue, class SMem> __device__ inline void
+gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const Epilogue& epilogue, SMem& smem, int row, int column, int M) {
+    static_assert(G::READERS == 4 && G::COLUMNS <= 256,
+                  "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
     auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
@@ -317,7 +342,8 @@ __device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const
     for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
     barrier();
-    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
+    if (thread < G::COLUMNS / 2 &&
+        row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
@@ -345,7 +371,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr int num_columns = G::COLUMNS / 64, num_boxes = G::PARTS * num_columns, ahead = G::BOXES / 2;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box;
-    float sums[num_columns][16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
+    float sums[num_columns]
+              [16]; // with GEMM_SUMS only: the columns summed over this lane's rows, see fragment_column_sums
     // this lane's 16 bytes in a box, for stmatrix on columns 0 to 15: row lane % 16, chunk lane / 16. The swizzle XORs
     // the row into the chunk, so 16 * p columns further is the address ^ p << 5.
     uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -472,7 +499,7 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
 struct GemmArgs {
     floatX *out, *second;   // (M,N); second is NULL unless GEMM_SECOND is set
     const floatX* inp;      // (M,K)
-    const floatX* weight;   // (N,K)
+    const floatX* weight;   // (N,K), or (K,N) with a form that is KN
     const floatX* residual; // (M,N), NULL unless GEMM_RESIDUAL is set; may be the same memory as out
     int M, N, K;
 };
@@ -484,7 +511,8 @@ inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return ten
 template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     GemmMaps maps;
     maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
-    maps.weight = tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
+    maps.weight = G::IS_KN ? tensor_map(g.weight, {g.N, g.K}, {64, 64 / G::CLUSTER})
+                           : tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
     maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
     maps.residual = g.residual ? gemm_box_map(g.residual, g.M, g.N) : maps.inp;
@@ -500,8 +528,8 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
 }
 
 // out = finish(inp weight^T). Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all pointers aligned to 16 bytes.
-template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
-    typedef GemmPingPong192Pairs G;
+template <class G = GemmPingPong192Pairs, class Epilogue>
+void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.residual != NULL) == ((Epilogue::EXTRAS & GEMM_RESIDUAL) != 0));
@@ -509,16 +537,19 @@ template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue,
     auto kernel = gemm_sm90_kernel9<G, Epilogue>;
     const int bytes = GemmSMem<G>::bytes();
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = G::CLUSTER, attributes[0].val.clusterDim.y = 1;
+    attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization; // as launch_early(): gemm_init waits
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(num_clusters * G::CLUSTER);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles));
 }
 #endif
@@ -531,7 +562,7 @@ template <class Epilogue> void gemm(const GemmArgs& g, const Epilogue& epilogue,
 // long K.
 
 // A block without a cluster, the alternative to GemmPair: it loads its whole weight tile itself.
-struct GemmSingle {
+struct GemmSingle : GemmWeightNK {
     static constexpr int CLUSTER = 1;
     static __device__ int rank() { return 0; }
     static __device__ void sync() { __syncthreads(); }
@@ -604,14 +635,14 @@ template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t inp = wgmma_descriptor(stage.inp + first_row * 64), weight = wgmma_descriptor(stage.weight);
+        uint64_t inp = wgmma_descriptor(stage.inp + first_row * 64);
         mbarrier_wait(&smem.full[i % G::RING], i / G::RING % 2);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, weight + 2 * k, true);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k), true);
             }
         }
         wgmma_commit();

@@ -545,6 +545,7 @@ template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNO
     bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
     float inv_C = 1.0f / C;
     int parity = 0;
+    grid_wait_dependency(); // layernorm_backward9() launches it early
 
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
     for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
@@ -708,6 +709,8 @@ template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNOR
     bool last_valid = first + (num_vecs - 1) * stride < C;
     float inv_C = 1.0f / C;
     int stage = 0;
+    grid_launch_dependents();
+    grid_wait_dependency();
 
     // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int to_stage) {
@@ -801,9 +804,8 @@ void layernorm_backward9(floatX* dinp, float* dinp_sums, float* dweight, float* 
                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads) {
     LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, threads ? threads : 512, dinp_sums ? 3 : 2);
-    l.kernel<<<l.grid_size, l.block_size, l.shared_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean,
-                                                                    rstd, N, C, l.team_warps);
-    cudaCheck(cudaGetLastError());
+    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
+                 dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
     column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, stream);
     if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
 }
@@ -830,6 +832,8 @@ template <int num_vecs, int rows, int num_sums> __global__ void __launch_bounds_
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
     float inv_C = 1.0f / C, next_mean[rows], next_rstd[rows];
+    grid_launch_dependents();
+    grid_wait_dependency();
     x128 w[num_vecs] = {};
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
@@ -944,8 +948,7 @@ template <int num_sums> auto layernorm_backward_choose10(int num_vecs) {
 // layernorm_backward
 void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream,
-                          int threads_per_sm) {
+                          const float* mean, const float* rstd, int N, int C, cudaStream_t stream, int threads_per_sm) {
     int num_vecs = layernorm_backward_vecs10(C);
     require(C % x128::size == 0 && num_vecs > 0);
     int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
@@ -956,9 +959,8 @@ void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float*
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
     int grid_size = min(num_multiprocessors() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
-    kernel<<<grid_size, block_size, ring_bytes, stream>>>(dinp, scratch, dout, dresidual, inp, weight, mean, rstd, N,
-                                                          C);
-    cudaCheck(cudaGetLastError());
+    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, stream, dinp, scratch, dout, dresidual, inp,
+                 weight, mean, rstd, N, C);
     column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, stream);
 }
 
@@ -1003,7 +1005,8 @@ static void declare(Bench& b) {
     Buffer<float> dweight_start = b.input<float>("dweight_start", C);
     Buffer<float> dbias_start = b.input<float>("dbias_start", C);
     Tolerance rounding = {64 * ulp_of<float>(), 0.5f * ulp_of<floatX>() + 8 * ulp_of<float>()};
-    int kind = b.kinds({"with dresidual", "dresidual is dinp", "without dresidual", "0 with the sums of dinp's columns"});
+    int kind =
+        b.kinds({"with dresidual", "dresidual is dinp", "without dresidual", "0 with the sums of dinp's columns"});
     const bool no_residual = kind == 2, in_place = kind == 1, has_sums = kind == 3;
     Buffer<floatX> dinp =
         in_place ? b.inout<floatX>("dinp", n, dresidual, rounding) : b.output<floatX>("dinp", n, rounding);

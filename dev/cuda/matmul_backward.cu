@@ -452,41 +452,15 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 
 // ==== promoted: matmul_backward ====
 #if !defined(ENABLE_FP32)
-// out (columns, rows) = inp (rows, columns)^T, in tiles of 64x64. Both numbers are multiples of 8.
-__global__ void __launch_bounds__(256) matmul_transpose_kernel8(floatX* out, const floatX* inp, int rows, int columns) {
-    constexpr int n = x128::size, pitch = 66; // in pairs 33, which is odd: 8 rows of a column are in 8 banks
-    __shared__ uint32_t tile[64 * pitch / 2];
-    floatX* values = (floatX*)tile;
-    int row = blockIdx.y * 64, column = blockIdx.x * 64;
-    for (int i = threadIdx.x; i < 64 * 64 / n; i += 256) {
-        int r = i / (64 / n), v = i % (64 / n) * n;
-        if (row + r >= rows || column + v >= columns) { continue; }
-        int4 pairs = *(const int4*)(inp + (size_t)(row + r) * columns + column + v);
-        uint32_t* to = tile + (r * pitch + v) / 2;
-        to[0] = pairs.x, to[1] = pairs.y, to[2] = pairs.z, to[3] = pairs.w;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 64 * 64 / n; i += 256) {
-        int c = i / (64 / n), v = i % (64 / n) * n;
-        if (column + c >= columns || row + v >= rows) { continue; }
-        x128 x;
-        for (int k = 0; k < n; k++) { x[k] = values[(v + k) * pitch + c]; }
-        store128(out + (size_t)(column + c) * rows + row + v, x);
-    }
-}
-
-// As matmul_backward_input, with gelu'. transposed (C,OC) receives weight^T, because gemm.cuh wants both operands with the
-// columns that are summed next to each other. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums
-// for each 128 rows of dinp.
-void matmul_backward_input8(floatX* dinp, float* dinp_sums, floatX* transposed, float* partials, const floatX* dout,
-                            const floatX* weight, const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums for
+// each 128 rows of dinp.
+void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
+                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+    typedef GemmPingPong192PairsKN G;
     constexpr int extras = GEMM_RESIDUAL | GEMM_GELU_BACKWARD | GEMM_NO_BIAS;
-    dim3 num_blocks(ceil_div(C, 64), ceil_div(OC, 64));
-    matmul_transpose_kernel8<<<num_blocks, 256, 0, stream>>>(transposed, weight, OC, C);
-    cudaCheck(cudaGetLastError());
-    GemmArgs g = {dinp, NULL, dout, transposed, pre_gelu, N, C, OC};
-    if (!dinp_sums) { return gemm(g, GemmBias<extras>{NULL}, stream); }
-    gemm(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
+    GemmArgs g = {dinp, NULL, dout, weight, pre_gelu, N, C, OC};
+    if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, stream); }
+    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
     column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
 }
 #endif
@@ -503,14 +477,14 @@ inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
-size_t matmul_backward_input_scratch(int N, int C, int OC) {
-    size_t transposed = (size_t)C * OC * sizeof(floatX) / sizeof(float), partials = (size_t)ceil_div(N, 128) * C;
-    return matmul_backward_input_choice(N, C, true) == 8 ? transposed + partials : matmul_backward_bias_scratch(N, C);
+size_t matmul_backward_input_scratch(int N, int C) {
+    size_t partials = (size_t)ceil_div(N, 128) * C;
+    return matmul_backward_input_choice(N, C, true) == 8 ? partials : matmul_backward_bias_scratch(N, C);
 }
 
 // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
 // an input. dinp_sums (C) += the sums of dinp's columns, the gradient of a bias that was added to pre_gelu; NULL without
-// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C, OC))
+// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C))
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
     require(C % 8 == 0 && OC % 8 == 0 && (pre_gelu || !dinp_sums));
@@ -521,11 +495,7 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
               pre_gelu ? ", gelu" : "");
         if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
 #if !defined(ENABLE_FP32)
-        if (kernel == 8) {
-            floatX* transposed = (floatX*)scratch;
-            matmul_backward_input8(dinp, dinp_sums, transposed, (float*)(transposed + (size_t)C * OC), dout, weight,
-                                   pre_gelu, N, C, OC, stream);
-        }
+        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream); }
 #endif
     }
     if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
@@ -838,19 +808,17 @@ template <class G> void matmul_backward_launch9(float* dweight, float* scratch, 
     const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
     static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = G::CLUSTER, attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute cluster =
+        {}; // not launched early, because it comes after gradients_ready(), see distributed.cuh
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = G::CLUSTER, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(s.num_clusters * G::CLUSTER);
     config.blockDim = dim3(384);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, tensor_map(dout, {OC, N}, {64, 64}),
                                  tensor_map(inp, {C, N}, {64, 32}), dweight, (float4*)scratch, s, OC, C, accumulate));
 }
@@ -958,8 +926,8 @@ static void declare(Bench& b) {
         dinp_sums = b.scratch<float>("dinp_sums", C);
     } else if (has_sums) { // the errors of the rows are independent
         sums_start = b.input<float>("sums_start", C);
-        dinp_sums = b.inout<float>("dinp_sums", C, sums_start,
-                                   Tolerance{sqrtf((float)N) * after_gelu.atol, after_gelu.rtol});
+        dinp_sums =
+            b.inout<float>("dinp_sums", C, sums_start, Tolerance{sqrtf((float)N) * after_gelu.atol, after_gelu.rtol});
     }
     std::vector<size_t> rows = b.sample(N, 2.0 * C * OC), outputs = b.sample(OC, 2.0 * N * C);
     b.reference([=] {
@@ -984,7 +952,8 @@ static void declare(Bench& b) {
         }
     });
     int choice = b.dry ? 6 : matmul_backward_input_choice(N, C, has_gelu);
-    double activations = 2.0 * N * OC + (2.0 + has_gelu + (has_sums && choice == 6)) * (double)N * C + (double)num_weights;
+    double activations =
+        2.0 * N * OC + (2.0 + has_gelu + (has_sums && choice == 6)) * (double)N * C + (double)num_weights;
     b.cost(sizeof(floatX) * activations + (1.0 + accumulate) * sizeof(float) * (double)num_weights, 4.0 * N * C * OC);
     b.matrix_rate(cublaslt_matrix_rate);
 
@@ -994,8 +963,7 @@ static void declare(Bench& b) {
     int promoted = !b.dry && matmul_backward_weight_choice(N, C, OC) == 9 ? 9 : choice;
     Buffer<float> scratch = {NULL, NULL}, parts = {NULL, NULL};
 #if !defined(ENABLE_FP32)
-    size_t most = std::max(num_weights, b.dry ? 0 : matmul_backward_input_scratch(N, C, OC)); // kernel 8 needs num_weights
-    if (has_gelu) { scratch = b.scratch<float>("scratch", most); }
+    if (has_gelu) { scratch = b.scratch<float>("scratch", b.dry ? 0 : matmul_backward_input_scratch(N, C)); }
     if (!has_bias) { parts = b.scratch<float>("parts", b.dry ? 0 : matmul_backward_weight_scratch9(C)); }
 #else
     if (has_sums) { scratch = b.scratch<float>("scratch", matmul_backward_bias_scratch(N, C)); }
@@ -1022,10 +990,7 @@ static void declare(Bench& b) {
             return;
         }
 #if !defined(ENABLE_FP32)
-        if (input == 8) {
-            floatX* transposed = (floatX*)scratch.dev;
-            matmul_backward_input8(dinp, NULL, transposed, NULL, dout, weight, pre_gelu, N, C, OC, stream);
-        }
+        if (input == 8) { matmul_backward_input8(dinp, NULL, NULL, dout, weight, pre_gelu, N, C, OC, stream); }
         if (weight_kernel == 9) {
             int clusters = max_clusters ? max_clusters : matmul_backward_max_clusters();
             matmul_backward_weight9(dweight, parts, dout, inp, N, C, OC, accumulate, stream, clusters);
@@ -1062,8 +1027,7 @@ static void declare(Bench& b) {
     }
     if (!has_bias) {
         b.kernel(
-            9, "dweight by wgmma and stream-K", [=](int clusters) { launch(9, choice, 9, clusters); }, {0, 4},
-            -90);
+            9, "dweight by wgmma and stream-K", [=](int clusters) { launch(9, choice, 9, clusters); }, {0, 4}, -90);
         b.config("clusters"); // 0: one for two SMs; 4: even small shapes have more tiles than clusters
     }
 #endif
