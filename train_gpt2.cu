@@ -126,7 +126,7 @@ size_t matmul_backward_weight_scratch(int N, int C, int OC);
 // lse (B,NH,T) | qkv (B,T,3,NH,HS). Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel number depends on the head size,
 // the precision and the device. "H100" is code for sm_90a; "A100" any other compute capability from 8.0 on:
 //     forward kernel / backward kernel      bf16, fp16:  H100      A100     older     fp32
-//     HS = 64                                            16 / 12   8 / 7    3 / 5     3 / 5
+//     HS = 64                                            16 / 13   8 / 7    3 / 5     3 / 5
 //     HS = 32, 96, 128                                   8 / 7     8 / 7    3 / 5     3 / 5
 //     other multiples of 8, up to 256                    3 / 5     3 / 5    3 / 5     3 / 5
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int C, int NH, cudaStream_t stream);
@@ -2484,7 +2484,7 @@ inline LayernormBackwardLaunch layernorm_backward_launch7(int N, int C, int bloc
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 //
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 11.
+// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 12.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
@@ -3047,7 +3047,8 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 // ---- the consumers: warpgroups 1 and 2 ----
 
 // sum = 0. The first wgmma of a tile could overwrite it instead; but then the compiler takes the accumulators for in use all
-// the time, and leaves the epilogue only the other registers, too few to compute several numbers side by side.
+// the time, and leaves the epilogue only the other registers, too few to compute several numbers side by side. An epilogue
+// that needs all accumulators to its end fits better without (clears = false).
 template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::COLUMNS / 2]) {
 #pragma unroll
     for (int i = 0; i < G::PARTS * (G::COLUMNS / 2); i++) { sum[i / (G::COLUMNS / 2)][i % (G::COLUMNS / 2)] = 0.0f; }
@@ -3056,10 +3057,10 @@ template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::C
 // The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
 // tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
 // 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
-template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
-                                                        int num_steps, int number, int& i) {
+template <class G, bool clears = true> __device__ inline void
+gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
-    gemm_clear<G>(sum);
+    if (clears) { gemm_clear<G>(sum); }
     // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
@@ -3073,7 +3074,8 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k), true);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k),
+                         clears || step > 0 || k > 0);
             }
         }
         wgmma_commit();
@@ -3450,7 +3452,7 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 }
 
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums for
+// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 11; partials then has a row of C sums for
 // each 128 rows of dinp.
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
@@ -5573,7 +5575,7 @@ struct AttentionBackwardArgs {
     int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 12 only
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 13 only
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
@@ -5614,8 +5616,9 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
                                                        const floatX* out, const float* lse, int num_queries,
                                                        int num_heads, int num_slots) {
     extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
+    float* dsum = attention_backward_terms + num_slots * num_heads * 64;                 // (num_heads, num_queries)
     int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
-    int h = blockIdx.y * num_heads + vector / 8, length = 128 * args.num_tiles;
+    int first_head = blockIdx.y * num_heads, h = first_head + vector / 8, length = 128 * args.num_tiles;
     size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
     size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
     grid_launch_dependents();
@@ -5624,42 +5627,48 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
     for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
     float terms[x128::size] = {};
     int b = blockIdx.x * num_queries / length, start = blockIdx.x * num_queries % length;
-    constexpr int unroll = 4; // queries in flight per thread
-    for (int query = slot; query < num_queries && h < args.NH; query += unroll * num_slots) {
-        x128 x[unroll] = {}, y[unroll] = {};
+    int num_valid = min(num_queries, args.T - start); // may be negative
+    constexpr int unroll = 4;                         // queries in flight per thread
+    for (int query = slot; query < num_valid && h < args.NH; query += unroll * num_slots) {
+        x128 x[unroll], y[unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; u++) {
-            int t = start + query + u * num_slots;
-            if (query + u * num_slots < num_queries && t < args.T) {
-                size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
-                x[u] = load128(dout + i), y[u] = load128(out + i);
-            }
+        for (int u = 0; u < unroll; u++) { // a load behind a condition would wait for the one before
+            int t = start + min(query + u * num_slots, num_valid - 1);
+            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+            x[u] = load128(dout + i), y[u] = load128(out + i);
         }
 #pragma unroll
         for (int u = 0; u < unroll; u++) {
-            int t = start + query + u * num_slots;
+            bool valid = query + u * num_slots < num_valid;
             float sum = 0.0f;
             for (int k = 0; k < x128::size; k++) {
                 sum += (float)x[u][k] * (float)y[u][k];
-                terms[k] += (float)x[u][k];
+                terms[k] += valid ? (float)x[u][k] : 0.0f;
             }
             unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
             for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
-            if (vector % 8 == 0 && query + u * num_slots < num_queries) {
-                size_t head = (size_t)b * args.NH + h;
-                float* pair = reinterpret_cast<float*>(args.stats + (head * length + t) / 2) + t % 2;
-                pair[0] = t < args.T ? lse[head * args.T + t] * LOG2E : INFINITY;
-                pair[2] = sum;
-            }
+            if (vector % 8 == 0 && valid) { dsum[vector / 8 * num_queries + query + u * num_slots] = sum; }
         }
     }
-    if (!args.dout_terms) { return; }
-    for (int k = 0; k < x128::size; k++) {
-        attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+    if (args.dout_terms) {
+        for (int k = 0; k < x128::size; k++) {
+            attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+        }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < num_heads * 64; i += blockDim.x) {
-        int column = blockIdx.y * num_heads * 64 + i;
+    for (int i = threadIdx.x; i < num_heads * num_queries / 2; i += blockDim.x) { // two queries of a head
+        int head_of_block = i / (num_queries / 2), query = i % (num_queries / 2) * 2;
+        size_t head = (size_t)b * args.NH + first_head + head_of_block;
+        if (first_head + head_of_block >= args.NH) { break; }
+        float2 of_lse = make_float2(INFINITY, INFINITY), of_dsum = make_float2(0.0f, 0.0f);
+        const float* lse_of_query = lse + head * args.T + start + query;
+        const float* dsum_of_query = dsum + head_of_block * num_queries + query;
+        if (query < num_valid) { of_lse.x = lse_of_query[0] * LOG2E, of_dsum.x = dsum_of_query[0]; }
+        if (query + 1 < num_valid) { of_lse.y = lse_of_query[1] * LOG2E, of_dsum.y = dsum_of_query[1]; }
+        args.stats[(head * length + start + query) / 2] = make_float4(of_lse.x, of_lse.y, of_dsum.x, of_dsum.y);
+    }
+    for (int i = threadIdx.x; args.dout_terms && i < num_heads * 64; i += blockDim.x) {
+        int column = first_head * 64 + i;
         float sum = 0.0f;
         for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
         if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
@@ -5672,11 +5681,12 @@ static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, cons
                                          const float* lse, cudaStream_t stream) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
     int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
-    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 16 * num_multiprocessors()) {
+    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
         queries /= 2;
     }
-    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads),
-                 threads * x128::size * sizeof(float), stream, args, dout, out, lse, queries, num_heads, num_slots);
+    size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, stream,
+                 args, dout, out, lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
@@ -5825,7 +5835,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    float4 dq_terms[2][4 * 128]; // kernel 12: per thread of a warpgroup, 16 sums of its rows of dq
+    float4 dq_terms[2][4 * 128]; // kernel 13: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -6058,7 +6068,7 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-// has_sums: kernel 12, which also writes args.dq_terms.
+// has_sums: kernel 13, which also writes args.dq_terms.
 template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
@@ -6090,7 +6100,7 @@ template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     });
 }
 
-// Kernel 11, or 12 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
+// Kernel 11, or 13 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
 // attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
@@ -6165,7 +6175,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 12        kernel 7            kernel 5       kernel 5
+//     64                                     11 or 13        kernel 7            kernel 5       kernel 5
 //     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
 //     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
 //

@@ -244,6 +244,25 @@ template <float (*warp_op)(float)> __device__ inline float block_reduce(float x,
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
 
+// One step of fragment_column_sums: gives half of the sums to the lane that is 2 * half further, and keeps the others.
+template <int half> __device__ inline void fragment_column_sums_step(float (&v)[16]) {
+    bool upper = threadIdx.x & (2 * half);
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+        float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+        v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 2 * half);
+    }
+}
+// The column sums of a matrix of a warp's 64 columns, spread over the lanes as wgmma and mma.sync leave results: lane l
+// has the columns 8j + l % 4 * 2 + e, j = 0..7, e = 0, 1, and v[2j + e] is its own sum of such a column. Returns the sums
+// over all rows of columns 2l and 2l + 1, with 8 + 4 + 2 shuffles. v is overwritten.
+__device__ inline float2 fragment_column_sums(float (&v)[16]) {
+    fragment_column_sums_step<8>(v);
+    fragment_column_sums_step<4>(v);
+    fragment_column_sums_step<2>(v);
+    return make_float2(v[0], v[1]);
+}
+
 // partials is (num_partials, gridDim.y, C). out0 (C) += the sum over i of partials[i, 0, :]; with gridDim.y 2 or 3 likewise
 // out1 and out2. Each block sums 32 columns: each warp sums every num_warps-th i, then the first warp adds up the sums of
 // all warps, always in the same order.

@@ -130,25 +130,6 @@ __device__ inline void mma_quad_transpose(float v[4][2]) {
         }
     }
 }
-// One step of fragment_column_sums: gives half of the sums to the lane that is 2 * half further, and keeps the others.
-template <int half> __device__ inline void fragment_column_sums_step(float (&v)[16]) {
-    bool upper = threadIdx.x & (2 * half);
-#pragma unroll
-    for (int i = 0; i < half; i++) {
-        float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-        v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 2 * half);
-    }
-}
-// The column sums of a matrix of a warp's 64 columns, spread over the lanes as wgmma and mma.sync leave results: lane l
-// has the columns 8j + l % 4 * 2 + e, j = 0..7, e = 0, 1, and v[2j + e] is its own sum of such a column. Returns the sums
-// over all rows of columns 2l and 2l + 1, with 8 + 4 + 2 shuffles. v is overwritten.
-__device__ inline float2 fragment_column_sums(float (&v)[16]) {
-    fragment_column_sums_step<8>(v);
-    fragment_column_sums_step<4>(v);
-    fragment_column_sums_step<2>(v);
-    return make_float2(v[0], v[1]);
-}
-
 // Rounds two floats to nearest and packs them, `low` in the lower half. This turns accumulators into an operand.
 __device__ inline uint32_t pack_16x2(float low, float high, __nv_bfloat16) {
     __nv_bfloat162 x = __floats2bfloat162_rn(low, high);

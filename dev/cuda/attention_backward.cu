@@ -2,7 +2,7 @@
 
    dqkv (B,T,3,NH,HS) floatX out | scratch (attention_backward_scratch()) float | dout (B,T,NH,HS) floatX in |
    qkv (B,T,3,NH,HS) floatX in | out (B,T,NH,HS) floatX in |
-   lse (B,NH,T) float in: ln(sum of exp(scores)) | kernel 12 also: dbias (3,NH,HS) float inout, += dqkv summed over all
+   lse (B,NH,T) float in: ln(sum of exp(scores)) | kernel 13 also: dbias (3,NH,HS) float inout, += dqkv summed over all
    tokens
    Bound: compute, 5 products of 2*B*NH*T*T*HS FLOPs, of which the causal mask leaves half. Kernels 2 to 7 do 7
    products: they compute q k^T and dout v^T twice, so that each gradient has one writer and is deterministic. Kernels 8
@@ -1154,7 +1154,7 @@ struct AttentionBackwardArgs {
     int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 12 only
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 13 only
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
@@ -1195,8 +1195,9 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
                                                        const floatX* out, const float* lse, int num_queries,
                                                        int num_heads, int num_slots) {
     extern __shared__ float attention_backward_terms[];                                  // (num_slots, num_heads * 64)
+    float* dsum = attention_backward_terms + num_slots * num_heads * 64;                 // (num_heads, num_queries)
     int width = num_heads * 8, slot = threadIdx.x / width, vector = threadIdx.x % width; // `width` threads per query
-    int h = blockIdx.y * num_heads + vector / 8, length = 128 * args.num_tiles;
+    int first_head = blockIdx.y * num_heads, h = first_head + vector / 8, length = 128 * args.num_tiles;
     size_t thread = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
     size_t num_threads = (size_t)gridDim.x * gridDim.y * blockDim.x;
     grid_launch_dependents();
@@ -1205,42 +1206,48 @@ __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs arg
     for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * 2; i += num_threads) { args.turns[i] = 0; }
     float terms[x128::size] = {};
     int b = blockIdx.x * num_queries / length, start = blockIdx.x * num_queries % length;
-    constexpr int unroll = 4; // queries in flight per thread
-    for (int query = slot; query < num_queries && h < args.NH; query += unroll * num_slots) {
-        x128 x[unroll] = {}, y[unroll] = {};
+    int num_valid = min(num_queries, args.T - start); // may be negative
+    constexpr int unroll = 4;                         // queries in flight per thread
+    for (int query = slot; query < num_valid && h < args.NH; query += unroll * num_slots) {
+        x128 x[unroll], y[unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; u++) {
-            int t = start + query + u * num_slots;
-            if (query + u * num_slots < num_queries && t < args.T) {
-                size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
-                x[u] = load128(dout + i), y[u] = load128(out + i);
-            }
+        for (int u = 0; u < unroll; u++) { // a load behind a condition would wait for the one before
+            int t = start + min(query + u * num_slots, num_valid - 1);
+            size_t i = (((size_t)b * args.T + t) * args.NH + h) * 64 + vector % 8 * x128::size;
+            x[u] = load128(dout + i), y[u] = load128(out + i);
         }
 #pragma unroll
         for (int u = 0; u < unroll; u++) {
-            int t = start + query + u * num_slots;
+            bool valid = query + u * num_slots < num_valid;
             float sum = 0.0f;
             for (int k = 0; k < x128::size; k++) {
                 sum += (float)x[u][k] * (float)y[u][k];
-                terms[k] += (float)x[u][k];
+                terms[k] += valid ? (float)x[u][k] : 0.0f;
             }
             unsigned group = 0xFFu << (threadIdx.x % 32 / 8 * 8); // the 8 lanes of this head
             for (int offset = 4; offset > 0; offset /= 2) { sum += __shfl_xor_sync(group, sum, offset); }
-            if (vector % 8 == 0 && query + u * num_slots < num_queries) {
-                size_t head = (size_t)b * args.NH + h;
-                float* pair = reinterpret_cast<float*>(args.stats + (head * length + t) / 2) + t % 2;
-                pair[0] = t < args.T ? lse[head * args.T + t] * LOG2E : INFINITY;
-                pair[2] = sum;
-            }
+            if (vector % 8 == 0 && valid) { dsum[vector / 8 * num_queries + query + u * num_slots] = sum; }
         }
     }
-    if (!args.dout_terms) { return; }
-    for (int k = 0; k < x128::size; k++) {
-        attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+    if (args.dout_terms) {
+        for (int k = 0; k < x128::size; k++) {
+            attention_backward_terms[(slot * width + vector) * x128::size + k] = terms[k];
+        }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < num_heads * 64; i += blockDim.x) {
-        int column = blockIdx.y * num_heads * 64 + i;
+    for (int i = threadIdx.x; i < num_heads * num_queries / 2; i += blockDim.x) { // two queries of a head
+        int head_of_block = i / (num_queries / 2), query = i % (num_queries / 2) * 2;
+        size_t head = (size_t)b * args.NH + first_head + head_of_block;
+        if (first_head + head_of_block >= args.NH) { break; }
+        float2 of_lse = make_float2(INFINITY, INFINITY), of_dsum = make_float2(0.0f, 0.0f);
+        const float* lse_of_query = lse + head * args.T + start + query;
+        const float* dsum_of_query = dsum + head_of_block * num_queries + query;
+        if (query < num_valid) { of_lse.x = lse_of_query[0] * LOG2E, of_dsum.x = dsum_of_query[0]; }
+        if (query + 1 < num_valid) { of_lse.y = lse_of_query[1] * LOG2E, of_dsum.y = dsum_of_query[1]; }
+        args.stats[(head * length + start + query) / 2] = make_float4(of_lse.x, of_lse.y, of_dsum.x, of_dsum.y);
+    }
+    for (int i = threadIdx.x; args.dout_terms && i < num_heads * 64; i += blockDim.x) {
+        int column = first_head * 64 + i;
         float sum = 0.0f;
         for (int k = 0; k < num_slots; k++) { sum += attention_backward_terms[k * num_heads * 64 + i]; }
         if (column < args.NH * 64) { args.dout_terms[(size_t)blockIdx.x * args.NH * 64 + column] = sum; }
@@ -1253,11 +1260,12 @@ static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, cons
                                          const float* lse, cudaStream_t stream) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
     int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH), threads = num_slots * num_heads * 8;
-    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 16 * num_multiprocessors()) {
+    while (queries > ATTENTION_BACKWARD_LEAST_QUERIES && all / queries * num_groups < 4 * num_multiprocessors()) {
         queries /= 2;
     }
-    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads),
-                 threads * x128::size * sizeof(float), stream, args, dout, out, lse, queries, num_heads, num_slots);
+    size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
+    launch_early(attention_backward_sm90_stats_kernel11, dim3(all / queries, num_groups), dim3(threads), shared, stream,
+                 args, dout, out, lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
@@ -1529,7 +1537,7 @@ struct AttentionBackwardSMem {
     floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
-    float4 dq_terms[2][4 * 128]; // kernel 12: per thread of a warpgroup, 16 sums of its rows of dq
+    float4 dq_terms[2][4 * 128]; // kernel 13: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
@@ -1815,7 +1823,7 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-// has_sums: kernel 12, which also writes args.dq_terms.
+// has_sums: kernel 13, which also writes args.dq_terms.
 template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map, float scale) {
@@ -1847,7 +1855,7 @@ template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     });
 }
 
-// Kernel 11, or 12 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
+// Kernel 11, or 13 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
 // attention_backward_sm90_scratch() floats, aligned to 16 bytes.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
@@ -1922,7 +1930,7 @@ static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float
 // device:
 //
 //     HS                        bf16, fp16:  sm_90a (H100)   8.0 and up (A100)   older          fp32
-//     64                                     11 or 12        kernel 7            kernel 5       kernel 5
+//     64                                     11 or 13        kernel 7            kernel 5       kernel 5
 //     32, 96, 128                            kernel 7        kernel 7            kernel 5       kernel 5
 //     other multiples of 8, up to 256        kernel 5        kernel 5            kernel 5       kernel 5
 //
@@ -2008,95 +2016,95 @@ static void declare(Bench& b) {
     });
     b.cost(8.0 * n * sizeof(floatX) + num_rows * sizeof(float), 5.0 * B * NH * T * (double)T * HS);
 
-    if (has_bias) {
-        auto two_ops = [=](int) {
-            attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
-            matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream);
-        };
-        auto fused = [=](int) { attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-        b.kernel(11, "11, then matmul_backward_bias", two_ops, {0});
-        b.kernel(12, "11 with the sums of dqkv from registers; 11 where it cannot run", fused, {0});
-        return b.promoted(12);
-    }
-    if ((double)num_rows * T <= 1 << 30) { // at most 12 GB of T x T matrices
-        Buffer<float> scores = b.scratch<float>("scores", num_rows * T), dp = b.scratch<float>("dp", num_rows * T);
-        Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T), ds = b.scratch<floatX>("ds", num_rows * T);
-        if (!b.dry) { cublas_handle(); } // it allocates memory, which no timed launch should do
-        auto kernel0 = [=](int bs) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward0(dqkv, scores, dp, p, ds, scratch, dout, qkv, lse, B, T, C, NH, stream, bs);
-        };
-        b.kernel(0, "cuBLAS for the five products, T x T matrices in memory", kernel0, {256});
-        auto kernel1 = [=](int bs) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward1(dqkv, scores, dp, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
-        };
-        b.kernel(1, "one thread per score, then one per gradient element", kernel1, {128, 256, 512});
-    }
-    auto kernel2 = [=](int bs) {
-        attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-        attention_backward2(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
-    };
-    b.kernel(2, "no T x T matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
-#if !defined(ENABLE_FP32)
-    if (HS == 64) {
-        auto kernel3 = [=](int) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward3<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-        };
-        b.kernel(3, "mma.sync, 16 rows per warp, P and dS through shared memory", kernel3, {0}, 80);
-        auto kernel4 = [=](int) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward3<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-        };
-        b.kernel(4, "3 with P and dS as operands from registers", kernel4, {0}, 80);
-    }
-#endif
-    auto kernel5 = [=](int) {
-        attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-        attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-    };
-    b.kernel(5, "fp32 arithmetic, tiles in shared memory and registers", kernel5, {0});
-#if !defined(ENABLE_FP32)
-    if (HS == 64) {
-        auto kernel6 = [=](int) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward6(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-        };
-        b.kernel(6, "cp.async, two stages, swizzled, 16 rows per warp", kernel6, {0}, 80);
-    }
-    if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
-        auto kernel7 = [=](int form) {
-            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            if (form > 0) {
-                AttentionBackwardMma* launch = attention_backward_forms7[form].launch;
-                return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-            }
-            attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
-        };
-        b.kernel(7, "6 with 32 rows per warp", kernel7, {0}, 80);
-        if (HS == 64) {
-            std::vector<BenchConfig> configs;
-            for (const AttentionBackwardForm& form : attention_backward_forms7) { configs.push_back(form.config); }
-            b.config("form", configs);
+    if (!has_bias) {
+        if ((double)num_rows * T <= 1 << 30) { // at most 12 GB of T x T matrices
+            Buffer<float> scores = b.scratch<float>("scores", num_rows * T), dp = b.scratch<float>("dp", num_rows * T);
+            Buffer<floatX> p = b.scratch<floatX>("p", num_rows * T), ds = b.scratch<floatX>("ds", num_rows * T);
+            if (!b.dry) { cublas_handle(); } // it allocates memory, which no timed launch should do
+            auto kernel0 = [=](int bs) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward0(dqkv, scores, dp, p, ds, scratch, dout, qkv, lse, B, T, C, NH, stream, bs);
+            };
+            b.kernel(0, "cuBLAS for the five products, T x T matrices in memory", kernel0, {256});
+            auto kernel1 = [=](int bs) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward1(dqkv, scores, dp, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
+            };
+            b.kernel(1, "one thread per score, then one per gradient element", kernel1, {128, 256, 512});
         }
-    }
-    if (HS == 64) {
-        Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);
-        auto kernel8 = [=](int) {
+        auto kernel2 = [=](int bs) {
             attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
-            attention_backward8(dqkv, dq_sums, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            attention_backward2(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream, bs);
         };
-        b.kernel(8, "five products, one block per head, dq summed in L2", kernel8, {0}, 80);
-        auto kernel9 = [=](int) { attention_backward9(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-        b.kernel(9, "wgmma and TMA, dq summed in L2 in the order of the keys", kernel9, {0}, -90);
-        auto kernel10 = [=](int) { attention_backward10(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-        b.kernel(10, "a producer, two adders of dq, two consumer warpgroups", kernel10, {0}, -90);
-    }
+        b.kernel(2, "no T x T matrix: one warp per row recomputes the scores", kernel2, {128, 256, 512});
+#if !defined(ENABLE_FP32)
+        if (HS == 64) {
+            auto kernel3 = [=](int) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward3<false>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            };
+            b.kernel(3, "mma.sync, 16 rows per warp, P and dS through shared memory", kernel3, {0}, 80);
+            auto kernel4 = [=](int) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward3<true>(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            };
+            b.kernel(4, "3 with P and dS as operands from registers", kernel4, {0}, 80);
+        }
 #endif
-    auto promoted = [=](int) { attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
-    b.kernel(11, "persistent, work items by ticket; 7 or 5 where 11 cannot run", promoted, {0});
-    b.promoted(11);
+        auto kernel5 = [=](int) {
+            attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+            attention_backward_plain(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+        };
+        b.kernel(5, "fp32 arithmetic, tiles in shared memory and registers", kernel5, {0});
+#if !defined(ENABLE_FP32)
+        if (HS == 64) {
+            auto kernel6 = [=](int) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward6(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            };
+            b.kernel(6, "cp.async, two stages, swizzled, 16 rows per warp", kernel6, {0}, 80);
+        }
+        if (HS == 32 || HS == 64 || HS == 96 || HS == 128) {
+            auto kernel7 = [=](int form) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                if (form > 0) {
+                    AttentionBackwardMma* launch = attention_backward_forms7[form].launch;
+                    return launch(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+                }
+                attention_backward_mma(dqkv, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            };
+            b.kernel(7, "6 with 32 rows per warp", kernel7, {0}, 80);
+            if (HS == 64) {
+                std::vector<BenchConfig> configs;
+                for (const AttentionBackwardForm& form : attention_backward_forms7) { configs.push_back(form.config); }
+                b.config("form", configs);
+            }
+        }
+        if (HS == 64) {
+            Buffer<float> dq_sums = b.scratch<float>("dq_sums", (size_t)B * NH * ceil_div(T, 64) * 4096);
+            auto kernel8 = [=](int) {
+                attention_backward_dsum(scratch, dout, out, B, T, C, NH, stream);
+                attention_backward8(dqkv, dq_sums, lse, scratch, dout, qkv, B, T, C, NH, stream);
+            };
+            b.kernel(8, "five products, one block per head, dq summed in L2", kernel8, {0}, 80);
+            auto kernel9 = [=](int) { attention_backward9(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+            b.kernel(9, "wgmma and TMA, dq summed in L2 in the order of the keys", kernel9, {0}, -90);
+            auto kernel10 = [=](int) { attention_backward10(dqkv, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+            b.kernel(10, "a producer, two adders of dq, two consumer warpgroups", kernel10, {0}, -90);
+        }
+#endif
+        auto promoted = [=](int) { attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+        b.kernel(11, "persistent, work items by ticket; 7 or 5 where 11 cannot run", promoted, {0});
+        return b.promoted(11);
+    }
+    auto two_ops = [=](int) {
+        attention_backward(dqkv, NULL, scratch, dout, qkv, out, lse, B, T, C, NH, stream);
+        matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, stream);
+    };
+    auto fused = [=](int) { attention_backward(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, stream); };
+    b.kernel(12, "11, then matmul_backward_bias", two_ops, {0});
+    b.kernel(13, "11 with the sums of dqkv from registers; 11 where it cannot run", fused, {0});
+    b.promoted(13);
 }
 
 // The check shapes have head sizes 64, 32, 96 and 128 for the tensor cores, and 40 and 200 for kernel 5. The shape with

@@ -251,7 +251,8 @@ template <class G> __device__ inline void gemm_produce(GemmSMem<G>& smem, const 
 // ---- the consumers: warpgroups 1 and 2 ----
 
 // sum = 0. The first wgmma of a tile could overwrite it instead; but then the compiler takes the accumulators for in use all
-// the time, and leaves the epilogue only the other registers, too few to compute several numbers side by side.
+// the time, and leaves the epilogue only the other registers, too few to compute several numbers side by side. An epilogue
+// that needs all accumulators to its end fits better without (clears = false).
 template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::COLUMNS / 2]) {
 #pragma unroll
     for (int i = 0; i < G::PARTS * (G::COLUMNS / 2); i++) { sum[i / (G::COLUMNS / 2)][i % (G::COLUMNS / 2)] = 0.0f; }
@@ -260,10 +261,10 @@ template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::C
 // The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
 // tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
 // 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
-template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem,
-                                                        int num_steps, int number, int& i) {
+template <class G, bool clears = true> __device__ inline void
+gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num_steps, int number, int& i) {
     int consumer = threadIdx.x / 128 - 1;
-    gemm_clear<G>(sum);
+    if (clears) { gemm_clear<G>(sum); }
     // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
     mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
@@ -277,7 +278,8 @@ template <class G> __device__ inline void gemm_multiply(float (&sum)[G::PARTS][G
         for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k), true);
+                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k),
+                         clears || step > 0 || k > 0);
             }
         }
         wgmma_commit();

@@ -5,7 +5,7 @@
    mean, rstd (N) float in; N = B*T
    Per row, with norm = (inp - mean) * rstd and dnorm = dout * weight:
        dinp = dresidual + rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm))
-   Over all rows: dweight += sum(dout * norm), dbias += sum(dout); kernel 11 also sums (C) += sum(dinp), the gradient of a
+   Over all rows: dweight += sum(dout * norm), dbias += sum(dout); kernel 12 also sums (C) += sum(dinp), the gradient of a
    bias that was added to inp.
    Bound: memory, 4*N*C*sizeof(floatX) bytes. Constraint: C % 8 == 0; C <= 6144 in fp32, 8192 in 16 bits (kernels 2,
    4 and 5: 6144).
@@ -697,7 +697,7 @@ void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scra
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
 
 //
-// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 11.
+// num_sums: 2, or 3 to sum the columns of dinp, too, which is kernel 12.
 template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
     layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
@@ -1014,7 +1014,7 @@ static void declare(Bench& b) {
     Buffer<float> dweight = b.inout<float>("dweight", C, dweight_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> dbias = b.inout<float>("dbias", C, dbias_start, ulps<float>(16, sqrtf((float)N)));
     Buffer<float> sums_start = {NULL, NULL}, sums = {NULL, NULL};
-    if (has_sums) { // dinp is some units large; the roundings of its rows, which kernel 9 sums, are independent
+    if (has_sums) { // dinp is some units large; the roundings of its rows, which kernel 11 sums, are independent
         sums_start = b.input<float>("sums_start", C);
         Tolerance of_sums = ulps<float>(16, 4 * sqrtf((float)N));
         of_sums.atol += 6 * ulp_of<floatX>() * sqrtf((float)N);
@@ -1041,53 +1041,54 @@ static void declare(Bench& b) {
             },
             block_sizes);
     };
-    if (has_sums) {
-        auto two_ops = [=](int) {
-            layernorm_backward(dinp, NULL, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
-                               stream);
-            matmul_backward_bias(sums, scratch, dinp, N, C, stream);
+    if (!has_sums) {
+        variant(1, "dinp: one thread per row; dweight, dbias: one per column and 256 rows", layernorm_backward1,
+                {64, 128, 256, 512, 1024});
+        variant(2, "one warp per row, column sums by atomics in shared memory", layernorm_backward2,
+                {64, 128, 256, 512, 1024});
+        b.coarser(2);
+        variant(3, "no atomics: a second kernel rereads the inputs for the column sums", layernorm_backward3,
+                {64, 128, 256, 512, 1024});
+        variant(4, "one block per row, column sums in registers", layernorm_backward4, {0, 1, 2});
+        b.config("blocks per SM");
+        variant(5, "one block for 4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0, 1, 2});
+        b.config("blocks per SM");
+        variant(6, "one warp per row, column sums per warp in shared memory", layernorm_backward6, {64, 128, 256, 512});
+        variant(7, "one warp per row, persistent, all sums in registers, inputs read once", layernorm_backward7,
+                {128, 256, 512});
+        variant(8, "7 with the next row copied ahead by cp.async", layernorm_backward8, {128, 256, 512});
+        bool wide = !b.dry && layernorm_backward_is_wide(C), has10 = b.dry || layernorm_backward_vecs10(C) > 0;
+        // configuration 0 of the promoted kernel is layernorm_backward(), which chooses it
+        auto dispatch = [=](auto launch, bool chosen) {
+            return [=](floatX* dx, float* dw, float* db, float* sums, const floatX* dy, const floatX* dr,
+                       const floatX* x, const floatX* w, const float* m, const float* r, int rows, int columns,
+                       cudaStream_t s, int config) {
+                chosen && !config ? layernorm_backward(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s)
+                                  : launch(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s, config);
+            };
         };
-        auto fused = [=](int) {
-            layernorm_backward(dinp, sums, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
-                               stream);
-        };
-        b.kernel(9, "9 or 10, then matmul_backward_bias", two_ops, {0});
-        b.kernel(11, "9 or 10 with the sums of dinp's columns in registers", fused, {0});
-        return b.promoted(11);
+        std::vector<int> tunable = bench_tunable("layernorm_backward");
+        variant(9, "8 with programmatic dependent launch of the second kernel", dispatch(layernorm_backward9, !wide),
+                tunable);
+        if (has10) {
+            variant(10, "5 with the next rows copied ahead by cp.async, for rows of several warps",
+                    dispatch(layernorm_backward10, wide), tunable);
+            b.config("threads per SM");
+        }
+        return b.promoted(wide ? 10 : 9);
     }
-    variant(1, "dinp: one thread per row; dweight, dbias: one per column and 256 rows", layernorm_backward1,
-            {64, 128, 256, 512, 1024});
-    variant(2, "one warp per row, column sums by atomics in shared memory", layernorm_backward2,
-            {64, 128, 256, 512, 1024});
-    b.coarser(2);
-    variant(3, "no atomics: a second kernel rereads the inputs for the column sums", layernorm_backward3,
-            {64, 128, 256, 512, 1024});
-    variant(4, "one block per row, column sums in registers", layernorm_backward4, {0, 1, 2});
-    b.config("blocks per SM");
-    variant(5, "one block for 4 rows at a time: one barrier, 9 shuffles", layernorm_backward5, {0, 1, 2});
-    b.config("blocks per SM");
-    variant(6, "one warp per row, column sums per warp in shared memory", layernorm_backward6, {64, 128, 256, 512});
-    variant(7, "one warp per row, persistent, all sums in registers, inputs read once", layernorm_backward7,
-            {128, 256, 512});
-    variant(8, "7 with the next row copied ahead by cp.async", layernorm_backward8, {128, 256, 512});
-    bool wide = !b.dry && layernorm_backward_is_wide(C), has10 = b.dry || layernorm_backward_vecs10(C) > 0;
-    // configuration 0 of the promoted kernel is layernorm_backward(), which chooses it
-    auto dispatch = [=](auto launch, bool chosen) {
-        return [=](floatX* dx, float* dw, float* db, float* sums, const floatX* dy, const floatX* dr, const floatX* x,
-                   const floatX* w, const float* m, const float* r, int rows, int columns, cudaStream_t s, int config) {
-            chosen && !config ? layernorm_backward(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s)
-                              : launch(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s, config);
-        };
+    auto two_ops = [=](int) {
+        layernorm_backward(dinp, NULL, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
+                           stream);
+        matmul_backward_bias(sums, scratch, dinp, N, C, stream);
     };
-    std::vector<int> tunable = bench_tunable("layernorm_backward");
-    variant(9, "8 with programmatic dependent launch of the second kernel", dispatch(layernorm_backward9, !wide),
-            tunable);
-    if (has10) {
-        variant(10, "5 with the next rows copied ahead by cp.async, for rows of several warps",
-                dispatch(layernorm_backward10, wide), tunable);
-        b.config("threads per SM");
-    }
-    b.promoted(wide ? 10 : 9);
+    auto fused = [=](int) {
+        layernorm_backward(dinp, sums, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
+                           stream);
+    };
+    b.kernel(11, "9 or 10, then matmul_backward_bias", two_ops, {0});
+    b.kernel(12, "9 or 10 with the sums of dinp's columns in registers", fused, {0});
+    b.promoted(12);
 }
 
 int main(int argc, char** argv) {

@@ -18,7 +18,7 @@
    ./matmul_backward              every kernel, side by side
    ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
                                   gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only), 3 is 1 with
-                                  the sums of dinp's columns, the bias gradient of the layer before (kernel 10)  */
+                                  the sums of dinp's columns, the bias gradient of the layer before (kernels 10, 11)  */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
 #include "gemm.cuh"
@@ -452,7 +452,7 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 
 // ==== promoted: matmul_backward ====
 #if !defined(ENABLE_FP32)
-// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 10; partials then has a row of C sums for
+// As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 11; partials then has a row of C sums for
 // each 128 rows of dinp.
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
@@ -962,76 +962,78 @@ static void declare(Bench& b) {
     cudaStream_t stream = b.stream;
     int promoted = !b.dry && matmul_backward_weight_choice(N, C, OC) == 9 ? 9 : choice;
     Buffer<float> scratch = {NULL, NULL}, parts = {NULL, NULL};
+    size_t num_scratch = has_sums && !b.dry ? matmul_backward_bias_scratch(N, C) : 0; // of kernel 10
 #if !defined(ENABLE_FP32)
-    if (has_gelu) { scratch = b.scratch<float>("scratch", b.dry ? 0 : matmul_backward_input_scratch(N, C)); }
+    if (has_gelu && !b.dry) { num_scratch = std::max(num_scratch, matmul_backward_input_scratch(N, C)); }
     if (!has_bias) { parts = b.scratch<float>("parts", b.dry ? 0 : matmul_backward_weight_scratch9(C)); }
-#else
-    if (has_sums) { scratch = b.scratch<float>("scratch", matmul_backward_bias_scratch(N, C)); }
 #endif
-    if (has_sums) {
-        auto two_ops = [=](int) {
-            matmul_backward_input(dinp, NULL, scratch, dout, weight, pre_gelu, N, C, OC, stream);
-            matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream);
-            matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
+    if (has_gelu) { scratch = b.scratch<float>("scratch", num_scratch); }
+    if (!has_sums) {
+        // kernel `number`, with kernels `input` for dinp and `weight` for dweight; the promoted one as the trainer calls it
+        auto launch = [=](int number, int input, int weight_kernel, int max_clusters) {
+            if (number == promoted && max_clusters == 0) {
+                matmul_backward_input(dinp, NULL, scratch, dout, weight, pre_gelu, N, C, OC, stream);
+                matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
+                return;
+            }
+#if !defined(ENABLE_FP32)
+            if (input == 8) { matmul_backward_input8(dinp, NULL, NULL, dout, weight, pre_gelu, N, C, OC, stream); }
+            if (weight_kernel == 9) {
+                int clusters = max_clusters ? max_clusters : matmul_backward_max_clusters();
+                matmul_backward_weight9(dweight, parts, dout, inp, N, C, OC, accumulate, stream, clusters);
+            }
+#endif
+            if (input == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
+            if (weight_kernel == 6) { matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, stream); }
         };
-        auto fused = [=](int) {
-            matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream);
-            matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
-        };
-        b.kernel(8, "8 or 6, then matmul_backward_bias", two_ops, {0});
-        b.kernel(10, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
-        return b.promoted(10);
-    }
-    // kernel `number`, with kernels `input` for dinp and `weight` for dweight; the promoted one as the trainer calls it
-    auto launch = [=](int number, int input, int weight_kernel, int max_clusters) {
-        if (number == promoted && max_clusters == 0) {
-            matmul_backward_input(dinp, NULL, scratch, dout, weight, pre_gelu, N, C, OC, stream);
-            matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
-            return;
+        if (!has_bias) {
+            b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
+            b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
+            b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
+            b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_backward3(g, stream); }, {0});
+#if !defined(ENABLE_FP32)
+            size_t num_parts = matmul_backward_num_parts(N, C, OC, MATMUL_BACKWARD_MAX_BLOCKS);
+            Buffer<float> scratch = b.scratch<float>("scratch", num_weights * num_parts);
+            b.kernel(
+                4, "mma.sync, operands transposed by ldmatrix",
+                [=](int stages) { matmul_backward4(g, stream, stages); }, {0, 3, 5}, 80);
+            b.config("stages");
+            b.kernel(
+                5, "mma.sync, split K for dweight", [=](int blocks) { matmul_backward5(g, scratch, stream, blocks); },
+                {0, 1, 2, MATMUL_BACKWARD_MAX_BLOCKS}, 80);
+            b.config("blocks per SM");
+#endif
+            b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { launch(6, 6, 6, 0); }, {0});
+        } else if (b.dry || matmul_backward7(g, dbias, stream)) {
+            b.kernel(7, "cuBLASLt, bias gradient in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); },
+                     {0});
         }
 #if !defined(ENABLE_FP32)
-        if (input == 8) { matmul_backward_input8(dinp, NULL, NULL, dout, weight, pre_gelu, N, C, OC, stream); }
-        if (weight_kernel == 9) {
-            int clusters = max_clusters ? max_clusters : matmul_backward_max_clusters();
-            matmul_backward_weight9(dweight, parts, dout, inp, N, C, OC, accumulate, stream, clusters);
+        if (has_gelu) {
+            b.kernel(
+                8, "gemm.cuh for dinp with gelu', cuBLASLt for dweight", [=](int) { launch(8, 8, 6, 0); }, {0}, -90);
+        }
+        if (!has_bias) {
+            b.kernel(
+                9, "dweight by wgmma and stream-K", [=](int clusters) { launch(9, choice, 9, clusters); }, {0, 4}, -90);
+            b.config("clusters"); // 0: one for two SMs; 4: even small shapes have more tiles than clusters
         }
 #endif
-        if (input == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
-        if (weight_kernel == 6) { matmul_backward_weight6(dweight, dout, inp, N, C, OC, accumulate, stream); }
+        if (!has_bias) { b.promoted(promoted); }
+        return;
+    }
+    auto two_ops = [=](int) {
+        matmul_backward_input(dinp, NULL, scratch, dout, weight, pre_gelu, N, C, OC, stream);
+        matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream);
+        matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
     };
-    if (!has_bias) {
-        b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_backward0(g, stream); }, {0});
-        b.kernel(1, "one thread per element", [=](int bs) { matmul_backward1(g, stream, bs); }, {64, 256, 1024});
-        b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_backward2(g, stream); }, {0});
-        b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_backward3(g, stream); }, {0});
-#if !defined(ENABLE_FP32)
-        size_t num_parts = matmul_backward_num_parts(N, C, OC, MATMUL_BACKWARD_MAX_BLOCKS);
-        Buffer<float> scratch = b.scratch<float>("scratch", num_weights * num_parts);
-        b.kernel(
-            4, "mma.sync, operands transposed by ldmatrix", [=](int stages) { matmul_backward4(g, stream, stages); },
-            {0, 3, 5}, 80);
-        b.config("stages");
-        b.kernel(
-            5, "mma.sync, split K for dweight", [=](int blocks) { matmul_backward5(g, scratch, stream, blocks); },
-            {0, 1, 2, MATMUL_BACKWARD_MAX_BLOCKS}, 80);
-        b.config("blocks per SM");
-#endif
-        b.kernel(6, "cuBLASLt, algorithms timed", [=](int) { launch(6, 6, 6, 0); }, {0});
-    } else if (b.dry || matmul_backward7(g, dbias, stream)) {
-        b.kernel(7, "cuBLASLt, bias gradient in the epilogue", [=](int) { matmul_backward7(g, dbias, stream); }, {0});
-    }
-#if !defined(ENABLE_FP32)
-    if (has_gelu) {
-        b.kernel(
-            8, "gemm.cuh for dinp with gelu', cuBLASLt for dweight", [=](int) { launch(8, 8, 6, 0); }, {0}, -90);
-    }
-    if (!has_bias) {
-        b.kernel(
-            9, "dweight by wgmma and stream-K", [=](int clusters) { launch(9, choice, 9, clusters); }, {0, 4}, -90);
-        b.config("clusters"); // 0: one for two SMs; 4: even small shapes have more tiles than clusters
-    }
-#endif
-    if (!has_bias) { b.promoted(promoted); }
+    auto fused = [=](int) {
+        matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream);
+        matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
+    };
+    b.kernel(10, "8 or 6, then matmul_backward_bias", two_ops, {0});
+    b.kernel(11, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
+    b.promoted(11);
 }
 
 int main(int argc, char** argv) {

@@ -1028,7 +1028,7 @@ __global__ void __launch_bounds__(384, 1)
         int row = tile.row + warp % 4 * 16;
         GemmColumns<G, GemmBias<GEMM_RESIDUAL>> columns;
         gemm_prepare(columns, epilogue, smem, maps.residual, row, tile.column, N, box);
-        gemm_multiply<G>(sum, smem, num_steps, number, i);
+        gemm_multiply<G, false>(sum, smem, num_steps, number, i);
         i += num_steps;
         transformer_block_store12(sum, columns, smem, maps, parts, row, tile.column, M, N, box);
     }
