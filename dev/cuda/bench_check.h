@@ -117,6 +117,9 @@ inline bool bench_open(BenchDevice* d, const char* op) {
     bench_probe_kernel<<<1, 1>>>(probe);
     cudaCheck(cudaGetLastError());
     cudaCheck(cudaMemcpy(d->compiled, probe, 2 * sizeof(int), cudaMemcpyDeviceToHost));
+#ifdef CUDA_EMULATION // one binary for both devices
+    d->compiled[0] = emulation_arch(), d->compiled[1] = emulation_arch() == 90 ? 90 : 0;
+#endif
     cudaCheck(cudaFree(probe));
     cudaCheck(cudaMalloc(&d->checksum, sizeof(*d->checksum)));
     cudaCheck(cudaMalloc(&d->clocks, 2 * BENCH_MAX_SMS * sizeof(*d->clocks)));

@@ -10,7 +10,8 @@ loads and stores calls a function of memory.cpp. The emulation's own code must n
 #pragma once
 
 #define CUDA_EMULATION 1  // for the hooks in bench.h
-#define __CUDA_ARCH__ 800 // cp.async, ldmatrix and mma.sync; no clusters, TMA, wgmma
+#define __CUDA_ARCH__ 900 // EMULATION_ARCH=80 in the environment: a device that cannot run code for sm_90a
+#define __CUDA_ARCH_FEAT_SM90_ALL
 #define CUDART_VERSION 12000
 
 #include <math.h>
@@ -147,6 +148,7 @@ unsigned atomicAdd(unsigned* p, unsigned x);
 unsigned long long atomicAdd(unsigned long long* p, unsigned long long x);
 float atomicAdd(float* p, float x);
 double atomicAdd(double* p, double x);
+float4 atomicAdd(float4* p, float4 x);
 int atomicMax(int* p, int x);
 unsigned atomicMax(unsigned* p, unsigned x);
 unsigned long long atomicMax(unsigned long long* p, unsigned long long x);
@@ -233,8 +235,12 @@ template <class F> inline const char* emulation_try(F f) {
     } catch (const EmulationUnsupported& e) { return e.what; }
     return NULL;
 }
-// filter.cpp turns asm statements with instructions into this.
-#define emulation_asm(...) emulation_unsupported("inline PTX: " #__VA_ARGS__)
+// filter.cpp turns asm statements with instructions into this. griddepcontrol has nothing to do: each launch has ended
+// before the next one begins.
+#define emulation_asm(...)                                                                                             \
+    do {                                                                                                               \
+        if (!strstr(#__VA_ARGS__, "griddepcontrol")) { emulation_unsupported("inline PTX: " #__VA_ARGS__); }           \
+    } while (0)
 [[noreturn]] void __trap();
 uint64_t __cvta_generic_to_shared(const void* p);
 // The counters clock64 and globaltimer of an SM that runs at 1500 MHz.
@@ -299,6 +305,7 @@ struct cudaDeviceProp {
     int major, minor, multiProcessorCount;
     size_t totalGlobalMem;
 };
+int emulation_arch(); // 90, or 80 if EMULATION_ARCH says so
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
@@ -358,7 +365,8 @@ cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int block_si
 
 // Runs call(closure) once in each thread of the grid. If all_resident, no block waits for another to end before it
 // starts.
-void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident,
+// `cluster` blocks, neighbours along x, form a cluster.
+void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident, int cluster,
                       void (*call)(void*), void* closure);
 
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments), which filter.cpp writes as
@@ -368,15 +376,16 @@ template <class... Parameters> struct EmulationKernel {
     dim3 grid, block;
     size_t shared_bytes;
     bool all_resident;
+    int cluster;
     void operator()(Parameters... parameters) const {
         auto call = [&] { kernel(parameters...); }; // each thread gets its own copies
-        emulation_launch((const void*)kernel, grid, block, shared_bytes, all_resident,
+        emulation_launch((const void*)kernel, grid, block, shared_bytes, all_resident, cluster,
                          [](void* closure) { (*(decltype(call)*)closure)(); }, &call);
     }
 };
 template <class... Parameters> inline EmulationKernel<Parameters...>
 emulation_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = NULL) {
-    return {kernel, grid, block, shared_bytes, false};
+    return {kernel, grid, block, shared_bytes, false, 1};
 }
 
 enum cudaLaunchAttributeID {
@@ -400,17 +409,18 @@ struct cudaLaunchConfig_t {
     cudaLaunchAttribute* attrs;
     unsigned numAttrs;
 };
-void emulation_check_launch(const cudaLaunchConfig_t& config); // clusters throw EmulationUnsupported
+int emulation_cluster(const cudaLaunchConfig_t& config); // blocks per cluster; 0: clusters that cannot be launched
 template <class... Parameters, class... Arguments> inline cudaError_t
 cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
-    emulation_check_launch(*config);
-    EmulationKernel<Parameters...>{kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes,
-                                   false}(std::forward<Arguments>(arguments)...);
+    int cluster = emulation_cluster(*config);
+    if (cluster == 0) { return cudaGetLastError(); }
+    EmulationKernel<Parameters...>{kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes, false, cluster}(
+        std::forward<Arguments>(arguments)...);
     return cudaPeekAtLastError();
 }
 template <class Kernel>
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t*) {
-    *clusters = 0; // no clusters here
+    *clusters = 2; // of 8 blocks or fewer
     return cudaSuccess;
 }
 cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
@@ -418,8 +428,8 @@ cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 bloc
 template <size_t... i, class... Parameters>
 inline cudaError_t emulation_launch_cooperative(std::index_sequence<i...>, void (*kernel)(Parameters...), dim3 grid,
                                                 dim3 block, void** arguments, size_t shared_bytes) {
-    EmulationKernel<Parameters...>{kernel, grid, block, shared_bytes,
-                                   true}(*(typename std::remove_reference<Parameters>::type*)arguments[i]...);
+    EmulationKernel<Parameters...>{kernel, grid, block, shared_bytes, true, 1}(
+        *(typename std::remove_reference<Parameters>::type*)arguments[i]...);
     return cudaPeekAtLastError();
 }
 template <class... Parameters> inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), dim3 grid,

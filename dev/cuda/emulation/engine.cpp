@@ -354,6 +354,21 @@ void emulation_grid_barrier() {
     arrive(0, 0, true, __builtin_return_address(0));
 }
 
+// All blocks of a cluster are on one worker, too.
+void cluster_sync() {
+    void* pc = __builtin_return_address(0);
+    arrive(0, 0, true, pc);
+    Block* b = emulation_now->block;
+    if (emulation_now->id == 0) {
+        std::shared_ptr<Cluster> cluster = b->cluster;
+        int phase = cluster->phase, alive = 0;
+        for (Block* other : cluster->blocks) { alive += other != NULL; }
+        if (++cluster->arrived >= alive) { cluster->arrived = 0, cluster->phase++; }
+        while (cluster->phase == phase) { yield_thread(); }
+    }
+    arrive(0, 0, true, pc);
+}
+
 // ---- threads end -----------------------------------------------------------------------------------------
 
 extern "C" void emulation_fiber_main() {
@@ -362,6 +377,7 @@ extern "C" void emulation_fiber_main() {
     Warp* w = f->warp;
     b->launch->call(b->launch->closure);
     if (!f->copies.empty()) { f->copies.clear(); } // copies that nobody waited for do not arrive
+    if (!f->stores.empty()) { end_thread_sm90(f); }
     w->alive &= ~(1u << f->lane), w->ready &= ~(1u << f->lane);
     b->num_alive--;
     // who waited only for this thread goes on
@@ -423,6 +439,9 @@ static Block* take_block() {
     return b;
 }
 static void give_block(Block* b) {
+    b->cluster->blocks[(size_t)b->cluster_rank] = NULL;
+    b->cluster = NULL;
+    b->memory_barriers.clear();
     end_block_memory(b);
     std::lock_guard<std::mutex> lock(spare_blocks_mutex);
     spare_blocks().push_back(b);
@@ -447,6 +466,7 @@ static Block* begin_block(Launch* launch, size_t number) {
         int lanes = std::min(32, b->num_threads - 32 * i);
         w->alive = w->ready = lanes == 32 ? 0xFFFFFFFFu : (1u << lanes) - 1;
         w->waiting = 0;
+        w->products.clear();
         uint64_t random = next_random(&b->random);
         w->turn = launch->schedule ? random & 31 : 0;
         w->descending = launch->schedule && (random & 32);
@@ -456,8 +476,8 @@ static Block* begin_block(Launch* launch, size_t number) {
         unsigned u = (unsigned)i;
         f->block = b, f->warp = &b->warps[i / 32], f->id = i, f->lane = i % 32;
         f->index = {u % size.x, u / size.x % size.y, u / size.x / size.y};
-        f->yielded = false, f->group = 0;
-        f->copies.clear();
+        f->yielded = false, f->group = f->store_group = f->product_group = 0;
+        f->copies.clear(), f->stores.clear();
         f->stack = b->stacks + (size_t)i * STACK_BYTES;
         // the stacks begin at different offsets in their pages, or they would all compete for the same cache lines
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
@@ -510,9 +530,15 @@ static void run_blocks(Launch* launch) {
         // one block at a time, more if the live ones only poll: they may wait for blocks that have not begun
         bool more = live.empty() || launch->all_resident || polled > 64 * (long)live.size();
         while (more && !launch->unsupported) {
-            size_t number = launch->next_block++;
+            size_t number = launch->next_block.fetch_add((size_t)launch->cluster);
             if (number >= launch->num_blocks) { break; }
-            live.push_back(begin_block(launch, number));
+            auto cluster = std::make_shared<Cluster>();
+            for (int rank = 0; rank < launch->cluster; rank++) {
+                Block* b = begin_block(launch, number + (size_t)rank);
+                b->cluster = cluster, b->cluster_rank = rank;
+                cluster->blocks.push_back(b);
+                live.push_back(b);
+            }
             more = launch->all_resident;
             polled = 0;
         }
@@ -554,7 +580,7 @@ static int num_workers() {
 
 cudaError_t emulation_check_config(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes);
 
-void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident,
+void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident, int cluster,
                       void (*call)(void*), void* closure) {
     static uint32_t launches = 0;
     if (emulation_check_config(kernel, grid, block, shared_bytes) != cudaSuccess) { return; }
@@ -564,6 +590,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.number = ++launches;
     launch.schedule = schedule_number < 0 ? launch.number % 1000 : (uint64_t)schedule_number;
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
+    launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
     new_launch_memory(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;

@@ -14,8 +14,11 @@ two threads conflict unless a barrier orders them, see ordered() in memory.cpp.
 #include <stdint.h>
 
 #include <atomic>
+#include <map>
+#include <memory>
 #include <vector>
 
+#include "cuda.h"
 #include "cuda_runtime.h"
 
 enum {
@@ -31,6 +34,7 @@ enum {
 };
 
 struct Block;
+struct Fiber;
 struct Warp;
 
 // An asynchronous copy that has been issued and not waited for.
@@ -39,6 +43,52 @@ struct Copy {
     const void* from;
     int bytes;
     bool valid; // false: zeros are written
+    int group;
+    void* pc;
+};
+
+// A copy by TMA, by the bulk-copy engine or by st.async, whose bytes arrive at a barrier of the block that it writes to.
+struct BulkCopy {
+    Block* to_block;
+    size_t to;          // offset in its shared memory
+    Block* from_block;  // NULL: not from shared memory
+    size_t from;        // offset in its shared memory
+    const void* global; // NULL: not from contiguous device memory
+    TensorMap map;      // rank 0: not a box of a tensor
+    int coordinates[4];
+    uint64_t value; // of st.async
+    size_t bytes;
+    Fiber* fiber; // which issued it
+    void* pc;
+};
+
+// The other way round: from shared to device memory, by the thread's groups.
+struct BulkStore {
+    void* global; // NULL: a box of a tensor
+    TensorMap map;
+    int coordinates[4];
+    size_t from, bytes;
+    bool adds; // floats
+    int group;
+    void* pc;
+};
+
+// An mbarrier. The first phase is number 0.
+struct MemoryBarrier {
+    int count, pending; // arrivals of a phase, and those that this phase still needs
+    long bytes;         // expected and not yet arrived
+    uint32_t phase;
+    uint32_t clock[32], done[32]; // per warp: the latest epoch that arrivals have brought; of the phase that completed
+    std::vector<BulkCopy> copies; // in flight
+};
+
+// A wgmma that has been issued and not waited for: this warp's 16 rows of the 64.
+struct WarpProduct {
+    float* d[32];      // (columns / 2) accumulators of each lane
+    uint32_t a[32][4]; // if a_in_registers
+    uint64_t a_descriptor, b_descriptor;
+    int columns, type; // WGMMA_BF16, ...
+    bool a_in_registers, a_transposed, b_transposed, accumulates;
     int group;
     void* pc;
 };
@@ -61,6 +111,8 @@ struct Fiber {
     bool yielded; // it polls memory
     int group;    // number of the cp.async group that is open
     std::vector<Copy> copies;
+    int store_group, product_group; // likewise of bulk stores, of wgmma
+    std::vector<BulkStore> stores;
 };
 
 struct Warp {
@@ -73,6 +125,7 @@ struct Warp {
     uint32_t epoch, full, converged;
     bool partial;
     uint32_t known[32][32];
+    std::vector<WarpProduct> products; // in flight, in order
 };
 
 struct Barrier {
@@ -105,6 +158,12 @@ struct Launch {
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
     std::atomic<int> grid_arrived, grid_phase;
+    int cluster; // blocks per cluster, along x
+};
+
+struct Cluster {
+    std::vector<Block*> blocks; // by rank; NULL: has ended
+    int arrived, phase;         // of cluster_sync
 };
 
 struct Block {
@@ -123,6 +182,9 @@ struct Block {
     bool races_off;                      // epochs have run out
     Warp warps[MAX_WARPS];
     Fiber fibers[MAX_THREADS];
+    std::shared_ptr<Cluster> cluster;
+    int cluster_rank;
+    std::map<size_t, MemoryBarrier> memory_barriers; // by offset in shared memory
     std::vector<SharedVariable> variables;
     size_t shared_end; // offset of the first byte after all variables
     char* stacks;      // (MAX_THREADS, STACK_BYTES)
@@ -156,6 +218,15 @@ void block_synchronised(Block* b);
 void barrier_arrived(Block* b, Barrier* barrier, int warp);
 void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes);
 void new_launch_memory(Launch* launch);
+// A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
+void copy_issued(const BulkCopy& c);
+void copy_arrived(const BulkCopy& c);
+void memory_barrier_arrived(Fiber* f, MemoryBarrier* m);
+void memory_barrier_passed(Fiber* f, const MemoryBarrier& m);
+
+// ---- sm90.cpp ----------------------------------------------------------------------------------
+
+void end_thread_sm90(Fiber* f); // bulk stores that nobody waited for
 
 // Reports something that is wrong in the kernel that runs. what: "a deadlock: ...". pc and other may be NULL.
 void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc);

@@ -173,17 +173,21 @@ static void next_epoch(Block* b, Warp* w) {
     if (++w->epoch == LAST_EPOCH) { b->races_off = true; }
 }
 
+// From now on the lanes of the warp know different epochs of each other.
+static void begin_partial(Warp* w) {
+    if (w->partial) { return; }
+    for (auto& row : w->known) {
+        for (uint32_t& epoch : row) { epoch = w->full; }
+    }
+    w->partial = true;
+}
+
 // A barrier of these lanes, which all have arrived.
 void warp_synchronised(Warp* w, unsigned lanes) {
     if (lanes == w->alive) {
         w->full = w->epoch, w->partial = false;
     } else {
-        if (!w->partial) {
-            for (auto& row : w->known) {
-                for (uint32_t& epoch : row) { epoch = w->full; }
-            }
-            w->partial = true;
-        }
+        begin_partial(w);
         uint32_t joined[32] = {};
         for (int i = 0; i < 32; i++) {
             if (!(lanes >> i & 1)) { continue; }
@@ -227,6 +231,24 @@ void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes) {
     for (int i = 0; i < b->num_warps; i++) { b->seen[warp][i] = std::max(b->seen[warp][i], barrier->clock[i]); }
     Warp* w = &b->warps[warp];
     if (lanes == w->alive) { w->full = std::max(w->full, barrier->clock[warp]); }
+}
+
+// An mbarrier likewise, for one thread at a time.
+void memory_barrier_arrived(Fiber* f, MemoryBarrier* m) {
+    Block* b = f->block;
+    int warp = (int)(f->warp - b->warps);
+    for (int i = 0; i < b->num_warps; i++) {
+        m->clock[i] = std::max(m->clock[i], i == warp ? b->warps[i].epoch : b->seen[warp][i]);
+    }
+    next_epoch(b, f->warp);
+}
+void memory_barrier_passed(Fiber* f, const MemoryBarrier& m) {
+    Block* b = f->block;
+    int warp = (int)(f->warp - b->warps);
+    for (int i = 0; i < b->num_warps; i++) { b->seen[warp][i] = std::max(b->seen[warp][i], m.done[i]); }
+    Warp* w = f->warp;
+    begin_partial(w);
+    for (uint32_t& epoch : w->known[f->lane]) { epoch = std::max(epoch, m.done[warp]); }
 }
 
 // ---- shared memory ------------------------------------------------------------------------------------------
@@ -311,7 +333,7 @@ static void check_shared(Fiber* f, size_t offset, size_t bytes, AccessKind kind,
                     shared_finding("a read of uninitialised memory", f, offset + i, pc, write);
                 }
             } else if (write & IN_FLIGHT) {
-                shared_finding("an access to what cp.async is still writing", f, offset + i, pc, write);
+                shared_finding("an access to what an asynchronous copy is still writing", f, offset + i, pc, write);
             } else if (!(write & ATOMIC && kind == ACCESS_ATOMIC) && races(write)) {
                 shared_finding(race_between(kind, true), f, offset + i, pc, write);
             }
@@ -346,6 +368,21 @@ void mark_in_flight(Fiber* f, const void* p, size_t bytes, void* pc) {
     for (size_t i = 0; i < bytes; i++) {
         if (f->block->shadow[offset + i].write != OUTSIDE) { f->block->shadow[offset + i].write |= IN_FLIGHT; }
     }
+}
+
+void copy_issued(const BulkCopy& c) {
+    Shadow* s = c.to_block->shadow + c.to;
+    if (c.to_block == c.fiber->block) {
+        check_access_of(c.fiber, c.to_block->shared + c.to, c.bytes, ACCESS_WRITE, c.pc);
+    } else { // barriers between blocks are not recorded
+        for (size_t i = 0; i < c.bytes; i++) { s[i] = {pack_pc(c.pc), 0, 0}; }
+    }
+    for (size_t i = 0; i < c.bytes; i++) { s[i].write |= IN_FLIGHT; }
+}
+// The record is one of epoch 0, which is ordered before everything.
+void copy_arrived(const BulkCopy& c) {
+    Shadow* s = c.to_block->shadow + c.to;
+    for (size_t i = 0; i < c.bytes; i++) { s[i] = {pack_pc(c.pc), 0, 0}; }
 }
 
 // ---- device memory ----------------------------------------------------------------------------------------------
@@ -619,6 +656,10 @@ ATOMIC_FUNCTION(atomicAdd, unsigned, old + x)
 ATOMIC_FUNCTION(atomicAdd, unsigned long long, old + x)
 ATOMIC_FUNCTION(atomicAdd, float, old + x)
 ATOMIC_FUNCTION(atomicAdd, double, old + x)
+float4 atomicAdd(float4* p, float4 x) { // each element by itself
+    float* to = &p->x;
+    return {atomicAdd(to, x.x), atomicAdd(to + 1, x.y), atomicAdd(to + 2, x.z), atomicAdd(to + 3, x.w)};
+}
 ATOMIC_FUNCTION(atomicMax, int, old < x ? x : old)
 ATOMIC_FUNCTION(atomicMax, unsigned, old < x ? x : old)
 ATOMIC_FUNCTION(atomicMax, unsigned long long, old < x ? x : old)

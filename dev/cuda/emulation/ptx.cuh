@@ -1,12 +1,12 @@
 /*
 Takes the place of llmc/ptx.cuh when `make cpu` builds for a CPU: the same functions, by the semantics that the PTX ISA
-gives their instructions. That file describes them. What needs compute capability 9.0 ends the launch by name: the
-harness does not launch such kernels here.
+gives their instructions. That file describes them.
 */
 #pragma once
 
 #include <cuda.h>
 #include <cuda_fp8.h>
+#include <sm90.h>
 
 #include "cuda_common.cuh"
 
@@ -105,71 +105,99 @@ inline void named_barrier_arrive(int id, int threads) { emulation_named_barrier(
 template <int n> inline void wgmma_hold(float (&)[n]) {} // only about registers
 template <int n> inline void wgmma_hold(uint32_t (&)[n]) {}
 
-// ---- compute capability 9.0: not emulated ------------------------------------------------------------------------
+// ---- compute capability 9.0, defined in sm90.cpp ----------------------------------------------------------------
 
-inline bool has_sm90a() { return false; }
+inline bool has_sm90a() { return emulation_arch() == 90; }
 template <class SMem> inline SMem& shared_aligned_1024(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return *reinterpret_cast<SMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
 }
-template <int rank> inline CUtensorMap tensor_map(const floatX*, const int (&)[rank], const int (&)[rank]) {
-    emulation_unsupported("TMA");
-}
-inline CUtensorMap tensor_map_heads(const floatX*, int, int, int, int) { emulation_unsupported("TMA"); }
-inline uint64_t wgmma_descriptor(const void*) { emulation_unsupported("wgmma"); }
-inline uint64_t wgmma_descriptor_transposed(const void*, int) { emulation_unsupported("wgmma"); }
-inline int cluster_rank() { emulation_unsupported("clusters"); }
 
-// a function that takes anything, because nothing is done with it
-#define EMULATION_MISSING(function, what)                                                                              \
-    template <class... Arguments> inline void function(Arguments&&...) { emulation_unsupported(what); }
-#define EMULATION_MISSING_NUMBER(function, what)                                                                       \
-    template <int> inline void function() { emulation_unsupported(what); }
-EMULATION_MISSING(mbarrier_init, "mbarrier")
-EMULATION_MISSING(mbarrier_init_fence, "mbarrier")
-EMULATION_MISSING(mbarrier_arrive, "mbarrier")
-EMULATION_MISSING(mbarrier_arrive_expect, "mbarrier")
-EMULATION_MISSING(mbarrier_wait, "mbarrier")
-EMULATION_MISSING(mbarrier_arrive_cluster, "clusters")
-EMULATION_MISSING(mbarrier_wait_cluster, "clusters")
-EMULATION_MISSING(cluster_sync, "clusters")
-EMULATION_MISSING(store_cluster_async, "clusters")
-EMULATION_MISSING(bulk_copy_cluster, "clusters")
-EMULATION_MISSING(store_async_cluster, "clusters")
-EMULATION_MISSING(tma_load_2d, "TMA")
-EMULATION_MISSING(tma_load_4d, "TMA")
-EMULATION_MISSING(tma_load_2d_once, "TMA")
-EMULATION_MISSING(tma_load_4d_once, "TMA")
-EMULATION_MISSING(tma_load_2d_multicast, "TMA")
-EMULATION_MISSING(tma_store_2d, "TMA")
-EMULATION_MISSING(tma_store_4d, "TMA")
-EMULATION_MISSING(tma_store_fence, "TMA")
-EMULATION_MISSING(tma_store_commit, "TMA")
-EMULATION_MISSING_NUMBER(tma_store_wait, "TMA")
-EMULATION_MISSING(tma_store_wait_written, "TMA")
-EMULATION_MISSING(tma_prefetch_map, "TMA")
-EMULATION_MISSING(tma_prefetch_4d, "TMA")
-EMULATION_MISSING(async_proxy_fence, "TMA")
-EMULATION_MISSING(bulk_load, "bulk copies")
-EMULATION_MISSING(bulk_store, "bulk copies")
-EMULATION_MISSING(bulk_add, "bulk copies")
-EMULATION_MISSING_NUMBER(warpgroup_more_registers, "wgmma")
-EMULATION_MISSING_NUMBER(warpgroup_fewer_registers, "wgmma")
-EMULATION_MISSING(wgmma_fence, "wgmma")
-EMULATION_MISSING(wgmma_commit, "wgmma")
-EMULATION_MISSING_NUMBER(wgmma_wait, "wgmma")
-EMULATION_MISSING(wgmma_64x64x16, "wgmma")
-EMULATION_MISSING(wgmma_64x64x16_new, "wgmma")
-EMULATION_MISSING(wgmma_64x64x16_transposed, "wgmma")
-EMULATION_MISSING(wgmma_64x64x16_transposed_new, "wgmma")
-EMULATION_MISSING(wgmma_64x128x16, "wgmma")
-EMULATION_MISSING(wgmma_64x128x16_new, "wgmma")
-EMULATION_MISSING(wgmma_64x192x16, "wgmma")
-EMULATION_MISSING(wgmma_64x192x16_transposed, "wgmma")
-EMULATION_MISSING(wgmma_64x192x16_transposed_b, "wgmma")
-EMULATION_MISSING(wgmma_64x256x16, "wgmma")
-EMULATION_MISSING(wgmma_64x256x16_transposed, "wgmma")
-EMULATION_MISSING(wgmma_64x128x32_e4m3, "wgmma")
-EMULATION_MISSING(wgmma_64x192x32_e4m3, "wgmma")
-EMULATION_MISSING(wgmma_64x256x32_e4m3, "wgmma")
-EMULATION_MISSING(stmatrix_x4, "stmatrix")
+template <int rank>
+inline CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int (&box_sizes)[rank]) {
+    return emulation_tensor_map(tensor, rank, sizes, box_sizes, (int)sizeof(floatX));
+}
+inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_vectors, int box_tokens) {
+    return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, box_tokens, 1});
+}
+
+inline void mbarrier_init_fence() {}
+inline void mbarrier_wait_cluster(uint64_t* barrier, int parity) { mbarrier_wait(barrier, parity); }
+
+inline void tma_load_2d(void* shared, const void* map, int x, int y, uint64_t* barrier) {
+    emulation_tma_load(shared, map, 2, x, y, 0, 0, barrier, 0);
+}
+inline void tma_load_2d_once(void* shared, const void* map, int x, int y, uint64_t* barrier) {
+    emulation_tma_load(shared, map, 2, x, y, 0, 0, barrier, 0);
+}
+inline void tma_load_2d_multicast(void* shared, const void* map, int x, int y, uint64_t* barrier, uint16_t blocks) {
+    emulation_tma_load(shared, map, 2, x, y, 0, 0, barrier, blocks);
+}
+inline void tma_load_4d(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
+    emulation_tma_load(shared, map, 4, x, y, z, w, barrier, 0);
+}
+inline void tma_load_4d_once(void* shared, const void* map, int x, int y, int z, int w, uint64_t* barrier) {
+    emulation_tma_load(shared, map, 4, x, y, z, w, barrier, 0);
+}
+inline void tma_prefetch_map(const void*) {}
+inline void tma_prefetch_4d(const void*, int, int, int, int) {}
+inline void tma_store_2d(const void* map, const void* shared, int x, int y) {
+    emulation_tma_store(map, shared, 2, x, y, 0, 0);
+}
+inline void tma_store_4d(const void* map, const void* shared, int x, int y, int z, int w) {
+    emulation_tma_store(map, shared, 4, x, y, z, w);
+}
+inline void tma_store_fence() {}
+inline void async_proxy_fence() {}
+template <int pending> inline void tma_store_wait() { emulation_tma_store_wait(pending); }
+inline void tma_store_wait_written() { emulation_tma_store_wait(0); }
+
+template <int> inline void warpgroup_more_registers() {}
+template <int> inline void warpgroup_fewer_registers() {}
+
+inline uint64_t wgmma_descriptor(const void* matrix) {
+    uint64_t address = (shared_address(matrix) & 0x3FFFF) >> 4;
+    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+inline uint64_t wgmma_descriptor_transposed(const void* matrix, int box_bytes) {
+    return (wgmma_descriptor(matrix) & ~((uint64_t)0x3FFF << 16)) | (uint64_t)(box_bytes >> 4) << 16;
+}
+inline void wgmma_fence() {}
+template <int pending> inline void wgmma_wait() { emulation_wgmma_wait(pending); }
+
+inline int emulation_wgmma_type(__nv_bfloat16) { return WGMMA_BF16; }
+inline int emulation_wgmma_type(half) { return WGMMA_F16; }
+
+#define EMULATION_WGMMA(name, columns, a_transposed, b_transposed)                                                     \
+    template <class T> inline void name(float* d, uint64_t a, uint64_t b, int accumulate, T) {                         \
+        emulation_wgmma(d, NULL, a, b, columns, emulation_wgmma_type(T()), a_transposed, b_transposed, accumulate);    \
+    }
+#define EMULATION_WGMMA_REGISTERS(name, columns, b_transposed)                                                         \
+    template <class T> inline void name(float* d, const uint32_t* a, uint64_t b, int accumulate, T) {                  \
+        emulation_wgmma(d, a, 0, b, columns, emulation_wgmma_type(T()), false, b_transposed, accumulate);              \
+    }
+#define EMULATION_WGMMA_NEW(name, columns, a_transposed, b_transposed)                                                 \
+    template <class T> inline void name(float* d, uint64_t a, uint64_t b, T) {                                         \
+        emulation_wgmma(d, NULL, a, b, columns, emulation_wgmma_type(T()), a_transposed, b_transposed, false);         \
+    }
+#define EMULATION_WGMMA_E4M3(name, columns)                                                                            \
+    inline void name(float* d, uint64_t a, uint64_t b, int accumulate) {                                               \
+        emulation_wgmma(d, NULL, a, b, columns, WGMMA_E4M3, false, false, accumulate);                                 \
+    }
+EMULATION_WGMMA(wgmma_64x64x16, 64, false, false)
+EMULATION_WGMMA(wgmma_64x64x16_transposed, 64, true, true)
+EMULATION_WGMMA(wgmma_64x128x16, 128, false, false)
+EMULATION_WGMMA(wgmma_64x192x16, 192, false, false)
+EMULATION_WGMMA(wgmma_64x192x16_transposed, 192, true, true)
+EMULATION_WGMMA(wgmma_64x192x16_transposed_b, 192, false, true)
+EMULATION_WGMMA(wgmma_64x256x16, 256, false, false)
+EMULATION_WGMMA(wgmma_64x256x16_transposed, 256, true, true)
+EMULATION_WGMMA_REGISTERS(wgmma_64x64x16_transposed, 64, true)
+EMULATION_WGMMA_REGISTERS(wgmma_64x192x16, 192, false)
+EMULATION_WGMMA_REGISTERS(wgmma_64x256x16, 256, false)
+EMULATION_WGMMA_NEW(wgmma_64x64x16_new, 64, false, false)
+EMULATION_WGMMA_NEW(wgmma_64x64x16_transposed_new, 64, true, true)
+EMULATION_WGMMA_NEW(wgmma_64x128x16_new, 128, false, false)
+EMULATION_WGMMA_E4M3(wgmma_64x128x32_e4m3, 128)
+EMULATION_WGMMA_E4M3(wgmma_64x192x32_e4m3, 192)
+EMULATION_WGMMA_E4M3(wgmma_64x256x32_e4m3, 256)

@@ -65,6 +65,15 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     return cudaSuccess;
 }
 
+int emulation_arch() {
+    static int arch = 0;
+    if (arch == 0) {
+        const char* text = getenv("EMULATION_ARCH");
+        arch = text && atoi(text) > 0 && atoi(text) < 90 ? 80 : 90;
+    }
+    return arch;
+}
+
 // ---- device, streams, events --------------------------------------------------------------------------------
 // A small device, so that persistent kernels and grid-stride loops take more than one round at small shapes.
 
@@ -75,7 +84,7 @@ cudaError_t cudaDeviceGetPCIBusId(char*, int, int) { return fail(cudaErrorInvali
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     *properties = {};
     snprintf(properties->name, sizeof(properties->name), "CPU emulation (its times mean nothing)");
-    properties->major = __CUDA_ARCH__ / 100, properties->minor = __CUDA_ARCH__ / 10 % 10;
+    properties->major = emulation_arch() / 10, properties->minor = emulation_arch() % 10;
     properties->multiProcessorCount = 4;
     properties->totalGlobalMem = (size_t)4 << 30;
     return cudaSuccess;
@@ -104,10 +113,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
         *value = 1024;
         break;
     case cudaDevAttrComputeCapabilityMajor:
-        *value = __CUDA_ARCH__ / 100;
+        *value = emulation_arch() / 10;
         break;
     case cudaDevAttrComputeCapabilityMinor:
-        *value = __CUDA_ARCH__ / 10 % 10;
+        *value = emulation_arch() % 10;
         break;
     default:
         *value = 0;
@@ -172,7 +181,7 @@ static size_t shared_limit(const void* kernel) {
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
     *attributes = {};
     attributes->maxThreadsPerBlock = MAX_THREADS, attributes->numRegs = 32;
-    attributes->ptxVersion = attributes->binaryVersion = __CUDA_ARCH__ / 10;
+    attributes->ptxVersion = attributes->binaryVersion = emulation_arch();
     attributes->maxDynamicSharedSizeBytes = (int)shared_limit(kernel);
     return cudaSuccess;
 }
@@ -197,14 +206,19 @@ cudaError_t emulation_check_config(const void* kernel, dim3 grid, dim3 block, si
     if (shared_bytes > shared_limit(kernel)) { return fail(cudaErrorInvalidValue); }
     return cudaSuccess;
 }
-void emulation_check_launch(const cudaLaunchConfig_t& config) {
+int emulation_cluster(const cudaLaunchConfig_t& config) {
+    int cluster = 1;
     for (unsigned i = 0; i < config.numAttrs; i++) {
         const cudaLaunchAttribute& a = config.attrs[i];
-        bool cluster = a.id == cudaLaunchAttributeClusterDimension;
-        if (cluster && a.val.clusterDim.x * a.val.clusterDim.y * a.val.clusterDim.z > 1) {
-            emulation_unsupported("clusters");
-        }
+        if (a.id != cudaLaunchAttributeClusterDimension) { continue; }
+        unsigned x = a.val.clusterDim.x;
+        bool fits =
+            x >= 1 && x <= 16 && a.val.clusterDim.y == 1 && a.val.clusterDim.z == 1 && config.gridDim.x % x == 0;
+        if (!fits) { return fail(cudaErrorInvalidConfiguration), 0; }
+        cluster = (int)x;
     }
+    if (cluster > 1 && emulation_arch() < 90) { emulation_unsupported("clusters"); }
+    return cluster;
 }
 cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
     emulation_unsupported("a cooperative launch through an untyped pointer");

@@ -1,0 +1,472 @@
+/*
+What compute capability 9.0 adds: mbarriers, clusters, TMA and bulk copies, wgmma, stmatrix, by the PTX ISA.
+
+Whatever is asynchronous happens as late as it may. A copy to shared memory arrives when a thread waits for its barrier
+and nothing else is missing; from its issue on, the bytes that it writes belong to nobody. A bulk store reads shared
+memory, and a wgmma reads its operands and writes its accumulators, when a thread waits for its group. So a tile that is
+overwritten too early, or an accumulator that is read too early, gives wrong results here. An mbarrier orders accesses as
+a named barrier does. Not checked: fences between ordinary and asynchronous accesses, registers moved by setmaxnreg.
+*/
+#include "sm90.h"
+
+#include <algorithm>
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_fp8.h"
+#include "engine.h"
+
+// ---- clusters ---------------------------------------------------------------------------------------------
+
+int cluster_rank() { return emulation_now->block->cluster_rank; }
+unsigned emulation_cluster_size() { return (unsigned)emulation_now->block->launch->cluster; }
+
+// Block `rank` of this cluster.
+static Block* block_of_cluster(int rank, void* pc) {
+    Cluster* cluster = emulation_now->block->cluster.get();
+    Block* b = rank >= 0 && rank < (int)cluster->blocks.size() ? cluster->blocks[(size_t)rank] : NULL;
+    if (!b) {
+        report("an access to shared memory of a block that has ended or is not in the cluster", emulation_now, pc, NULL,
+               NULL);
+        end_launch(NULL);
+    }
+    return b;
+}
+static size_t shared_offset(const void* p) { return (size_t)((const char*)p - emulation_now->block->shared); }
+
+void* emulation_map_shared(void* p, int rank) {
+    return block_of_cluster(rank, __builtin_return_address(0))->shared + shared_offset(p);
+}
+
+// ---- mbarriers ----------------------------------------------------------------------------------------------
+
+void mbarrier_init(uint64_t* barrier, int count) {
+    check_access(barrier, sizeof(*barrier), ACCESS_WRITE, __builtin_return_address(0));
+    MemoryBarrier& m = emulation_now->block->memory_barriers[shared_offset(barrier)];
+    m = MemoryBarrier{};
+    m.count = m.pending = count;
+}
+
+static void perform_copy(const BulkCopy& c);
+
+static MemoryBarrier& barrier_of(Block* b, size_t offset, void* pc) {
+    auto found = b->memory_barriers.find(offset);
+    if (found == b->memory_barriers.end()) {
+        report("an mbarrier that was not initialised", emulation_now, pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    return found->second;
+}
+
+// Ends the phase if nothing is missing but copies in flight, which then arrive.
+static void try_complete(MemoryBarrier& m) {
+    if (m.pending > 0) { return; }
+    for (const BulkCopy& c : m.copies) {
+        perform_copy(c);
+        m.bytes -= (long)c.bytes;
+    }
+    m.copies.clear();
+    if (m.bytes != 0) { return; }
+    m.phase++;
+    m.pending = m.count;
+    memcpy(m.done, m.clock, sizeof(m.done));
+}
+
+static void arrive(Block* b, size_t offset, int bytes, void* pc) {
+    MemoryBarrier& m = barrier_of(b, offset, pc);
+    if (m.pending == 0) { try_complete(m); }
+    if (m.pending == 0) {
+        report("more arrivals at an mbarrier than its phase has", emulation_now, pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    if (b == emulation_now->block) { memory_barrier_arrived(emulation_now, &m); }
+    m.bytes += bytes;
+    m.pending--;
+    if (m.copies.empty()) { try_complete(m); }
+}
+void mbarrier_arrive(uint64_t* barrier) {
+    void* pc = __builtin_return_address(0);
+    check_access(barrier, sizeof(*barrier), ACCESS_ATOMIC, pc);
+    arrive(emulation_now->block, shared_offset(barrier), 0, pc);
+}
+void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
+    void* pc = __builtin_return_address(0);
+    check_access(barrier, sizeof(*barrier), ACCESS_ATOMIC, pc);
+    arrive(emulation_now->block, shared_offset(barrier), bytes, pc);
+}
+void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
+    void* pc = __builtin_return_address(0);
+    arrive(block_of_cluster(rank, pc), shared_offset(barrier), 0, pc);
+}
+void mbarrier_wait(uint64_t* barrier, int parity) {
+    Fiber* f = emulation_now;
+    f->pc = __builtin_return_address(0);
+    check_access(barrier, sizeof(*barrier), ACCESS_ATOMIC, f->pc);
+    size_t offset = shared_offset(barrier);
+    for (;;) {
+        MemoryBarrier& m = barrier_of(f->block, offset, f->pc);
+        if ((int)(m.phase & 1) == parity) { try_complete(m); }
+        if ((int)(m.phase & 1) != parity) {
+            memory_barrier_passed(f, m);
+            return;
+        }
+        yield_thread();
+    }
+}
+
+// ---- TMA and bulk copies to shared memory ----------------------------------------------------------------------
+
+CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes, const int* box, int element_bytes) {
+    CUtensorMap map = {};
+    map.tensor = {(char*)tensor, {1, 1, 1, 1}, {1, 1, 1, 1}, element_bytes, rank};
+    bool valid = (uintptr_t)tensor % 16 == 0 && box[0] * element_bytes == 128;
+    for (int i = 0; i < rank; i++) {
+        map.tensor.sizes[i] = sizes[i], map.tensor.box[i] = box[i];
+        valid = valid && sizes[i] > 0 && box[i] > 0 && box[i] <= 256;
+    }
+    if (!valid || (rank > 1 && (size_t)sizes[0] * (size_t)element_bytes % 16 != 0)) {
+        fprintf(stderr, "error: a tensor map that TMA does not accept: alignment, sizes or box\n");
+        exit(EXIT_FAILURE);
+    }
+    return map;
+}
+
+// The position to which the 128-byte swizzle moves a byte of shared memory.
+static size_t swizzled(size_t offset) { return offset ^ (offset >> 7 & 7) << 4; }
+
+// Calls row(p, offset) for each row of 128 bytes of a box: where it is in the tensor, NULL if it is outside, and its
+// offset in the box. The first `*valid` elements of a row are inside.
+template <class Row> static void for_rows(const TensorMap& t, const int* at, Row row) {
+    size_t offset = 0, strides[4];
+    strides[0] = (size_t)t.element_bytes;
+    for (int i = 1; i < 4; i++) { strides[i] = strides[i - 1] * (size_t)t.sizes[i - 1]; }
+    for (int w = at[3]; w < at[3] + t.box[3]; w++) {
+        for (int z = at[2]; z < at[2] + t.box[2]; z++) {
+            for (int y = at[1]; y < at[1] + t.box[1]; y++, offset += 128) {
+                bool inside = y >= 0 && y < t.sizes[1] && z >= 0 && z < t.sizes[2] && w >= 0 && w < t.sizes[3];
+                int first = std::max(at[0], 0), end = std::min(at[0] + t.box[0], t.sizes[0]);
+                char* p = t.base + (size_t)std::max(w, 0) * strides[3] + (size_t)std::max(z, 0) * strides[2] +
+                          (size_t)std::max(y, 0) * strides[1] + (size_t)first * strides[0];
+                int begin = (first - at[0]) * t.element_bytes, bytes = (end - first) * t.element_bytes;
+                row(p, inside ? std::max(bytes, 0) : 0, begin, offset);
+            }
+        }
+    }
+}
+
+static void perform_copy(const BulkCopy& c) {
+    char* to = c.to_block->shared + c.to;
+    if (c.map.rank) {
+        for_rows(c.map, c.coordinates, [&](const char* p, int bytes, int begin, size_t offset) {
+            char row[128] = {};
+            if (bytes > 0) {
+                check_access_of(c.fiber, p, (size_t)bytes, ACCESS_READ, c.pc);
+                memcpy(row + begin, p, (size_t)bytes);
+            }
+            for (size_t i = 0; i < 128; i += 16) {
+                memcpy(c.to_block->shared + swizzled(c.to + offset + i), row + i, 16);
+            }
+        });
+    } else if (c.global) {
+        check_access_of(c.fiber, c.global, c.bytes, ACCESS_READ, c.pc);
+        memcpy(to, c.global, c.bytes);
+    } else if (c.from_block) {
+        if (c.from_block->cluster != c.to_block->cluster) {
+            report("a copy from shared memory of a block that has ended", emulation_now, c.pc, NULL, NULL);
+            return;
+        }
+        check_access_of(c.fiber, c.from_block->shared + c.from, c.bytes, ACCESS_READ, c.pc);
+        memcpy(to, c.from_block->shared + c.from, c.bytes);
+    } else {
+        memcpy(to, &c.value, c.bytes);
+    }
+    copy_arrived(c);
+}
+
+// The copy c, of which to_block, to, bytes, fiber and pc are not set yet, to the address p of block b.
+static void issue_copy(BulkCopy c, Block* b, const void* p, size_t bytes, const uint64_t* barrier, size_t alignment,
+                       void* pc) {
+    c.to_block = b, c.to = shared_offset(p), c.bytes = bytes, c.fiber = emulation_now, c.pc = pc;
+    if (c.to % alignment != 0 || (uintptr_t)c.global % alignment != 0 || c.from % alignment != 0 ||
+        c.to + bytes > SHARED_BYTES) {
+        report("an asynchronous copy with an address that is not aligned", emulation_now, pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    MemoryBarrier& m = barrier_of(b, shared_offset(barrier), pc);
+    copy_issued(c);
+    m.copies.push_back(c);
+}
+
+void emulation_tma_load(void* shared, const void* map, int rank, int x, int y, int z, int w, uint64_t* barrier,
+                        unsigned blocks) {
+    void* pc = __builtin_return_address(0);
+    const TensorMap& t = ((const CUtensorMap*)map)->tensor;
+    if (t.rank != rank) {
+        report("a TMA load with another number of coordinates than its tensor map", emulation_now, pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    size_t bytes = (size_t)t.element_bytes;
+    for (int size : t.box) { bytes *= (size_t)size; }
+    BulkCopy c = {};
+    c.map = t;
+    c.coordinates[0] = x, c.coordinates[1] = y, c.coordinates[2] = z, c.coordinates[3] = w;
+    if (blocks == 0) { issue_copy(c, emulation_now->block, shared, bytes, barrier, 128, pc); }
+    for (int to = 0; blocks >> to; to++) {
+        if (blocks >> to & 1) { issue_copy(c, block_of_cluster(to, pc), shared, bytes, barrier, 128, pc); }
+    }
+}
+void bulk_load(void* shared, const void* global, int bytes, uint64_t* barrier) {
+    BulkCopy c = {};
+    c.global = global;
+    issue_copy(c, emulation_now->block, shared, (size_t)bytes, barrier, 16, __builtin_return_address(0));
+}
+void bulk_copy_cluster(void* to, const void* from, int bytes, uint64_t* barrier, int rank) {
+    void* pc = __builtin_return_address(0);
+    BulkCopy c = {};
+    c.from_block = emulation_now->block, c.from = shared_offset(from);
+    issue_copy(c, block_of_cluster(rank, pc), to, (size_t)bytes, barrier, 16, pc);
+}
+void store_cluster_async(const float2* p, float2 x, const uint64_t* barrier, int rank) {
+    void* pc = __builtin_return_address(0);
+    BulkCopy c = {};
+    memcpy(&c.value, &x, sizeof(x));
+    issue_copy(c, block_of_cluster(rank, pc), p, sizeof(x), barrier, sizeof(x), pc);
+}
+void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
+    void* pc = __builtin_return_address(0);
+    BulkCopy c = {};
+    memcpy(&c.value, &x, sizeof(x));
+    issue_copy(c, block_of_cluster(rank, pc), to, sizeof(x), barrier, sizeof(x), pc);
+}
+
+// ---- TMA and bulk copies from shared memory ------------------------------------------------------------------------
+
+static void perform_store(Fiber* f, const BulkStore& s) {
+    Block* b = f->block;
+    check_access_of(f, b->shared + s.from, s.bytes, ACCESS_READ, s.pc);
+    if (s.map.rank) {
+        for_rows(s.map, s.coordinates, [&](char* p, int bytes, int begin, size_t offset) {
+            if (bytes <= 0) { return; }
+            char row[128];
+            for (size_t i = 0; i < 128; i += 16) { memcpy(row + i, b->shared + swizzled(s.from + offset + i), 16); }
+            check_access_of(f, p, (size_t)bytes, ACCESS_WRITE, s.pc);
+            memcpy(p, row + begin, (size_t)bytes);
+        });
+        return;
+    }
+    check_access_of(f, s.global, s.bytes, s.adds ? ACCESS_ATOMIC : ACCESS_WRITE, s.pc);
+    if (!s.adds) {
+        memcpy(s.global, b->shared + s.from, s.bytes);
+        return;
+    }
+    const float* from = (const float*)(b->shared + s.from);
+    for (size_t i = 0; i < s.bytes / sizeof(float); i++) {
+        float *to = (float*)s.global + i, old, sum;
+        __atomic_load(to, &old, __ATOMIC_SEQ_CST);
+        do {
+            sum = old + from[i];
+        } while (!__atomic_compare_exchange(to, &old, &sum, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    }
+}
+
+static void issue_store(BulkStore s, const void* shared, size_t bytes, size_t alignment, void* pc) {
+    Fiber* f = emulation_now;
+    s.from = shared_offset(shared), s.bytes = bytes, s.group = f->store_group, s.pc = pc;
+    if (s.from % alignment != 0 || (uintptr_t)s.global % alignment != 0) {
+        report("an asynchronous store with an address that is not aligned", f, pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    f->stores.push_back(s);
+}
+void emulation_tma_store(const void* map, const void* shared, int rank, int x, int y, int z, int w) {
+    void* pc = __builtin_return_address(0);
+    const TensorMap& t = ((const CUtensorMap*)map)->tensor;
+    if (t.rank != rank) {
+        report("a TMA store with another number of coordinates than its tensor map", emulation_now, pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    size_t bytes = (size_t)t.element_bytes;
+    for (int size : t.box) { bytes *= (size_t)size; }
+    BulkStore s = {};
+    s.map = t;
+    s.coordinates[0] = x, s.coordinates[1] = y, s.coordinates[2] = z, s.coordinates[3] = w;
+    issue_store(s, shared, bytes, 128, pc);
+}
+void bulk_store(void* global, const void* shared, int bytes) {
+    BulkStore s = {};
+    s.global = global;
+    issue_store(s, shared, (size_t)bytes, 16, __builtin_return_address(0));
+}
+void bulk_add(float* global, const float* shared, int bytes) {
+    BulkStore s = {};
+    s.global = global, s.adds = true;
+    issue_store(s, shared, (size_t)bytes, 16, __builtin_return_address(0));
+}
+void tma_store_commit() { emulation_now->store_group++; }
+void emulation_tma_store_wait(int pending) {
+    Fiber* f = emulation_now;
+    size_t done = 0;
+    for (; done < f->stores.size() && f->stores[done].group < f->store_group - pending; done++) {
+        perform_store(f, f->stores[done]);
+    }
+    f->stores.erase(f->stores.begin(), f->stores.begin() + (long)done);
+}
+void end_thread_sm90(Fiber* f) {
+    for (const BulkStore& s : f->stores) { perform_store(f, s); }
+    f->stores.clear();
+}
+
+// ---- wgmma ---------------------------------------------------------------------------------------------------------
+
+static float element_of(const char* p, int type) {
+    uint16_t x;
+    if (type == WGMMA_E4M3) { return emulation_e4m3_value((uint8_t)*p); }
+    memcpy(&x, p, sizeof(x));
+    return type == WGMMA_F16 ? emulation_half_value(x) : __uint_as_float((uint32_t)x << 16);
+}
+
+// Reads `rows` rows from row `first` on of a matrix (rows, k) of 32 bytes along k into out (k, rows). A descriptor has, in
+// units of 16 bytes, the address in bits 0-13, the leading offset in 16-29 and the stride offset in 32-45; bits 62 and 63
+// are 1 for the 128-byte swizzle.
+static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, int rows, int type, bool transposed,
+                         void* pc) {
+    size_t address = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4,
+           stride = (descriptor >> 32 & 0x3FFF) << 4, bytes = type == WGMMA_E4M3 ? 1 : 2, depth = 32 / bytes;
+    if (descriptor >> 62 != 1) { emulation_unsupported("wgmma without the 128-byte swizzle"); }
+    char* shared = f->block->shared;
+    if (!transposed) { // 128 bytes along k per row, 8 rows per group
+        for (int r = first; r < first + rows; r++) {
+            size_t row = address + (size_t)(r / 8) * stride + (size_t)(r % 8) * 128;
+            for (size_t i = 0; i < 32; i += 16) {
+                const char* p = shared + swizzled(row + i);
+                check_access_of(f, p, 16, ACCESS_READ, pc);
+                for (size_t k = 0; k < 16 / bytes; k++) {
+                    out[(i / bytes + k) * (size_t)rows + (size_t)(r - first)] = element_of(p + k * bytes, type);
+                }
+            }
+        }
+        return;
+    }
+    for (size_t k = 0; k < depth; k++) { // 64 rows of the matrix side by side, 8 steps of k per group
+        size_t row = address + k / 8 * stride + k % 8 * 128;
+        for (int r = first; r < first + rows; r += 8) {
+            const char* p = shared + swizzled(row + (size_t)(r / 64) * leading + (size_t)(r % 64) * 2);
+            check_access_of(f, p, 16, ACCESS_READ, pc);
+            for (int i = 0; i < 8; i++) {
+                out[k * (size_t)rows + (size_t)(r - first + i)] = element_of(p + 2 * i, type);
+            }
+        }
+    }
+}
+
+// d = a b for the 16 rows of this warp. Sums 16 or 32 products in double and rounds once; a tensor core rounds in another
+// way, within the tolerances of the checks.
+static void perform_product(Fiber* fibers, const WarpProduct& p) {
+    static thread_local float a[32 * 16], b[32 * 256];
+    int depth = p.type == WGMMA_E4M3 ? 32 : 16, n = p.columns, warp = (fibers->id / 32) % 4;
+    if (p.a_in_registers) {
+        for (int lane = 0; lane < 32; lane++) {
+            for (int i = 0; i < 8; i++) { // register i / 2: rows g and g + 8 in turn, then columns 8 further
+                int row = lane / 4 + i / 2 % 2 * 8, k = lane % 4 * 2 + i % 2 + i / 4 * 8;
+                uint16_t bits = (uint16_t)(p.a[lane][i / 2] >> (i % 2 * 16));
+                a[k * 16 + row] = element_of((const char*)&bits, p.type);
+            }
+        }
+    } else {
+        read_operand(fibers, a, p.a_descriptor, 16 * warp, 16, p.type, p.a_transposed, p.pc);
+    }
+    read_operand(fibers, b, p.b_descriptor, 0, n, p.type, p.b_transposed, p.pc);
+    for (int row = 0; row < 16; row++) {
+        double sums[256] = {};
+        for (int k = 0; k < depth; k++) {
+            double x = a[k * 16 + row];
+            const float* y = b + (size_t)k * (size_t)n;
+            for (int column = 0; column < n; column++) { sums[column] += x * y[column]; }
+        }
+        for (int column = 0; column < n; column++) {
+            float& d = p.d[row % 8 * 4 + column % 8 / 2][column / 8 * 4 + row / 8 * 2 + column % 2];
+            d = (float)(p.accumulates ? (double)d + sums[column] : sums[column]);
+        }
+    }
+}
+
+struct ProductArguments {
+    WarpProduct product;
+    float* d;
+    const uint32_t* a;
+};
+static void issue_product(void* const* args, unsigned lanes) {
+    const ProductArguments* first = (const ProductArguments*)args[__builtin_ctz(lanes)];
+    if (lanes != 0xFFFFFFFFu) {
+        report("wgmma by a part of a warp", emulation_now, first->product.pc, NULL, NULL);
+        return;
+    }
+    WarpProduct p = first->product;
+    for (int lane = 0; lane < 32; lane++) {
+        const ProductArguments* x = (const ProductArguments*)args[lane];
+        p.d[lane] = x->d;
+        if (x->a) { memcpy(p.a[lane], x->a, sizeof(p.a[lane])); }
+    }
+    emulation_now->warp->products.push_back(p);
+}
+void emulation_wgmma(float* d, const uint32_t* a_registers, uint64_t a, uint64_t b, int columns, int type,
+                     bool a_transposed, bool b_transposed, bool accumulate) {
+    ProductArguments x = {};
+    WarpProduct& p = x.product;
+    p.a_descriptor = a, p.b_descriptor = b, p.columns = columns, p.type = type;
+    p.a_in_registers = a_registers != NULL, p.a_transposed = a_transposed, p.b_transposed = b_transposed;
+    p.accumulates = accumulate, p.group = emulation_now->product_group, p.pc = __builtin_return_address(0);
+    x.d = d, x.a = a_registers;
+    warp_collective(0xFFFFFFFFu, issue_product, &x, p.pc);
+}
+void wgmma_commit() { emulation_now->product_group++; }
+
+static void finish_products(void* const* args, unsigned lanes) {
+    Fiber* fibers = emulation_now - emulation_now->lane;
+    if (lanes != 0xFFFFFFFFu) {
+        report("a wait for wgmma by a part of a warp", emulation_now, emulation_now->pc, NULL, NULL);
+        return;
+    }
+    std::vector<WarpProduct>& products = fibers->warp->products;
+    size_t done = 0;
+    int group = fibers->product_group - *(const int*)args[0];
+    for (; done < products.size() && products[done].group < group; done++) { perform_product(fibers, products[done]); }
+    products.erase(products.begin(), products.begin() + (long)done);
+}
+void emulation_wgmma_wait(int pending) {
+    warp_collective(0xFFFFFFFFu, finish_products, &pending, __builtin_return_address(0));
+}
+
+// ---- stmatrix ----------------------------------------------------------------------------------------------------
+
+struct MatrixStore {
+    size_t offset;
+    const uint32_t* r;
+    Fiber* fiber;
+    void* pc;
+};
+static void store_matrices(void* const* args, unsigned lanes) {
+    if (lanes != 0xFFFFFFFFu) {
+        MatrixStore* first = (MatrixStore*)args[__builtin_ctz(lanes)];
+        report("stmatrix by a part of a warp", first->fiber, first->pc, NULL, NULL);
+        return;
+    }
+    for (int j = 0; j < 4; j++) {
+        for (int row = 0; row < 8; row++) {
+            MatrixStore* store = (MatrixStore*)args[8 * j + row];
+            uint32_t words[4];
+            for (int i = 0; i < 4; i++) { words[i] = ((MatrixStore*)args[row * 4 + i])->r[j]; }
+            char* to = store->fiber->block->shared + store->offset;
+            check_access_of(store->fiber, to, 16, ACCESS_WRITE, store->pc);
+            memcpy(to, words, 16);
+        }
+    }
+}
+void stmatrix_x4(uint32_t address, const uint32_t r[4]) {
+    MatrixStore store = {address, r, emulation_now, __builtin_return_address(0)};
+    if (address % 16 != 0) {
+        report("stmatrix with an address that is not aligned to 16 bytes", store.fiber, store.pc, NULL, NULL);
+        end_launch(NULL);
+    }
+    warp_collective(0xFFFFFFFFu, store_matrices, &store, store.pc);
+}
