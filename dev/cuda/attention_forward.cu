@@ -1833,7 +1833,7 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-    smem.tiles[n % 2].b = -1; // announces that there are no more tiles
+    smem.tiles[n % 2] = {-1, 0, 0}; // announces that there are no more tiles
     mbarrier_arrive(&smem.q_full[n % 2]);
 }
 
@@ -2090,7 +2090,7 @@ template <int groups> __device__ inline void attention_forward_sm90_producer_onc
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-    smem.tiles[n % 2].b = -1;
+    smem.tiles[n % 2] = {-1, 0, 0};
     mbarrier_arrive(&smem.q_full[n % 2]);
 }
 

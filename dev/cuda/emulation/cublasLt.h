@@ -1,6 +1,5 @@
 /*
-cuBLASLt's names, so that programs which use it compile. The vendor's library is not emulated: the harness skips the
-kernels that call it by name.
+What the programs use of cuBLASLt: products by plain loops, in cublas.cpp.
 */
 #pragma once
 
@@ -65,11 +64,6 @@ struct cublasLtMatmulHeuristicResult_t {
     cublasStatus_t state;
 };
 
-// What only prepares a product succeeds and does nothing.
-template <class Handle> inline cublasStatus_t emulation_blas_create(Handle* handle) {
-    *handle = NULL;
-    return CUBLAS_STATUS_SUCCESS;
-}
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
     *handle = (cublasLtHandle_t)1; // the callers test it for NULL
     return CUBLAS_STATUS_SUCCESS;
@@ -77,30 +71,39 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 inline size_t cublasLtGetVersion() { return 0; }
 inline const char* cublasLtGetStatusName(cublasStatus_t) { return "CUBLAS_STATUS"; }
-inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* p, cublasComputeType_t, cudaDataType_t) {
-    return emulation_blas_create(p);
-}
-inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void*,
-                                                     size_t) {
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* p, cublasComputeType_t, cudaDataType_t);
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t p);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t p, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes);
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* p, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t ld);
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t p);
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
+    *p = NULL;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* p, cudaDataType_t, uint64_t, uint64_t,
-                                                 int64_t) {
-    return emulation_blas_create(p);
-}
-inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) { return emulation_blas_create(p); }
 inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
                                                            cublasLtMatmulPreferenceAttributes_t, const void*, size_t) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-template <class... Arguments> inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(Arguments...) {
-    emulation_unsupported("cuBLASLt");
+// There is one algorithm.
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                                     cublasLtMatmulHeuristicResult_t* results, int* num_results) {
+    results[0] = {}, *num_results = 1;
+    return CUBLAS_STATUS_SUCCESS;
 }
-template <class... Arguments> inline cublasStatus_t cublasLtMatmulAlgoCheck(Arguments...) {
-    emulation_unsupported("cuBLASLt");
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              const cublasLtMatmulAlgo_t*, cublasLtMatmulHeuristicResult_t* result) {
+    *result = {};
+    return CUBLAS_STATUS_SUCCESS;
 }
-template <class... Arguments> inline cublasStatus_t cublasLtMatmul(Arguments...) { emulation_unsupported("cuBLASLt"); }
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t*, void*, size_t,
+                              cudaStream_t);

@@ -140,7 +140,10 @@ static bool try_complete(Block* b, Warp* w, unsigned mask) {
         args[f->lane] = f->arg;
     }
     first->operation(args, lanes);
-    if (lanes == w->alive) { warp_converged(b, w); }
+    if (lanes == w->alive) {
+        warp_converged(b, w);
+        w->passed.clear();
+    }
     w->waiting &= ~lanes;
     wake(b, w, lanes);
     uint64_t random = next_random(&b->random);
@@ -460,13 +463,14 @@ static Block* begin_block(Launch* launch, size_t number) {
     b->preempts = launch->schedule % 2 == 1;
     b->fenced = b->ended = false;
     b->predicates = 0;
+    b->polled = -1;
     for (Barrier& barrier : b->barriers) { barrier = Barrier{}; }
     for (int i = 0; i < b->num_warps; i++) {
         Warp* w = &b->warps[i];
         int lanes = std::min(32, b->num_threads - 32 * i);
         w->alive = w->ready = lanes == 32 ? 0xFFFFFFFFu : (1u << lanes) - 1;
         w->waiting = 0;
-        w->products.clear();
+        w->products.clear(), w->passed.clear();
         uint64_t random = next_random(&b->random);
         w->turn = launch->schedule ? random & 31 : 0;
         w->descending = launch->schedule && (random & 32);
@@ -495,12 +499,17 @@ static Turn run_warp(Block* b) {
     int skip = b->launch->schedule ? (int)(next_random(&b->random) % (unsigned)__builtin_popcount(b->ready_warps)) : 0;
     unsigned warps = b->ready_warps;
     while (skip-- > 0) { warps &= warps - 1; }
+    if (b->polled >= 0) { // schedule 0: a warp that polls lets those behind it run
+        unsigned behind = b->ready_warps & ~((2u << b->polled) - 1);
+        warps = behind ? behind : b->ready_warps;
+    }
     Warp* w = &b->warps[__builtin_ctz(warps)];
     Fiber* f = &b->fibers[32 * (w - b->warps) + next_lane(w)];
     bool polls = f->yielded;
     f->yielded = false;
     emulation_now = f;
     emulation_switch(&worker_sp, f->sp);
+    b->polled = b->launch->schedule == 0 && emulation_now->yielded ? emulation_now->id / 32 : -1;
     polls = polls && emulation_now->yielded;
     emulation_now = NULL;
     if (b->ended || b->num_alive == 0) { return TURN_ENDED; }

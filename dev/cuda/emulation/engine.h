@@ -82,6 +82,14 @@ struct MemoryBarrier {
     std::vector<BulkCopy> copies; // in flight
 };
 
+// A wait for an mbarrier that some lanes of a warp have behind them.
+struct PassedWait {
+    void* pc;
+    size_t offset;
+    int parity;
+    unsigned lanes;
+};
+
 // A wgmma that has been issued and not waited for: this warp's 16 rows of the 64.
 struct WarpProduct {
     float* d[32];      // (columns / 2) accumulators of each lane
@@ -126,6 +134,7 @@ struct Warp {
     bool partial;
     uint32_t known[32][32];
     std::vector<WarpProduct> products; // in flight, in order
+    std::vector<PassedWait> passed;    // since the warp's last common operation
 };
 
 struct Barrier {
@@ -173,6 +182,7 @@ struct Block {
     int num_threads, num_warps, num_alive;
     unsigned ready_warps;
     uint64_t random;
+    int polled;    // schedule 0: the warp that polled in the last turn, -1: none
     bool preempts; // the schedule changes warps after warp operations, too
     bool fenced;   // a thread has made a fence or an atomic access, which may order it after other blocks
     bool ended;    // a thread asked for the end of the launch

@@ -98,6 +98,17 @@ void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
     void* pc = __builtin_return_address(0);
     arrive(block_of_cluster(rank, pc), shared_offset(barrier), 0, pc);
 }
+// A warp waits together, as on a GPU: where one of its lanes has passed, the others pass, even if the barrier has gone on
+// since then. Without this, a lane that has not run yet would miss a phase that its warp has already used and released.
+static bool warp_has_passed(Fiber* f, size_t offset, int parity) {
+    for (PassedWait& wait : f->warp->passed) {
+        if (wait.pc == f->pc && wait.offset == offset && wait.parity == parity && !(wait.lanes >> f->lane & 1)) {
+            wait.lanes |= 1u << f->lane;
+            return true;
+        }
+    }
+    return false;
+}
 void mbarrier_wait(uint64_t* barrier, int parity) {
     Fiber* f = emulation_now;
     f->pc = __builtin_return_address(0);
@@ -105,8 +116,15 @@ void mbarrier_wait(uint64_t* barrier, int parity) {
     size_t offset = shared_offset(barrier);
     for (;;) {
         MemoryBarrier& m = barrier_of(f->block, offset, f->pc);
-        if ((int)(m.phase & 1) == parity) { try_complete(m); }
-        if ((int)(m.phase & 1) != parity) {
+        bool passed = warp_has_passed(f, offset, parity);
+        if (!passed && (int)(m.phase & 1) == parity) { try_complete(m); }
+        if (!passed && (int)(m.phase & 1) != parity) {
+            std::vector<PassedWait>& waits = f->warp->passed;
+            if (waits.size() >= 64) { waits.erase(waits.begin()); } // of lanes that wait alone
+            waits.push_back({f->pc, offset, parity, 1u << f->lane});
+            passed = true;
+        }
+        if (passed) {
             memory_barrier_passed(f, m);
             return;
         }
@@ -175,7 +193,7 @@ static void perform_copy(const BulkCopy& c) {
             report("a copy from shared memory of a block that has ended", emulation_now, c.pc, NULL, NULL);
             return;
         }
-        check_access_of(c.fiber, c.from_block->shared + c.from, c.bytes, ACCESS_READ, c.pc);
+        // what this reads is not recorded: the block learns from the other one that it has been read
         memcpy(to, c.from_block->shared + c.from, c.bytes);
     } else {
         memcpy(to, &c.value, c.bytes);
