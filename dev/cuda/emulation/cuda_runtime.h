@@ -437,5 +437,9 @@ void emulation_schedule(int number);
 // What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
 // A text for the user, "" if nothing. *count: how many of them.
 const char* emulation_findings(int* count);
+// Counts the memory transactions of all launches from emulation_count(true) to emulation_count(false), and prints them:
+// see transactions.cpp.
+void emulation_count(bool on);
+void emulation_print_transactions(bool pictures);
 // False if a check of an op with this cost takes too long here. EMULATION_LIMIT=10 allows ten times the default.
 bool emulation_affords(double bytes, double flops);

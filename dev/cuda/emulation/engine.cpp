@@ -123,6 +123,8 @@ static void wake(Block* b, Warp* w, unsigned lanes) {
     b->ready_warps |= 1u << (w - b->warps);
 }
 
+static void count_operation(Block* b, Warp* w, WarpOperation* operation, unsigned lanes);
+
 // Does the operation that the lanes of `mask` wait for, if all of them do. Lanes that have ended are not waited for.
 static bool try_complete(Block* b, Warp* w, unsigned mask) {
     unsigned lanes = mask & w->alive;
@@ -141,6 +143,7 @@ static bool try_complete(Block* b, Warp* w, unsigned mask) {
     }
     first->operation(args, lanes);
     if (lanes == w->alive) { warp_converged(b, w); }
+    if (emulation_counting) { count_operation(b, w, first->operation, lanes); }
     w->waiting &= ~lanes;
     wake(b, w, lanes);
     uint64_t random = next_random(&b->random);
@@ -184,6 +187,10 @@ static void shuffle(void* const* args, unsigned lanes) {
         }
         to->result = ((Shuffle*)args[to->source])->bits;
     }
+}
+static void count_operation(Block* b, Warp* w, WarpOperation* operation, unsigned lanes) {
+    if (operation == shuffle) { count_event(COUNT_SHUFFLE); }
+    if (lanes == w->alive) { count_warp_met(b, (int)(w - b->warps)); }
 }
 uint64_t emulation_shuffle(char kind, unsigned mask, uint64_t bits, int operand, int width) {
     Fiber* f = emulation_now;
@@ -278,6 +285,7 @@ REDUCE(unsigned, __reduce_xor_sync, bits_xor)
 // Lets the waiting threads of a barrier go. Barrier 0 is that of the whole block.
 static void release_barrier(Block* b, int id) {
     Barrier* barrier = &b->barriers[id];
+    if (emulation_counting) { count_event(COUNT_BARRIER); }
     if (id == 0) {
         block_synchronised(b);
         b->predicates_result = b->predicates, b->predicates = 0;
@@ -286,6 +294,7 @@ static void release_barrier(Block* b, int id) {
         unsigned lanes = barrier->waiting[w];
         if (!lanes) { continue; }
         if (id != 0) { barrier_passed(b, barrier, w, lanes); }
+        if (emulation_counting && lanes == b->warps[w].alive) { count_warp_met(b, w); }
         wake(b, &b->warps[w], lanes);
     }
     *barrier = Barrier{};
@@ -423,6 +432,7 @@ static Block* take_block() {
     return b;
 }
 static void give_block(Block* b) {
+    if (emulation_counting) { count_block_ends(b); }
     end_block_memory(b);
     std::lock_guard<std::mutex> lock(spare_blocks_mutex);
     spare_blocks().push_back(b);
@@ -463,6 +473,7 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
     }
     begin_block_memory(b);
+    if (emulation_counting) { count_block_begins(b); }
     return b;
 }
 
@@ -567,11 +578,14 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
     new_launch_memory(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
-    int workers = all_resident || num_threads < 8192 ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
+    bool alone = all_resident || num_threads < 8192 || emulation_counting;
+    int workers = alone ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
+    if (emulation_counting) { count_launch_begins(&launch); }
     std::vector<std::thread> threads;
     for (int i = 1; i < workers; i++) { threads.emplace_back(run_blocks, &launch); }
     run_blocks(&launch);
     for (std::thread& thread : threads) { thread.join(); }
+    if (emulation_counting) { count_launch_ends(); }
     const char* unsupported = launch.unsupported;
     if (unsupported && unsupported[0]) { throw EmulationUnsupported{unsupported}; }
 }
