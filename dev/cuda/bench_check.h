@@ -585,15 +585,23 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
 // ---- --transactions ------------------------------------------------------------------------------
 #ifdef CUDA_EMULATION
 
-// A shape for which the counts take a second or two: the op's default with one sequence and few tokens, if that is small
-// enough; else the most expensive of the check shapes that is.
+// A shape for which the counts take a second or two: the op's default with one sequence and few tokens, if need be fewer
+// columns; else the most expensive of the check shapes that is small enough.
 inline Shape bench_counted_shape(void (*declare)(Bench&), const Shape& usual, const std::vector<Shape>& check_shapes) {
     auto affords = [&](const Shape& s) {
         BenchState cost = bench_cost(declare, s, 0);
-        return cost.bytes <= 4e6 && cost.flops <= 2e7;
+        return cost.bytes <= 4e6 && cost.flops <= 4e7;
     };
     Shape s = usual;
-    for (s.B = 1, s.T = std::min(s.T, 64); s.T >= 8; s.T /= 2) {
+    s.B = 1;
+    for (int cut = 1; cut <= 8 && usual.V % cut == 0; cut *= 2) {
+        s.V = usual.V / cut;
+        for (s.T = std::min(usual.T, 64); s.T >= std::min(usual.T, 32); s.T /= 2) {
+            if (affords(s)) { return s; }
+        }
+    }
+    s.V = usual.V;
+    for (s.T = std::min(usual.T, 16); s.T >= 8; s.T /= 2) {
         if (affords(s)) { return s; }
     }
     s.kind = -1;

@@ -24,7 +24,7 @@ enum {
     SHARED_LIMIT = 227 << 10,  // what a block may use, as on an H100
     SHARED_DEFAULT = 48 << 10, // what a kernel may use without cudaFuncSetAttribute
     SHARED_FIRST = 1024,       // offset of the dynamic shared memory, so that offset 0 is never a variable
-    SHARED_GAP = 64,           // unused bytes between two variables
+    SHARED_GAP = 128, // unused bytes between two variables: all banks, so that a variable has the banks as on a GPU
     MAX_THREADS = 1024,
     MAX_WARPS = 32,
     MAX_BARRIERS = 16,

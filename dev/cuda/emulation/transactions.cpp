@@ -213,15 +213,14 @@ static const std::vector<LineRow>& line_table() {
     return rows;
 }
 
-// True if both addresses follow calls that the compiler made of the same place in the source.
-static bool same_place(void* a, void* b) {
-    auto row = [](void* pc) {
-        const std::vector<LineRow>& rows = line_table();
-        auto next = std::upper_bound(rows.begin(), rows.end(), LineRow{(uint64_t)(uintptr_t)pc - 1, 0, 0, 0});
-        return next == rows.begin() ? LineRow{} : *(next - 1);
-    };
-    LineRow x = row(a), y = row(b);
-    return x.line > 0 && x.file == y.file && x.line == y.line && x.column == y.column;
+// Where the call is that returns to pc; line 0: not known.
+static LineRow line_of(void* pc) {
+    const std::vector<LineRow>& rows = line_table();
+    auto next = std::upper_bound(rows.begin(), rows.end(), LineRow{(uint64_t)(uintptr_t)pc - 1, 0, 0, 0});
+    return next == rows.begin() ? LineRow{} : *(next - 1);
+}
+static bool same_place(const LineRow& a, const LineRow& b) {
+    return a.line > 0 && a.file == b.file && a.line == b.line && a.column == b.column;
 }
 
 // ---- one request ------------------------------------------------------------------------------------
@@ -362,7 +361,8 @@ void count_access(Fiber* f, const void* memory, size_t bytes, CountKind kind, vo
     Pending* p = &f->block->counts->pending[f->id][kind == COUNT_READ ? 0 : 1];
     bool plain = kind == COUNT_READ || kind == COUNT_WRITE;
     if (plain && p->parts > 0 && p->kind == kind && p->shared == shared && p->offset + (size_t)p->total == offset &&
-        p->total + (int)bytes <= MAX_ACCESS && (char*)pc > (char*)p->pcs[p->parts - 1] && same_place(p->pcs[0], pc)) {
+        p->total + (int)bytes <= MAX_ACCESS && (char*)pc > (char*)p->pcs[p->parts - 1] &&
+        same_place(line_of(p->pcs[0]), line_of(pc))) {
         p->pcs[p->parts] = pc, p->bytes[p->parts++] = (uint8_t)bytes, p->total += (int)bytes;
         return;
     }
@@ -512,9 +512,10 @@ static std::string source_line(const Place& p) {
 
 // ---- tables -------------------------------------------------------------------------------------------------
 
-// What the places in the code of one line do in the same way.
+// One access in the source: all places in the code that the compiler made of it.
 struct Row {
     Place place;
+    LineRow at;
     Site sum;
 };
 
@@ -536,6 +537,9 @@ static std::string percent(uint64_t part, uint64_t whole) {
     return s + "%";
 }
 
+// True if the column is one of the line that is shown.
+static bool has_column(const Row& row) { return row.at.line == (uint32_t)row.place.line && row.at.column > 0; }
+
 static std::vector<Row> rows_of(int kernel, bool shared, const std::map<uint64_t, Place>& places) {
     std::vector<Row> rows;
     for (const Site& s : sites) {
@@ -544,22 +548,30 @@ static std::vector<Row> rows_of(int kernel, bool shared, const std::map<uint64_t
         snprintf(raw, sizeof(raw), "%p", s.pc);
         auto found = places.find((uint64_t)(uintptr_t)s.pc - 1);
         Place place = found == places.end() ? Place{"", "", raw, 0} : found->second;
+        LineRow at = line_of(s.pc);
         auto same = [&](const Row& r) {
-            return r.place.path == place.path && r.place.file == place.file && r.place.line == place.line &&
-                   r.sum.kind == s.kind && r.sum.bytes == s.bytes;
+            if (r.place.path != place.path || r.place.file != place.file || r.place.line != place.line ||
+                r.sum.kind != s.kind || r.sum.bytes != s.bytes) {
+                return false;
+            }
+            // in an inlined function the column is of no help: then what behaves alike is taken for one access
+            if (has_column(r) || has_column({place, at, s})) { return same_place(r.at, at); }
+            return r.sum.units * s.requests == s.units * r.sum.requests &&
+                   r.sum.least * s.requests == s.least * r.sum.requests;
         };
         auto row = std::find_if(rows.begin(), rows.end(), same);
         if (row == rows.end()) {
-            rows.push_back({place, s});
+            rows.push_back({place, at, s});
             continue;
         }
         Site& sum = row->sum;
         sum.requests += s.requests, sum.asked += s.asked, sum.units += s.units, sum.least += s.least;
-        bool better = s.has_example &&
-                      (!sum.has_example || __builtin_popcount(s.example.mask) > __builtin_popcount(sum.example.mask));
-        if (better) { sum.has_example = true, sum.example = s.example; }
+        int lanes = s.has_example ? __builtin_popcount(s.example.mask) : 0;
+        if (lanes > (sum.has_example ? __builtin_popcount(sum.example.mask) : 0)) {
+            sum.has_example = true, sum.example = s.example;
+        }
     }
-    // by file, in the order in which they occur, then by line; reads first
+    // by file, in the order in which they occur, then by line and column; reads first
     std::vector<std::string> files;
     for (const Row& r : rows) {
         if (std::find(files.begin(), files.end(), r.place.path) == files.end()) { files.push_back(r.place.path); }
@@ -567,9 +579,23 @@ static std::vector<Row> rows_of(int kernel, bool shared, const std::map<uint64_t
     auto rank = [&](const Row& r) { return std::find(files.begin(), files.end(), r.place.path) - files.begin(); };
     std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
         if (rank(a) != rank(b)) { return rank(a) < rank(b); }
-        return a.place.line != b.place.line ? a.place.line < b.place.line : a.sum.kind < b.sum.kind;
+        if (a.place.line != b.place.line) { return a.place.line < b.place.line; }
+        if (a.sum.kind != b.sum.kind) { return a.sum.kind < b.sum.kind; }
+        return has_column(a) && has_column(b) ? a.at.column < b.at.column : a.sum.pc < b.sum.pc;
     });
     return rows;
+}
+
+// "read 2 B"; "read 2 B #2" for the second of several such accesses of the line
+static std::string row_name(const std::vector<Row>& rows, size_t i) {
+    const Row& row = rows[i];
+    std::string name = std::string(kind_names[row.sum.kind]) + " " + std::to_string(row.sum.bytes) + " B";
+    auto like = [&](const Row& r) {
+        return r.place.path == row.place.path && r.place.line == row.place.line && r.sum.kind == row.sum.kind &&
+               r.sum.bytes == row.sum.bytes;
+    };
+    if (std::count_if(rows.begin(), rows.end(), like) == 1) { return name; }
+    return name + " #" + std::to_string(std::count_if(rows.begin(), rows.begin() + (long)i + 1, like));
 }
 
 static std::string lanes_text(unsigned mask) { // "lanes 0-7 9"
@@ -620,16 +646,17 @@ static void print_sectors(const Request& r) {
 // How many distinct words of each bank a part of the warp asks for.
 static void print_banks(const Request& r, CountKind kind) {
     int parts = num_parts(most_bytes(r)), words[NUM_BANKS];
-    printf("  bank");
+    printf("bank");
     for (int bank = 0; bank < NUM_BANKS; bank++) { printf(" %2d", bank); }
     printf("\n");
     for (int part = 0; part < parts; part++) {
         count_banks(r, kind, part, parts, words);
-        printf("  %s", parts == 1 ? "words" : (std::to_string(part + 1) + "/" + std::to_string(parts) + "  ").c_str());
+        if (parts == 1) { printf("word"); }
+        if (parts > 1) { printf("%d/%d ", part + 1, parts); }
         for (int bank = 0; bank < NUM_BANKS; bank++) {
             char cell[16] = ".";
             if (words[bank]) { snprintf(cell, sizeof(cell), "%d", words[bank]); }
-            printf("%s%2s", bank == 0 && parts == 1 ? "" : " ", cell);
+            printf(" %2s", cell);
         }
         printf("\n");
     }
@@ -668,7 +695,7 @@ static void print_rows(const std::vector<Row>& rows, bool shared, bool pictures)
         bool same_line = i > 0 && rows[i - 1].place.path == p.path && rows[i - 1].place.line == p.line;
         std::string at = p.file + (p.line ? ":" + std::to_string(p.line) : "");
         if (!same_line || pictures) { printf("%s\n", fit(at + "  " + source_line(p), WIDTH).c_str()); }
-        std::string what = std::string(kind_names[s.kind]) + " " + std::to_string(s.bytes) + " B";
+        std::string what = row_name(rows, i);
         double per_request = (double)s.units / (double)s.requests;
         printf("  %-16s %10llu", what.c_str(), (unsigned long long)s.requests);
         if (shared) {
@@ -749,6 +776,13 @@ void emulation_print_transactions(bool pictures) {
         if (k.kernel) { addresses.insert((uint64_t)(uintptr_t)k.kernel); }
     }
     std::map<uint64_t, Place> places = find_places(addresses);
+    if (pictures) {
+        printf("Pictures show the first request of warp 0 of block 0. Device memory: a row is 128 bytes, | is between "
+               "two\n"
+               "sectors, a character is 2 bytes: # asked for, . moved because its sector is, blank not moved. Shared\n"
+               "memory: how many distinct words of each bank are asked for; the most is how many wavefronts it "
+               "takes.\n\n");
+    }
     Totals all = {};
     for (size_t i = 0; i < kernels.size(); i++) { print_kernel((int)i, places, pictures, &all); }
     printf("all: %s, %llu bytes asked, %llu in sectors, efficiency %s, %llu unique; %llu shared wavefronts, %s\n",
