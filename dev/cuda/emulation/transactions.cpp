@@ -694,7 +694,8 @@ static void print_rows(const std::vector<Row>& rows, bool shared, bool pictures)
         const Place& p = rows[i].place;
         bool same_line = i > 0 && rows[i - 1].place.path == p.path && rows[i - 1].place.line == p.line;
         std::string at = p.file + (p.line ? ":" + std::to_string(p.line) : "");
-        if (!same_line || pictures) { printf("%s\n", fit(at + "  " + source_line(p), WIDTH).c_str()); }
+        std::string text = source_line(p);
+        if (!same_line || pictures) { printf("%s\n", fit(text.empty() ? at : at + "  " + text, WIDTH).c_str()); }
         std::string what = row_name(rows, i);
         double per_request = (double)s.units / (double)s.requests;
         printf("  %-16s %10llu", what.c_str(), (unsigned long long)s.requests);
@@ -776,7 +777,9 @@ void emulation_print_transactions(bool pictures) {
         if (k.kernel) { addresses.insert((uint64_t)(uintptr_t)k.kernel); }
     }
     std::map<uint64_t, Place> places = find_places(addresses);
-    if (pictures) {
+    static bool explained = false;
+    if (pictures && !explained) {
+        explained = true;
         printf("Pictures show the first request of warp 0 of block 0. Device memory: a row is 128 bytes, | is between "
                "two\n"
                "sectors, a character is 2 bytes: # asked for, . moved because its sector is, blank not moved. Shared\n"
