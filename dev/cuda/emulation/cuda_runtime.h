@@ -24,6 +24,8 @@ loads and stores calls a function of memory.cpp. The emulation's own code must n
 #include <type_traits>
 #include <utility>
 
+#include "load.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -165,11 +167,11 @@ unsigned atomicAnd(unsigned* p, unsigned x);
 
 // ---- loads, stores, bits, arithmetic ----------------------------------------------------------------
 
-template <class T> inline T __ldg(const T* p) { return *p; }
-template <class T> inline T __ldcs(const T* p) { return *p; }
-template <class T> inline T __ldcg(const T* p) { return *p; }
-template <class T> inline T __ldca(const T* p) { return *p; }
-template <class T> inline T __ldcv(const T* p) { return *p; }
+template <class T> inline T __ldg(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldcs(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldcg(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldca(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldcv(const T* p) { return emulation_load(p); }
 template <class T> inline void __stcs(T* p, T x) { *p = x; }
 template <class T> inline void __stcg(T* p, T x) { *p = x; }
 template <class T> inline void __stwb(T* p, T x) { *p = x; }
