@@ -187,7 +187,7 @@ static const std::vector<LineRow>& line_table() {
     is_read = true;
     std::vector<uint8_t> file;
     FILE* f = fopen(program_path().c_str(), "rb");
-    uint8_t buffer[1 << 16];
+    uint8_t buffer[1 << 12];
     for (size_t n; f && (n = fread(buffer, 1, sizeof(buffer), f)) > 0;) { file.insert(file.end(), buffer, buffer + n); }
     if (f) { fclose(f); }
     if (file.size() < 64 || memcmp(file.data(), "\177ELF\2\1", 6) != 0) { return rows; }
@@ -428,6 +428,7 @@ void count_copy(size_t read, size_t written) {
 
 void emulation_count(bool on) {
     if (on) { sites.clear(), kernels.clear(), find.clear(), kernel_now = -1; }
+    if (on) { line_table(); } // read here: the stacks of kernels are small
     emulation_counting = on;
 }
 
