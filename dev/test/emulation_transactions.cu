@@ -59,7 +59,7 @@ __global__ void site_kernel10(float* out, const float* inp) {
     float sum = 0.0f;
     for (int i = 0; i < 4; i++) {
         if (threadIdx.x < 16 || i % 2 == 1) {
-            sum += inp[32 * i + threadIdx.x]; // site 10
+            sum += inp[i % 2 * 64]; // site 10
         }
         __syncwarp();
     }
