@@ -166,6 +166,7 @@ test_features() {
 site() {
     local line got
     line=$(grep -n "// site $3\$" "$source" | cut -d: -f1)
+    # shellcheck disable=SC2086
     "$1" "$2" --transactions $flags >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "kernel $2 fails"; }
     got=$(awk -v at="$(basename "$source"):${line:-$3}" -v access="  $4 " '
         /^[^ ]/ { inside = $1 == at }
