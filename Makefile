@@ -52,7 +52,7 @@ BINARIES := $(PROGRAMS) $(TESTS) $(BENCHES) $(FUZZERS)
 CU_BINARIES := $(patsubst %.cu,$(P)%cu,$(wildcard *.cu))
 
 .PHONY: help all programs tests demo test test-full check promote sanitize sanitize-programs sanitize-gpu valgrind fuzz \
-        fuzz-program bench check-style clean FORCE
+        fuzz-program bench learn check-style clean FORCE
 
 help:
 	@echo 'make demo        train a small model on this source tree for a minute, sample from it, save, load, sample again'
@@ -67,6 +67,7 @@ help:
 	@echo 'make valgrind    the test programs under valgrind: VALGRIND_TESTS="test_a test_b" picks some'
 	@echo 'make fuzz        libFuzzer on every reader: FUZZ_SECONDS=60 or FUZZ_RUNS=1000000 for each (needs clang)'
 	@echo 'make fuzz-program    the programs on changed files, with both sanitizers: FUZZ_RUNS=2000 and FUZZ_SEED=1 set number and choice'
+	@echo 'make learn       the course in dev/learn, without a GPU: some kernels on the CPU, with what each shows and what memory it moves'
 	@echo 'make bench       speed: prints figures, checks nothing'
 	@echo 'make check-style clang-format on every source, changes nothing'
 	@echo 'make clean       removes what make built'
@@ -165,6 +166,9 @@ fuzz-program:
 
 bench: programs $(BENCHES)
 	@$(if $(BENCHES),set -e; $(foreach b,$(BENCHES),$(if $(P),,./)$(b);),echo 'error: no dev/test/bench_*.c here' >&2; exit 1)
+
+learn:
+	@$(MAKE) --no-print-directory -C dev/cuda learn
 
 STYLED := $(wildcard *.c *.cu llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.cpp dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/test/fuzz/*.[ch] \
                      dev/cuda/emulation/*.h dev/cuda/emulation/*.cuh dev/cuda/emulation/*.cpp dev/cuda/emulation/*/*.h)

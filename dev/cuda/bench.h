@@ -300,12 +300,19 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     }
     if (f.tune) { f.kernel = bench_tune_kernel(name, names.first); }
 #ifdef CUDA_EMULATION
-    if (!f.check) { printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n"); }
+    bool counts = f.transactions || f.picture;
+    if (counts && (f.stress || f.huge)) { cli_fail("--transactions cannot be combined with --stress or --huge"); }
+    if (!f.check && !counts) {
+        printf("No GPU: the emulation's times would mean nothing, so this only checks, as --check.\n");
+    }
     f.check = 1;
-    emulation_schedule(f.schedule);
+    emulation_schedule(counts && f.schedule < 0 ? 0 : f.schedule); // the same counts in each run
 #endif
     BenchDevice device;
     if (!bench_open(&device, name)) { return EXIT_FAILURE; }
+#ifdef CUDA_EMULATION
+    if (counts) { return bench_run_transactions(device, name, declare, shape, check_shapes); }
+#endif
     if (f.huge) { return bench_run_huge(device, name, names.first); }
     return f.check ? bench_run_check(device, name, declare, shape, check_shapes, names.first)
                    : bench_run(device, name, declare, shape);

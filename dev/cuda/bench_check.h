@@ -584,3 +584,87 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
     printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
     return counts.failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
+
+// ---- --transactions ------------------------------------------------------------------------------
+#ifdef CUDA_EMULATION
+
+// A shape for which the counts take a second or two: the op's default with one sequence and few tokens, if need be fewer
+// columns; else the most expensive of the check shapes that is small enough.
+inline Shape bench_counted_shape(void (*declare)(Bench&), const Shape& usual, const std::vector<Shape>& check_shapes) {
+    auto affords = [&](const Shape& s) {
+        BenchState cost = bench_cost(declare, s, 0);
+        return cost.bytes <= 4e6 && cost.flops <= 4e7;
+    };
+    Shape s = usual;
+    s.B = 1;
+    for (int cut = 1; cut <= 8 && usual.V % cut == 0; cut *= 2) {
+        s.V = usual.V / cut;
+        for (s.T = std::min(usual.T, 64); s.T >= std::min(usual.T, 32); s.T /= 2) {
+            if (affords(s)) { return s; }
+        }
+    }
+    s.V = usual.V;
+    for (s.T = std::min(usual.T, 16); s.T >= 8; s.T /= 2) {
+        if (affords(s)) { return s; }
+    }
+    s.kind = -1;
+    for (Shape other : check_shapes) {
+        if (other.kind != usual.kind) { continue; }
+        other.B = other.B ? other.B : usual.B, other.T = other.T ? other.T : usual.T;
+        other.C = other.C ? other.C : usual.C;
+        other.NH = other.NH ? other.NH : usual.NH, other.V = other.V ? other.V : usual.V;
+        double cost = bench_cost(declare, other, 0).bytes, best = s.kind < 0 ? 0 : bench_cost(declare, s, 0).bytes;
+        if (s.kind < 0 || (affords(other) && cost > best)) { s = other; }
+    }
+    return s.kind < 0 ? usual : s;
+}
+
+// Runs each wanted kernel once, checks its results, and prints what it moves.
+inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& usual,
+                                  const std::vector<Shape>& check_shapes) {
+    const BenchFlags& f = bench_flags();
+    Shape shape = f.shape_given || f.full ? usual : bench_counted_shape(declare, usual, check_shapes);
+    BenchState s;
+    s.op = op;
+    const char* missing = emulation_try([&] { bench_declare(s, d, declare, shape, std::max(0, f.input_case)); });
+    if (missing) { die("the inputs of %s need %s, which is not emulated", op, missing); }
+    printf("%s, %s, B %d T %d C %d NH %d V %d%s%s%s\n", op, PRECISION_NAME, shape.B, shape.T, shape.C, shape.NH,
+           shape.V, s.kinds.empty() ? "" : ", ", s.kinds.empty() ? "" : s.kinds[s.kind],
+           f.shape_given || f.full ? "" : " (a small shape; -B -T -C -NH -V set another one)");
+    BenchCounts counts = {0, 0, 0};
+    for (const BenchKernel& k : s.kernels) {
+        if (!bench_wanted(k)) { continue; }
+        std::vector<int> configs = bench_configs(k);
+        bool has_256 = std::find(configs.begin(), configs.end(), 256) != configs.end();
+        int config = configs[0] != 0 && has_256 ? 256 : configs[0];
+        missing = bench_skip_reason(d, k);
+        std::string wrong;
+        if (!missing) {
+            missing = emulation_try([&] {
+                bench_reset(s);
+                emulation_count(true);
+                k.launch(config);
+            });
+        }
+        emulation_count(false);
+        if (missing) {
+            printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+            counts.skipped++;
+            continue;
+        }
+        printf("kernel %d, %s: %s\n\n", k.number, bench_config_text(k, config, false).c_str(), k.what);
+        emulation_print_transactions(f.picture);
+        int num_findings;
+        wrong = emulation_findings(&num_findings);
+        for (BenchBuffer& x : s.buffers) {
+            if (x.compare) { x.compare(k.tolerance, &wrong); }
+        }
+        (wrong.empty() ? counts.passed : counts.failed)++;
+        if (!wrong.empty()) { printf("FAIL kernel %d: %s\n", k.number, wrong.c_str()); }
+        if (f.kernel < 0) { printf("\n"); }
+        fflush(stdout);
+    }
+    bench_free(s);
+    return counts.failed || !counts.passed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+#endif

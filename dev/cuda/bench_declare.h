@@ -561,6 +561,7 @@ struct Bench {
 struct BenchFlags {
     int kernel = -1; // number of the kernel to run; -1: all
     int list = 0, check = 0, full = 0, huge = 0, tune = 0, hot = 0, sustained = 0, guards = 1;
+    int transactions = 0, picture = 0; // of the emulation
     int config = -1, input_case = -1, kind = -1, sample = 0, stress = 0, seed = 1337, repeats = 100, schedule = -1;
     const char *flush = "read", *csv = NULL, *json = NULL, *tune_file = NULL;
     bool shape_given = false;
@@ -624,6 +625,12 @@ inline void bench_parse(int argc, char** argv, const char* name, Shape* shape) {
 #ifdef CUDA_EMULATION
         {OPT_INT, 0, NULL, "schedule", &f.schedule, NULL,
          "order of warps and lanes: 0 by their numbers, others drawn; -1: another one for each launch", -1, INT_MAX},
+        {OPT_BOOL, 0, NULL, "transactions", &f.transactions, NULL,
+         "run once and count, per source line, what memory is asked for and what a GPU would move; README, \"Without a "
+         "GPU\"",
+         0, 0},
+        {OPT_BOOL, 0, NULL, "picture", &f.picture, NULL,
+         "the same, and draw the sectors or banks of each line's first request", 0, 0},
 #endif
         {OPT_SECTION, 0, NULL, "Results", NULL, NULL, NULL, 0, 0},
         {OPT_STR, 0, NULL, "csv", &f.csv, "FILE", "write one row per kernel and configuration", 0, 0},

@@ -161,6 +161,82 @@ test_features() {
     done
 }
 
+# site PROGRAM KERNEL SITE ACCESS WANT: fails unless --transactions prints WANT for this access ("read 4 B") in the line with
+# the comment "// site SITE" of $source, or in line SITE if it has no such comment
+site() {
+    local line got
+    line=$(grep -n "// site $3\$" "$source" | cut -d: -f1)
+    # shellcheck disable=SC2086
+    "$1" "$2" --transactions $flags >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "kernel $2 fails"; }
+    got=$(awk -v at="$(basename "$source"):${line:-$3}" -v access="  $4 " '
+        /^[^ ]/ { inside = $1 == at }
+        inside && index($0, access) == 1 { print substr($0, length(access)) }' "$tmp/out" | tr -s ' ' | sed 's/^ //')
+    [ "$got" = "$5" ] || { cat "$tmp/out" && fail "kernel $2, $4 in line ${line:-$3}: '$got', want '$5'"; }
+}
+
+# What --transactions counts where the right numbers follow by arithmetic.
+test_transactions() {
+    needs_compiler
+    command -v addr2line >/dev/null || command -v llvm-symbolizer >/dev/null || skip "needs addr2line"
+    copy_tree
+    local source=dev/cuda/simple_kernel.cu program=$tmp/tree/dev/cuda/simple_kernel_cpu flags line
+    make_cpu cpu OP=simple_kernel
+    # 6144 elements: 192 warps, each asks for 32 * 2 bytes = 2 sectors
+    flags="-B 1 -T 8 -C 768 --config 256"
+    line=$(grep -n 'if (i < n) { out\[i\]' $source | cut -d: -f1)
+    site "$program" 1 "$line" "read 2 B" "192 12288 384 2.00 384 100%"
+    site "$program" 1 "$line" "write 2 B" "192 12288 384 2.00 384 100%"
+    contains 'all: 1 launch, 24576 bytes asked, 24576 in sectors, efficiency 100%, 24576 unique;' "$tmp/out"
+    contains 'simple_kernel_kernel1: 1 launch, 24 blocks of 256 threads' "$tmp/out"
+    # 49152 elements, 64 per thread: each of 32 lanes in a sector of its own, of which it wants 2 bytes
+    flags="-B 1 -T 64 -C 768 --config 256"
+    line=$(grep -n 'for (size_t i = begin; i < end; i++) { out' $source | cut -d: -f1)
+    site "$program" 4 "$line" "read 2 B" "1536 98304 49152 32.00 3072 6.25%"
+    site "$program" 4 "$line" "write 2 B" "1536 98304 49152 32.00 3072 6.25%"
+    contains 'efficiency 6.25%, 196608 unique;' "$tmp/out"
+    # 16 bytes per lane: one request of 512 bytes
+    line=$(grep -n 'x128 x = load128(inp + i)' $source | cut -d: -f1)
+    site "$program" 5 "$line" "read 16 B" "192 98304 3072 16.00 3072 100%"
+    # the same text in each run, the same counts by another schedule
+    "$program" 5 --picture >"$tmp/first"
+    "$program" 5 --picture >"$tmp/second"
+    cmp "$tmp/first" "$tmp/second" || fail "two runs print different texts"
+    "$program" 5 --picture --schedule 7 >"$tmp/second"
+    cmp "$tmp/first" "$tmp/second" || fail "another schedule gives other counts"
+    contains '+0 |################|################|################|################| lanes 0-7' "$tmp/first"
+    "$program" 4 --picture >"$tmp/out"
+    contains '+128 |#...............|                |                |                | lane 1' "$tmp/out"
+    local rc=0
+    "$program" 1 --transactions --check --stress 2 >"$tmp/out" 2>&1 || rc=$?
+    want "the exit code with --stress" $rc 2
+
+    source=dev/test/emulation_transactions.cu program=$tmp/tree/dev/cuda/emulation_transactions_cpu flags=
+    cp $source "$tmp/tree/dev/cuda/"
+    make_cpu cpu OP=emulation_transactions
+    rm "$tmp/tree/dev/cuda/emulation_transactions.cu"
+    # shared memory: requests, wavefronts, per request, least, conflicts
+    site "$program" 1 1 "write 4 B" "1 2 2.00 1 1"
+    site "$program" 2 2 "read 4 B" "1 32 32.00 1 31"
+    site "$program" 3 3 "read 4 B" "1 1 1.00 1 0"
+    site "$program" 4 4 "read 4 B" "1 1 1.00 1 0"
+    site "$program" 5 5 "read 16 B" "1 4 4.00 4 0"
+    site "$program" 11 11 "atomic 4 B" "1 32 32.00 1 31"
+    # device memory: requests, bytes asked, sectors, per request, needed, efficiency
+    site "$program" 6 6 "read 16 B" "1 512 16 16.00 16 100%"
+    site "$program" 7 7 "read 4 B #1" "1 128 8 8.00 4 50%"
+    site "$program" 7 7 "read 4 B #2" "1 128 8 8.00 4 50%"
+    contains 'all: 1 launch, 384 bytes asked, 640 in sectors, efficiency 60%, 384 unique;' "$tmp/out"
+    site "$program" 8 8 "read 4 B" "32 2112 32 1.00 32 100%"
+    site "$program" 9 9 "read 4 B" "1 128 5 5.00 4 80%"
+    site "$program" 10 10 "read 4 B" "4 384 4 1.00 4 100%"
+    site "$program" 12 12 "cp.async 16 B" "1 512 16 16.00 16 100%
+1 4 4.00 4 0"
+    site "$program" 13 13 "ldmatrix 16 B" "1 32 32.00 4 28"
+    contains 'shared wavefronts ' "$tmp/out"
+    "$program" 2 --picture >"$tmp/out"
+    contains 'word  .  .  . 32  .  .  .' "$tmp/out"
+}
+
 # bench.h's own functions: clocks, notes, columns, hot launches
 test_bench_functions() {
     needs_compiler
@@ -261,5 +337,5 @@ test_mutants() {
 }
 
 [ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
-tests=(programs choices check_flags features bench_functions reports kernels mutants)
+tests=(programs choices check_flags features transactions bench_functions reports kernels mutants)
 run_tests_once "$@"

@@ -25,6 +25,8 @@ loads and stores calls a function of memory.cpp. The emulation's own code must n
 #include <type_traits>
 #include <utility>
 
+#include "load.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -167,11 +169,11 @@ unsigned atomicAnd(unsigned* p, unsigned x);
 
 // ---- loads, stores, bits, arithmetic ----------------------------------------------------------------
 
-template <class T> inline T __ldg(const T* p) { return *p; }
-template <class T> inline T __ldcs(const T* p) { return *p; }
-template <class T> inline T __ldcg(const T* p) { return *p; }
-template <class T> inline T __ldca(const T* p) { return *p; }
-template <class T> inline T __ldcv(const T* p) { return *p; }
+template <class T> inline T __ldg(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldcs(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldcg(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldca(const T* p) { return emulation_load(p); }
+template <class T> inline T __ldcv(const T* p) { return emulation_load(p); }
 template <class T> inline void __stcs(T* p, T x) { *p = x; }
 template <class T> inline void __stcg(T* p, T x) { *p = x; }
 template <class T> inline void __stwb(T* p, T x) { *p = x; }
@@ -447,5 +449,9 @@ void emulation_schedule(int number);
 // What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
 // A text for the user, "" if nothing. *count: how many of them.
 const char* emulation_findings(int* count);
+// Counts the memory transactions of all launches from emulation_count(true) to emulation_count(false), and prints them:
+// see transactions.cpp.
+void emulation_count(bool on);
+void emulation_print_transactions(bool pictures);
 // False if a check of an op with this cost takes too long here. EMULATION_LIMIT=10 allows ten times the default.
 bool emulation_affords(double bytes, double flops);

@@ -123,6 +123,8 @@ static void wake(Block* b, Warp* w, unsigned lanes) {
     b->ready_warps |= 1u << (w - b->warps);
 }
 
+static void count_operation(Block* b, Warp* w, WarpOperation* operation, unsigned lanes);
+
 // Does the operation that the lanes of `mask` wait for, if all of them do. Lanes that have ended are not waited for.
 static bool try_complete(Block* b, Warp* w, unsigned mask) {
     unsigned lanes = mask & w->alive;
@@ -144,6 +146,7 @@ static bool try_complete(Block* b, Warp* w, unsigned mask) {
         warp_converged(b, w);
         w->passed.clear();
     }
+    if (emulation_counting) { count_operation(b, w, first->operation, lanes); }
     w->waiting &= ~lanes;
     wake(b, w, lanes);
     uint64_t random = next_random(&b->random);
@@ -187,6 +190,10 @@ static void shuffle(void* const* args, unsigned lanes) {
         }
         to->result = ((Shuffle*)args[to->source])->bits;
     }
+}
+static void count_operation(Block* b, Warp* w, WarpOperation* operation, unsigned lanes) {
+    if (operation == shuffle) { count_event(COUNT_SHUFFLE); }
+    if (lanes == w->alive) { count_warp_met(b, (int)(w - b->warps)); }
 }
 uint64_t emulation_shuffle(char kind, unsigned mask, uint64_t bits, int operand, int width) {
     Fiber* f = emulation_now;
@@ -281,6 +288,7 @@ REDUCE(unsigned, __reduce_xor_sync, bits_xor)
 // Lets the waiting threads of a barrier go. Barrier 0 is that of the whole block.
 static void release_barrier(Block* b, int id) {
     Barrier* barrier = &b->barriers[id];
+    if (emulation_counting) { count_event(COUNT_BARRIER); }
     if (id == 0) {
         block_synchronised(b);
         b->predicates_result = b->predicates, b->predicates = 0;
@@ -289,6 +297,7 @@ static void release_barrier(Block* b, int id) {
         unsigned lanes = barrier->waiting[w];
         if (!lanes) { continue; }
         if (id != 0) { barrier_passed(b, barrier, w, lanes); }
+        if (emulation_counting && lanes == b->warps[w].alive) { count_warp_met(b, w); }
         wake(b, &b->warps[w], lanes);
     }
     *barrier = Barrier{};
@@ -442,6 +451,7 @@ static Block* take_block() {
     return b;
 }
 static void give_block(Block* b) {
+    if (emulation_counting) { count_block_ends(b); }
     b->cluster->blocks[(size_t)b->cluster_rank] = NULL;
     b->cluster = NULL;
     b->memory_barriers.clear();
@@ -487,6 +497,7 @@ static Block* begin_block(Launch* launch, size_t number) {
         f->sp = new_stack(f->stack + STACK_BYTES - i % 13 * 320);
     }
     begin_block_memory(b);
+    if (emulation_counting) { count_block_begins(b); }
     return b;
 }
 
@@ -603,11 +614,14 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
     new_launch_memory(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
-    int workers = all_resident || num_threads < 8192 ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
+    bool alone = all_resident || num_threads < 8192 || emulation_counting;
+    int workers = alone ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
+    if (emulation_counting) { count_launch_begins(&launch); }
     std::vector<std::thread> threads;
     for (int i = 1; i < workers; i++) { threads.emplace_back(run_blocks, &launch); }
     run_blocks(&launch);
     for (std::thread& thread : threads) { thread.join(); }
+    if (emulation_counting) { count_launch_ends(); }
     const char* unsupported = launch.unsupported;
     if (unsupported && unsupported[0]) { throw EmulationUnsupported{unsupported}; }
 }

@@ -27,7 +27,7 @@ enum {
     SHARED_LIMIT = 227 << 10,  // what a block may use, as on an H100
     SHARED_DEFAULT = 48 << 10, // what a kernel may use without cudaFuncSetAttribute
     SHARED_FIRST = 1024,       // offset of the dynamic shared memory, so that offset 0 is never a variable
-    SHARED_GAP = 64,           // unused bytes between two variables
+    SHARED_GAP = 128, // unused bytes between two variables: all banks, so that a variable has the banks as on a GPU
     MAX_THREADS = 1024,
     MAX_WARPS = 32,
     MAX_BARRIERS = 16,
@@ -36,6 +36,7 @@ enum {
 struct Block;
 struct Fiber;
 struct Warp;
+struct OpenBlock;
 
 // An asynchronous copy that has been issued and not waited for.
 struct Copy {
@@ -200,6 +201,7 @@ struct Block {
     char* stacks;      // (MAX_THREADS, STACK_BYTES)
     char* shared;      // (SHARED_BYTES)
     Shadow* shadow;    // (SHARED_BYTES)
+    OpenBlock* counts; // NULL until accesses of this block are counted
 };
 
 // The fiber that runs on this thread of the host; NULL in host code.
@@ -228,6 +230,8 @@ void block_synchronised(Block* b);
 void barrier_arrived(Block* b, Barrier* barrier, int warp);
 void barrier_passed(Block* b, Barrier* barrier, int warp, unsigned lanes);
 void new_launch_memory(Launch* launch);
+// False unless p points to device memory. *offset: from its begin.
+bool device_offset(const void* p, size_t* offset);
 // A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
 void copy_issued(const BulkCopy& c);
 void copy_arrived(const BulkCopy& c);
@@ -240,3 +244,24 @@ void end_thread_sm90(Fiber* f); // bulk stores that nobody waited for
 
 // Reports something that is wrong in the kernel that runs. what: "a deadlock: ...". pc and other may be NULL.
 void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc);
+
+// ---- transactions.cpp ---------------------------------------------------------------------------
+
+extern bool emulation_counting; // --transactions: then all blocks run on one worker
+enum CountKind { COUNT_READ, COUNT_WRITE, COUNT_ATOMIC, COUNT_CP_ASYNC, COUNT_LDMATRIX };
+enum CountEvent { COUNT_BARRIER, COUNT_SHUFFLE, COUNT_MMA, NUM_COUNT_EVENTS };
+void count_access(Fiber* f, const void* p, size_t bytes, CountKind kind, void* pc);
+void count_warp_met(Block* b, int warp); // all lanes that have not ended are at the same instruction
+void count_event(CountEvent event);
+void count_block_begins(Block* b);
+void count_block_ends(Block* b);
+void count_launch_begins(const Launch* launch);
+void count_launch_ends();
+void count_copy(size_t read, size_t written); // cudaMemset, cudaMemcpy
+
+// Checks of accesses in its scope are not counted, because they do not happen there on a GPU.
+struct Uncounted {
+    bool was;
+    Uncounted() : was(emulation_counting) { emulation_counting = false; }
+    ~Uncounted() { emulation_counting = was; }
+};

@@ -6,6 +6,7 @@ numbers stay as they are, and a #line directive gives the output the name NAME.
     __shared__ float x[32], y;           a reference to memory of the block for each variable, see shared_variables()
     asm volatile("ex2 ...", ...);        emulation_asm("ex2 ...", ...); asm statements without instructions stay
     threadIdx, blockDim, ...             emulation_thread_index(), ..., but not members of that name
+    *reinterpret_cast<const T*>(p)       emulation_load(reinterpret_cast<const T*>(p)): one access, in this line
 */
 #include <ctype.h>
 #include <stdio.h>
@@ -152,13 +153,32 @@ static const char* place_at(const std::string& in, size_t i) {
     return NULL;
 }
 
+// The position after the load *reinterpret_cast<const T*>(p) at i, or i if there is none.
+static size_t skip_load(const std::string& in, size_t i) {
+    const char* begin = "*reinterpret_cast<const ";
+    if (in.compare(i, strlen(begin), begin) != 0) { return i; }
+    size_t open = in.find(">(", i);
+    if (open == std::string::npos) { return i; }
+    size_t end = skip_brackets(in, open + 1);
+    return in[end] == '[' || in[end] == '.' || in[end] == '-' ? i : end;
+}
+
 static std::string filtered(const std::string& in) {
     std::string out;
-    bool launching = false; // between <<< and >>>
+    bool launching = false;        // between <<< and >>>
+    std::vector<size_t> load_ends; // of the loads that have begun, the inner one last
     for (size_t i = 0; i < in.size();) {
+        if (!load_ends.empty() && i >= load_ends.back()) {
+            out += ")", load_ends.pop_back();
+            continue;
+        }
         size_t end = skip_opaque(in, i);
         bool word = is_name(in[i]) && (i == 0 || !is_name(in[i - 1]));
         if (end > i) { // copied as it is
+        } else if (skip_load(in, i) > i) {
+            load_ends.push_back(skip_load(in, i));
+            out += "emulation_load(", i++;
+            continue;
         } else if (in.compare(i, 3, "<<<") == 0) {
             out.insert(begin_of_kernel(out), "emulation_kernel(");
             out += ", ", i += 3, launching = true;

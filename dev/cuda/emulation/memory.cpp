@@ -550,7 +550,13 @@ static void on_fault(int signal) {
     ::signal(signal, SIG_DFL); // not in a kernel: the fault happens again, and ends the program
 }
 
+bool device_offset(const void* p, size_t* offset) {
+    *offset = (size_t)((const char*)p - device_base);
+    return *offset < device_size;
+}
+
 void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc) {
+    if (__builtin_expect(emulation_counting, 0)) { count_access(f, p, bytes, (CountKind)kind, pc); }
     size_t in_shared = (size_t)((const char*)p - f->block->shared);
     size_t in_device = (size_t)((const char*)p - device_base);
     if (in_shared < SHARED_BYTES) {

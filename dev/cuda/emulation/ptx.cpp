@@ -17,6 +17,11 @@ void emulation_cp_async(void* shared, const void* global, int bytes, bool valid)
         report("cp.async with an address that is not aligned", f, pc, NULL, NULL);
         end_launch(NULL);
     }
+    if (emulation_counting) {
+        if (valid) { count_access(f, global, (size_t)bytes, COUNT_CP_ASYNC, pc); }
+        count_access(f, shared, (size_t)bytes, COUNT_CP_ASYNC, pc);
+    }
+    Uncounted uncounted;
     mark_in_flight(f, shared, (size_t)bytes, pc);
     f->copies.push_back({shared, global, bytes, valid, f->group, pc});
 }
@@ -24,6 +29,7 @@ void cp_async_commit() { emulation_now->group++; }
 
 void emulation_cp_async_wait(int pending) {
     Fiber* f = emulation_now;
+    Uncounted uncounted;
     size_t done = 0;
     for (; done < f->copies.size() && f->copies[done].group < f->group - pending; done++) {
         const Copy& c = f->copies[done];
@@ -56,6 +62,11 @@ static void load_matrices(void* const* args, unsigned lanes) {
         report("ldmatrix by a part of a warp", first->fiber, first->pc, NULL, NULL);
         return;
     }
+    for (int lane = 0; lane < 32 && emulation_counting; lane++) {
+        MatrixLoad* load = (MatrixLoad*)args[lane];
+        count_access(load->fiber, load->row, 16, COUNT_LDMATRIX, load->pc);
+    }
+    Uncounted uncounted;
     for (int j = 0; j < 4; j++) {
         uint16_t matrix[8][8];
         for (int row = 0; row < 8; row++) {
@@ -98,6 +109,7 @@ static void multiply(void* const* args, unsigned lanes) {
         report("mma.sync by a part of a warp", emulation_now, emulation_now->pc, NULL, NULL);
         return;
     }
+    if (emulation_counting) { count_event(COUNT_MMA); }
     double a[16][16], b[16][8], d[16][8] = {};
     for (int lane = 0; lane < 32; lane++) {
         const MatrixProduct* p = (const MatrixProduct*)args[lane];

@@ -48,7 +48,12 @@ const char* cudaGetErrorString(cudaError_t e) {
 
 // ---- memory -----------------------------------------------------------------------------------------------
 
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (emulation_counting) {
+        bool reads = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+        bool writes = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+        count_copy(reads ? bytes : 0, writes ? bytes : 0);
+    }
     memmove(to, from, bytes);
     return cudaSuccess;
 }
@@ -56,6 +61,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     return cudaMemcpy(to, from, bytes, kind);
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    if (emulation_counting) { count_copy(0, bytes); }
     memset(p, value, bytes);
     return cudaSuccess;
 }
