@@ -248,9 +248,18 @@ void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc);
 // ---- transactions.cpp ---------------------------------------------------------------------------
 
 extern bool emulation_counting; // --transactions: then all blocks run on one worker
-enum CountKind { COUNT_READ, COUNT_WRITE, COUNT_ATOMIC, COUNT_CP_ASYNC, COUNT_LDMATRIX };
-enum CountEvent { COUNT_BARRIER, COUNT_SHUFFLE, COUNT_MMA, NUM_COUNT_EVENTS };
+enum CountKind {
+    COUNT_READ,
+    COUNT_WRITE,
+    COUNT_ATOMIC,
+    COUNT_CP_ASYNC,
+    COUNT_LDMATRIX,
+    COUNT_BULK_READ, // TMA and bulk copies, in device memory
+    COUNT_BULK_WRITE
+};
+enum CountEvent { COUNT_BARRIER, COUNT_SHUFFLE, COUNT_MMA, COUNT_WGMMA, NUM_COUNT_EVENTS };
 void count_access(Fiber* f, const void* p, size_t bytes, CountKind kind, void* pc);
+void count_bulk(const void* p, size_t bytes, CountKind kind, void* pc); // contiguous bytes
 void count_warp_met(Block* b, int warp); // all lanes that have not ended are at the same instruction
 void count_event(CountEvent event);
 void count_block_begins(Block* b);

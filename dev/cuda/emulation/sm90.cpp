@@ -40,8 +40,13 @@ void* emulation_map_shared(void* p, int rank) {
 
 // ---- mbarriers ----------------------------------------------------------------------------------------------
 
+static void check_barrier(const uint64_t* barrier, AccessKind kind, void* pc) {
+    Uncounted uncounted;
+    check_access(barrier, sizeof(*barrier), kind, pc);
+}
+
 void mbarrier_init(uint64_t* barrier, int count) {
-    check_access(barrier, sizeof(*barrier), ACCESS_WRITE, __builtin_return_address(0));
+    check_barrier(barrier, ACCESS_WRITE, __builtin_return_address(0));
     MemoryBarrier& m = emulation_now->block->memory_barriers[shared_offset(barrier)];
     m = MemoryBarrier{};
     m.count = m.pending = count;
@@ -86,12 +91,12 @@ static void arrive(Block* b, size_t offset, int bytes, void* pc) {
 }
 void mbarrier_arrive(uint64_t* barrier) {
     void* pc = __builtin_return_address(0);
-    check_access(barrier, sizeof(*barrier), ACCESS_ATOMIC, pc);
+    check_barrier(barrier, ACCESS_ATOMIC, pc);
     arrive(emulation_now->block, shared_offset(barrier), 0, pc);
 }
 void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
     void* pc = __builtin_return_address(0);
-    check_access(barrier, sizeof(*barrier), ACCESS_ATOMIC, pc);
+    check_barrier(barrier, ACCESS_ATOMIC, pc);
     arrive(emulation_now->block, shared_offset(barrier), bytes, pc);
 }
 void mbarrier_arrive_cluster(uint64_t* barrier, int rank) {
@@ -112,7 +117,7 @@ static bool warp_has_passed(Fiber* f, size_t offset, int parity) {
 void mbarrier_wait(uint64_t* barrier, int parity) {
     Fiber* f = emulation_now;
     f->pc = __builtin_return_address(0);
-    check_access(barrier, sizeof(*barrier), ACCESS_ATOMIC, f->pc);
+    check_barrier(barrier, ACCESS_ATOMIC, f->pc);
     size_t offset = shared_offset(barrier);
     for (;;) {
         MemoryBarrier& m = barrier_of(f->block, offset, f->pc);
@@ -173,12 +178,14 @@ template <class Row> static void for_rows(const TensorMap& t, const int* at, Row
 }
 
 static void perform_copy(const BulkCopy& c) {
+    Uncounted uncounted;
     char* to = c.to_block->shared + c.to;
     if (c.map.rank) {
         for_rows(c.map, c.coordinates, [&](const char* p, int bytes, int begin, size_t offset) {
             char row[128] = {};
             if (bytes > 0) {
                 check_access_of(c.fiber, p, (size_t)bytes, ACCESS_READ, c.pc);
+                if (uncounted.was) { count_bulk(p, (size_t)bytes, COUNT_BULK_READ, c.pc); }
                 memcpy(row + begin, p, (size_t)bytes);
             }
             for (size_t i = 0; i < 128; i += 16) {
@@ -187,6 +194,7 @@ static void perform_copy(const BulkCopy& c) {
         });
     } else if (c.global) {
         check_access_of(c.fiber, c.global, c.bytes, ACCESS_READ, c.pc);
+        if (uncounted.was) { count_bulk(c.global, c.bytes, COUNT_BULK_READ, c.pc); }
         memcpy(to, c.global, c.bytes);
     } else if (c.from_block) {
         if (c.from_block->cluster != c.to_block->cluster) {
@@ -211,6 +219,7 @@ static void issue_copy(BulkCopy c, Block* b, const void* p, size_t bytes, const 
         end_launch(NULL);
     }
     MemoryBarrier& m = barrier_of(b, shared_offset(barrier), pc);
+    Uncounted uncounted;
     copy_issued(c);
     m.copies.push_back(c);
 }
@@ -260,6 +269,7 @@ void store_async_cluster(float* to, float x, uint64_t* barrier, int rank) {
 // ---- TMA and bulk copies from shared memory ------------------------------------------------------------------------
 
 static void perform_store(Fiber* f, const BulkStore& s) {
+    Uncounted uncounted;
     Block* b = f->block;
     check_access_of(f, b->shared + s.from, s.bytes, ACCESS_READ, s.pc);
     if (s.map.rank) {
@@ -268,11 +278,13 @@ static void perform_store(Fiber* f, const BulkStore& s) {
             char row[128];
             for (size_t i = 0; i < 128; i += 16) { memcpy(row + i, b->shared + swizzled(s.from + offset + i), 16); }
             check_access_of(f, p, (size_t)bytes, ACCESS_WRITE, s.pc);
+            if (uncounted.was) { count_bulk(p, (size_t)bytes, COUNT_BULK_WRITE, s.pc); }
             memcpy(p, row + begin, (size_t)bytes);
         });
         return;
     }
     check_access_of(f, s.global, s.bytes, s.adds ? ACCESS_ATOMIC : ACCESS_WRITE, s.pc);
+    if (uncounted.was) { count_bulk(s.global, s.bytes, COUNT_BULK_WRITE, s.pc); }
     if (!s.adds) {
         memcpy(s.global, b->shared + s.from, s.bytes);
         return;
@@ -380,6 +392,8 @@ static void read_operand(Fiber* f, float* out, uint64_t descriptor, int first, i
 // d = a b for the 16 rows of this warp. Sums 16 or 32 products in double and rounds once; a tensor core rounds in another
 // way, within the tolerances of the checks.
 static void perform_product(Fiber* fibers, const WarpProduct& p) {
+    if (emulation_counting) { count_event(COUNT_WGMMA); }
+    Uncounted uncounted;
     static thread_local float a[32 * 16], b[32 * 256];
     int depth = p.type == WGMMA_E4M3 ? 32 : 16, n = p.columns, warp = (fibers->id / 32) % 4;
     if (p.a_in_registers) {

@@ -301,7 +301,9 @@ static void finish_request(Site* site, const Request& r, bool may_be_example) {
     std::vector<uint32_t> sectors = sectors_of(r, &distinct);
     site->units += sectors.size(), site->least += (distinct + SECTOR - 1) / SECTOR;
     if (touched.size() <= sectors.back()) { touched.resize(sectors.back() + 1); }
-    uint8_t marks = site->kind == COUNT_WRITE ? 2 : site->kind == COUNT_ATOMIC ? 3 : 1;
+    uint8_t marks = site->kind == COUNT_WRITE || site->kind == COUNT_BULK_WRITE ? 2
+                    : site->kind == COUNT_ATOMIC                                ? 3
+                                                                                : 1;
     for (uint32_t s : sectors) { touched[s] |= marks; }
 }
 
@@ -371,6 +373,24 @@ void count_access(Fiber* f, const void* memory, size_t bytes, CountKind kind, vo
     if (!plain || bytes == MAX_ACCESS) { return add_access(f, offset, (int)bytes, kind, shared, pc); }
     p->kind = kind, p->shared = shared, p->offset = offset, p->parts = 1, p->total = (int)bytes;
     p->pcs[0] = pc, p->bytes[0] = (uint8_t)bytes;
+}
+
+// What TMA moves does not come from lanes: up to 512 contiguous bytes count as one request.
+void count_bulk(const void* p, size_t bytes, CountKind kind, void* pc) {
+    size_t offset;
+    if (!device_offset(p, &offset)) { return; }
+    KernelCounts& k = kernels[(size_t)kernel_now];
+    (kind == COUNT_BULK_WRITE ? k.written : k.read) += bytes;
+    int site = site_of(pc, kind, false);
+    while (bytes > 0) {
+        Request r = {};
+        for (int lane = 0; lane < 32 && bytes > 0; lane++) {
+            size_t piece = std::min(bytes, (size_t)MAX_ACCESS);
+            r.mask |= 1u << lane, r.offset[lane] = (uint32_t)offset, r.bytes[lane] = (uint8_t)piece;
+            offset += piece, bytes -= piece;
+        }
+        finish_request(&sites[(size_t)site], r, true);
+    }
 }
 
 // The whole warp has met: no lane can come to a request that is open.
@@ -521,7 +541,7 @@ struct Row {
     Site sum;
 };
 
-static const char* const kind_names[] = {"read", "write", "atomic", "cp.async", "ldmatrix"};
+static const char* const kind_names[] = {"read", "write", "atomic", "cp.async", "ldmatrix", "bulk read", "bulk write"};
 static const int WIDTH = 100;
 
 static std::string fit(const std::string& text, size_t width) {
@@ -767,6 +787,7 @@ static void print_kernel(int number, const std::map<uint64_t, Place>& places, bo
     printf("  %-24s %12.*f\n", "barriers per block", k.events[COUNT_BARRIER] % k.blocks ? 2 : 0, barriers);
     line("shuffles", k.events[COUNT_SHUFFLE], "");
     if (k.events[COUNT_MMA]) { line("mma.sync", k.events[COUNT_MMA], ""); }
+    if (k.events[COUNT_WGMMA]) { line("wgmma", k.events[COUNT_WGMMA] / 4, "of a warpgroup each"); }
     printf("\n");
     all->launches += t.launches, all->asked += t.asked, all->moved += t.moved, all->needed += t.needed;
     all->unique += t.unique, all->wavefronts += t.wavefronts, all->conflicts += t.conflicts;
