@@ -459,8 +459,8 @@ static Svg draw_bytes_in_flight() {
         800, 622, "Bytes in flight: what hides the latency of memory",
         "Little's law: bytes in flight = bandwidth x latency",
         "Above: a thread that loads one value at a time, and one that has four loads in flight. Below: the rate of "
-        "reads against bytes in flight per SM rises as a straight line and ends at the rate of a copy; three kernels "
-        "of simple_kernel.cu as dots.");
+        "reads grows in proportion to the bytes in flight per SM, until it meets the rate of a copy; three kernels of "
+        "simple_kernel.cu as dots.");
     // two threads over time
     const double x0 = 180, wait = 128, use = 16, h = 15;
     svg.label(20, 90, "one load at a time");
@@ -1615,7 +1615,7 @@ static Svg draw_occupancy() {
 static Svg draw_block_timeline() {
     const int n = 4;
     const double left = 96, work = 128, tail = 30, h = 36;
-    Svg svg(800, 446, "Four kernels: one by one, as a CUDA graph, with early launches",
+    Svg svg(800, 454, "Four kernels: one by one, as a CUDA graph, with early launches",
             "A sketch, not to scale. The height of a kernel is the number of SMs at work: at its end, fewer and fewer.",
             "Three timelines of four kernels. In a stream there is a gap after each kernel. In a graph the gaps are "
             "smaller. "
