@@ -3,7 +3,8 @@
 
 NVCC ?= nvcc
 EMULATION_DIR := ../../build/dev_cuda/cpu
-EMULATION := $(addprefix $(EMULATION_DIR)/,filter engine.o memory.o runtime.o ptx.o)
+EMULATION := $(EMULATION_DIR)/filter $(patsubst ../cuda/emulation/%.cpp,$(EMULATION_DIR)/%.o,\
+    $(filter-out %/filter.cpp,$(wildcard ../cuda/emulation/*.cpp)))
 LEARN_BUILD := ../../build/learn
 # as in ../cuda/Makefile: each load and store of a kernel calls the emulation
 EMULATION_FLAGS = -O1 -g1 -std=c++17 -Wall -Wextra -Wno-unused-parameter -I../cuda/emulation -fsanitize=thread -fno-pie \
