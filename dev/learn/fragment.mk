@@ -3,7 +3,8 @@
 
 NVCC ?= nvcc
 FRAGMENT_CPU := ../../build/dev_cuda/cpu
-FRAGMENT_ENGINE := $(addprefix $(FRAGMENT_CPU)/,engine.o memory.o runtime.o ptx.o)
+FRAGMENT_ENGINE := $(patsubst ../cuda/emulation/%.cpp,$(FRAGMENT_CPU)/%.o, \
+    $(filter-out %/filter.cpp,$(wildcard ../cuda/emulation/*.cpp)))
 FRAGMENT_TREE := $(FRAGMENT_CPU)/tree/dev/learn
 # as in ../cuda/Makefile: each load and store of a kernel calls the emulation
 FRAGMENT_FLAGS = -O1 -g1 -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -I../cuda/emulation -fsanitize=thread -fno-pie \
