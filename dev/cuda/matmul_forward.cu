@@ -83,7 +83,7 @@ void matmul_forward0(const MatmulForwardArgs& f, cudaStream_t stream) {
     cublaslt_tune(true);
 }
 
-// ---- kernel 1: one thread per element of out; a warp reads weight in steps of a whole row ----
+// ---- kernel 1: one thread per element of out; neighbouring lanes read weight a whole row apart ----
 
 __global__ void matmul_forward_kernel1(MatmulForwardArgs f) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -213,24 +213,22 @@ void matmul_forward5(const MatmulForwardArgs& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 6: 128-bit accesses, of device memory and of shared memory ----
+// ---- kernel 6: 128-bit accesses of device memory ----
 
 // Loads 128 rows and 16 columns, from (row0, k0) on; zeros outside of (num_rows, C).
-__device__ inline void matmul_forward_load6(float tile[128][16], const floatX* matrix, int row0, int k0, int num_rows,
+__device__ inline void matmul_forward_load6(float tile[128][17], const floatX* matrix, int row0, int k0, int num_rows,
                                             int C) {
     const int vectors = 16 / x128::size; // per row
     for (int v = threadIdx.x; v < 128 * vectors; v += 256) {
         int row = v / vectors, k = v % vectors * x128::size;
         bool inside = row0 + row < num_rows && k0 + k < C;
         x128 x = inside ? load128(matrix + (size_t)(row0 + row) * C + k0 + k) : x128();
-        for (int j = 0; j < x128::size; j += 4) {
-            store128(&tile[row][k + j], f128{(float)x[j], (float)x[j + 1], (float)x[j + 2], (float)x[j + 3]});
-        }
+        for (int j = 0; j < x128::size; j++) { tile[row][k + j] = (float)x[j]; }
     }
 }
 
 __global__ void __launch_bounds__(256, 1) matmul_forward_kernel6(MatmulForwardArgs f) {
-    __shared__ alignas(16) float inp[128][16], weight[128][16]; // 17 columns would not be aligned to 16 bytes
+    __shared__ float inp[128][17], weight[128][17];
     int n0, o0, x = threadIdx.x % 16 * 8, y = threadIdx.x / 16 * 8;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     float sum[8][8] = {}; // rows y .. y+7, columns x .. x+7
@@ -238,14 +236,11 @@ __global__ void __launch_bounds__(256, 1) matmul_forward_kernel6(MatmulForwardAr
         matmul_forward_load6(inp, f.inp, n0, k0, f.N, f.C);
         matmul_forward_load6(weight, f.weight, o0, k0, f.OC, f.C);
         __syncthreads();
-        for (int k = 0; k < 16; k += 4) {
-            f128 a[8];
-            for (int i = 0; i < 8; i++) { a[i] = load128(&inp[y + i][k]); }
-            for (int j = 0; j < 8; j++) {
-                f128 b = load128(&weight[x + j][k]);
-                for (int i = 0; i < 8; i++) {
-                    for (int c = 0; c < 4; c++) { sum[i][j] += a[i][c] * b[c]; }
-                }
+        for (int k = 0; k < 16; k++) {
+            float a[8], b[8];
+            for (int i = 0; i < 8; i++) { a[i] = inp[y + i][k], b[i] = weight[x + i][k]; }
+            for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 8; j++) { sum[i][j] += a[i] * b[j]; }
             }
         }
         __syncthreads();
@@ -259,7 +254,7 @@ void matmul_forward6(const MatmulForwardArgs& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 7: tiles transposed and padded in shared memory: no bank conflicts ----
+// ---- kernel 7: tiles transposed in shared memory: 128-bit reads without bank conflicts ----
 
 // Loads 128 rows and 16 columns, from (row0, k0) on, and transposes them; zeros outside of (num_rows, C).
 __device__ inline void matmul_forward_load7(float tile[16][132], const floatX* matrix, int row0, int k0, int num_rows,
@@ -478,12 +473,13 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel10(MatmulForwardA
         matmul_forward_put10(inp[now], next_inp);
         matmul_forward_put10(weight[now], next_weight);
         __syncthreads();
-        if (step + 1 < num_steps) {
-            matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C);
-            matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
-        }
+        bool more = step + 1 < num_steps;
+        if (more) { matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C); }
 #pragma unroll
         for (int k = 0; k < 2; k++) { // 16 columns per iteration: chunks 2k and 2k+1
+            if (more && k == 1) {     // for both fetches before the products there are not enough registers
+                matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
+            }
             uint32_t a[4][4], b[2][4];
             for (int i = 0; i < 4; i++) {
                 int row = warp_row + 16 * i + lane % 16;
@@ -938,7 +934,7 @@ static void declare(Bench& b) {
     b.kernel(3, "32x32 tiles in shared memory", [=](int) { matmul_forward3(f, stream); }, {0});
     b.kernel(4, "64x64 tiles, 8 elements of a column per thread", [=](int) { matmul_forward4(f, stream); }, {0});
     b.kernel(5, "128x128 tiles, 8x8 elements per thread", [=](int) { matmul_forward5(f, stream); }, {0});
-    b.kernel(6, "128-bit accesses", [=](int) { matmul_forward6(f, stream); }, {0});
+    b.kernel(6, "128-bit accesses of device memory", [=](int) { matmul_forward6(f, stream); }, {0});
     b.kernel(7, "transposed tiles: no bank conflicts", [=](int) { matmul_forward7(f, stream); }, {0});
     b.kernel(8, "double buffer, next tile in registers", [=](int) { matmul_forward8(f, stream); }, {0});
 #if !defined(ENABLE_FP32)
