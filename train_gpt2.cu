@@ -3355,8 +3355,8 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, cudaStream_t stream) {
 
 // ==== promoted: matmul_forward ====
 // Arguments as for matmul_forward.
-void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     MatmulCall call;
     call.out = out;
     call.a = inp, call.b = weight, call.b_transposed = true;
@@ -3377,8 +3377,8 @@ void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 }
 
 #if !defined(ENABLE_FP32)
-void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+void matmul_forward16(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
     if (pre_gelu) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
     if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
@@ -3386,16 +3386,16 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel to use for this device, binary and shape. Kernel 9 hides the epilogue of a tile behind the
+// The number of the kernel to use for this device, binary and shape. Kernel 16 hides the epilogue of a tile behind the
 // products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
 // tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
-    return 6;
+    return 15;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 9 : 6;
+    return C <= 2048 && many && has_sm90a() ? 16 : 15;
 #endif
 }
 
@@ -3409,11 +3409,11 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
     require(C % 8 == 0 && OC % 8 == 0);
     require(!pre_gelu || (bias && !residual));
 #if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 9) {
-        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+    if (matmul_forward_choice(N, C, OC) == 16) {
+        return matmul_forward16(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
-    matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward15(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 

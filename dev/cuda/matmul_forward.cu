@@ -6,8 +6,8 @@
    Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of the sum of their
    magnitudes, which is 0.64 * sqrt(C) here. After GELU, 1.5 ulp (fp32: 8) of |out| + 0.1, because pre_gelu may be
    rounded before GELU.
-   Tuned: stages of the rings of kernels 4, 7 and 8, form of 9. Kernels 2 and 3 have the tiles that shared memory and
-   registers suggest; kernels 0 and 6 are the library, which chooses by itself.
+   Tuned: stages of the rings of kernels 11, 12 and 13, form of 16. The other kernels have the tiles that shared memory
+   and registers suggest; kernels 0 and 15 are the library, which chooses by itself.
    Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
@@ -74,16 +74,16 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
 
 // ---- kernel 0: cuBLASLt untuned: the whole epilogue fused, the library's first proposal ----
 
-void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
+void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                      const floatX* residual, int N, int C, int OC, cudaStream_t stream);
 
 void matmul_forward0(const MatmulForwardArgs& f, cudaStream_t stream) {
     cublaslt_tune(false);
-    matmul_forward6(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream);
+    matmul_forward15(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, stream);
     cublaslt_tune(true);
 }
 
-// ---- kernel 1: one thread per element of out ----
+// ---- kernel 1: one thread per element of out; neighbouring lanes read weight a whole row apart ----
 
 __global__ void matmul_forward_kernel1(MatmulForwardArgs f) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -103,9 +103,30 @@ void matmul_forward1(const MatmulForwardArgs& f, cudaStream_t stream, int block_
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 2: 32x32 tiles of both operands in shared memory, each value read 1/32 as often ----
+// ---- kernel 2: one warp per element of out: neighbouring lanes read neighbouring columns ----
 
-__global__ void __launch_bounds__(1024) matmul_forward_kernel2(MatmulForwardArgs f) {
+__global__ void matmul_forward_kernel2(MatmulForwardArgs f) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (i >= (size_t)f.N * f.OC) { return; }
+    int row = (int)(i / f.OC), col = (int)(i % f.OC), lane = threadIdx.x % 32;
+    float sum = 0.0f;
+    for (int k = lane; k < f.C; k += 32) {
+        sum += (float)f.inp[(size_t)row * f.C + k] * (float)f.weight[(size_t)col * f.C + k];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) { matmul_forward_store<1>(f, &sum, row, col); }
+}
+
+void matmul_forward2(const MatmulForwardArgs& f, cudaStream_t stream, int block_size) {
+    size_t num_blocks = ceil_div((size_t)f.N * f.OC, (size_t)block_size / 32);
+    require(num_blocks <= INT_MAX);
+    matmul_forward_kernel2<<<(unsigned)num_blocks, block_size, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 3: 32x32 tiles of both operands in shared memory, each value read 1/32 as often ----
+
+__global__ void __launch_bounds__(1024) matmul_forward_kernel3(MatmulForwardArgs f) {
     __shared__ float inp[32][33], weight[32][33]; // 33: a column touches 32 banks
     int n0, o0, x = threadIdx.x % 32, y = threadIdx.x / 32;
     matmul_forward_tile(f, blockIdx.x, 32, 32, &n0, &o0);
@@ -121,15 +142,122 @@ __global__ void __launch_bounds__(1024) matmul_forward_kernel2(MatmulForwardArgs
     matmul_forward_store<1>(f, &sum, n0 + y, o0 + x);
 }
 
-void matmul_forward2(const MatmulForwardArgs& f, cudaStream_t stream) {
-    matmul_forward_kernel2<<<matmul_forward_num_tiles(f, 32, 32), 1024, 0, stream>>>(f);
+void matmul_forward3(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_kernel3<<<matmul_forward_num_tiles(f, 32, 32), 1024, 0, stream>>>(f);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 3: 128x128 tiles, 8x8 accumulators per thread in registers ----
+// ---- kernel 4: 64x64 tiles, each thread computes 8 elements of a column: a weight is read once for 8 products ----
+
+__global__ void __launch_bounds__(512) matmul_forward_kernel4(MatmulForwardArgs f) {
+    __shared__ float inp[64][33], weight[64][33];
+    int n0, o0, x = threadIdx.x % 64, y = threadIdx.x / 64 * 8;
+    matmul_forward_tile(f, blockIdx.x, 64, 64, &n0, &o0);
+    float sum[8] = {}; // rows y .. y+7 of column x
+    for (int k0 = 0; k0 < f.C; k0 += 32) {
+        int k = threadIdx.x % 32;
+        for (int row = threadIdx.x / 32; row < 64; row += 16) {
+            bool inside = k0 + k < f.C;
+            inp[row][k] = inside && n0 + row < f.N ? (float)f.inp[(size_t)(n0 + row) * f.C + k0 + k] : 0.0f;
+            weight[row][k] = inside && o0 + row < f.OC ? (float)f.weight[(size_t)(o0 + row) * f.C + k0 + k] : 0.0f;
+        }
+        __syncthreads();
+        for (k = 0; k < 32; k++) {
+            float b = weight[x][k];
+            for (int i = 0; i < 8; i++) { sum[i] += inp[y + i][k] * b; }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { matmul_forward_store<1>(f, &sum[i], n0 + y + i, o0 + x); }
+}
+
+void matmul_forward4(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_kernel4<<<matmul_forward_num_tiles(f, 64, 64), 512, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 5: 128x128 tiles, each thread computes 8x8 elements: 16 values are read for 64 products ----
+
+__global__ void __launch_bounds__(256, 1) matmul_forward_kernel5(MatmulForwardArgs f) {
+    __shared__ float inp[128][17], weight[128][17]; // half the columns of kernel 4: a step still fits in 17 KB
+    int n0, o0, x = threadIdx.x % 16 * 8, y = threadIdx.x / 16 * 8;
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    float sum[8][8] = {}; // rows y .. y+7, columns x .. x+7
+    for (int k0 = 0; k0 < f.C; k0 += 16) {
+        int k = threadIdx.x % 16;
+        for (int row = threadIdx.x / 16; row < 128; row += 16) {
+            bool inside = k0 + k < f.C;
+            inp[row][k] = inside && n0 + row < f.N ? (float)f.inp[(size_t)(n0 + row) * f.C + k0 + k] : 0.0f;
+            weight[row][k] = inside && o0 + row < f.OC ? (float)f.weight[(size_t)(o0 + row) * f.C + k0 + k] : 0.0f;
+        }
+        __syncthreads();
+        for (k = 0; k < 16; k++) {
+            float a[8], b[8];
+            for (int i = 0; i < 8; i++) { a[i] = inp[y + i][k], b[i] = weight[x + i][k]; }
+            for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 8; j++) { sum[i][j] += a[i] * b[j]; }
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) { matmul_forward_store<1>(f, &sum[i][j], n0 + y + i, o0 + x + j); }
+    }
+}
+
+void matmul_forward5(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_kernel5<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 6: 128-bit accesses of device memory ----
+
+// Loads 128 rows and 16 columns, from (row0, k0) on; zeros outside of (num_rows, C).
+__device__ inline void matmul_forward_load6(float tile[128][17], const floatX* matrix, int row0, int k0, int num_rows,
+                                            int C) {
+    const int vectors = 16 / x128::size; // per row
+    for (int v = threadIdx.x; v < 128 * vectors; v += 256) {
+        int row = v / vectors, k = v % vectors * x128::size;
+        bool inside = row0 + row < num_rows && k0 + k < C;
+        x128 x = inside ? load128(matrix + (size_t)(row0 + row) * C + k0 + k) : x128();
+        for (int j = 0; j < x128::size; j++) { tile[row][k + j] = (float)x[j]; }
+    }
+}
+
+__global__ void __launch_bounds__(256, 1) matmul_forward_kernel6(MatmulForwardArgs f) {
+    __shared__ float inp[128][17], weight[128][17];
+    int n0, o0, x = threadIdx.x % 16 * 8, y = threadIdx.x / 16 * 8;
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    float sum[8][8] = {}; // rows y .. y+7, columns x .. x+7
+    for (int k0 = 0; k0 < f.C; k0 += 16) {
+        matmul_forward_load6(inp, f.inp, n0, k0, f.N, f.C);
+        matmul_forward_load6(weight, f.weight, o0, k0, f.OC, f.C);
+        __syncthreads();
+        for (int k = 0; k < 16; k++) {
+            float a[8], b[8];
+            for (int i = 0; i < 8; i++) { a[i] = inp[y + i][k], b[i] = weight[x + i][k]; }
+            for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 8; j++) { sum[i][j] += a[i] * b[j]; }
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { matmul_forward_store<8>(f, sum[i], n0 + y + i, o0 + x); }
+}
+
+void matmul_forward6(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_kernel6<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 7: tiles transposed in shared memory: 128-bit reads without bank conflicts ----
 
 // Loads 128 rows and 16 columns, from (row0, k0) on, and transposes them; zeros outside of (num_rows, C).
-__device__ inline void matmul_forward_load3(float tile[16][132], const floatX* matrix, int row0, int k0, int num_rows,
+__device__ inline void matmul_forward_load7(float tile[16][132], const floatX* matrix, int row0, int k0, int num_rows,
                                             int C) {
     const int vectors = 16 / x128::size; // per row
     for (int v = threadIdx.x; v < 128 * vectors; v += 256) {
@@ -140,14 +268,14 @@ __device__ inline void matmul_forward_load3(float tile[16][132], const floatX* m
     }
 }
 
-__global__ void __launch_bounds__(256, 1) matmul_forward_kernel3(MatmulForwardArgs f) {
+__global__ void __launch_bounds__(256, 1) matmul_forward_kernel7(MatmulForwardArgs f) {
     __shared__ alignas(16) float inp[16][132], weight[16][132]; // [k][row]
     int n0, o0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     float sum[8][8] = {}; // rows y .. y+3 and y+64 .. y+67, columns x .. x+3 and x+64 .. x+67
     for (int k0 = 0; k0 < f.C; k0 += 16) {
-        matmul_forward_load3(inp, f.inp, n0, k0, f.N, f.C);
-        matmul_forward_load3(weight, f.weight, o0, k0, f.OC, f.C);
+        matmul_forward_load7(inp, f.inp, n0, k0, f.N, f.C);
+        matmul_forward_load7(weight, f.weight, o0, k0, f.OC, f.C);
         __syncthreads();
         for (int k = 0; k < 16; k++) {
             f128 a[2] = {load128(&inp[k][y]), load128(&inp[k][64 + y])};
@@ -166,14 +294,77 @@ __global__ void __launch_bounds__(256, 1) matmul_forward_kernel3(MatmulForwardAr
     }
 }
 
-void matmul_forward3(const MatmulForwardArgs& f, cudaStream_t stream) {
-    matmul_forward_kernel3<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+void matmul_forward7(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_kernel7<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 8: double buffer: the next tile is loaded into registers while this one is multiplied ----
+
+// Loads this thread's part of 128 rows and `columns` columns, from (row0, k0) on; zeros outside of (num_rows, C). Vector
+// v of the tile, counted along its rows, is next[v / 256] of thread v % 256.
+template <int columns> struct MatmulForwardNext8 { x128 v[128 * columns / x128::size / 256]; };
+template <int columns> __device__ inline void
+matmul_forward_fetch8(MatmulForwardNext8<columns>& next, const floatX* matrix, int row0, int k0, int num_rows, int C) {
+    const int vectors = columns / x128::size; // per row
+#pragma unroll
+    for (int j = 0; j < 128 * vectors / 256; j++) {
+        int v = threadIdx.x + 256 * j, row = v / vectors, k = v % vectors * x128::size;
+        bool inside = row0 + row < num_rows && k0 + k < C;
+        next.v[j] = inside ? load128(matrix + (size_t)(row0 + row) * C + k0 + k) : x128();
+    }
+}
+
+__device__ inline void matmul_forward_put8(float tile[16][132], const MatmulForwardNext8<16>& next) {
+    const int vectors = 16 / x128::size;
+#pragma unroll
+    for (int j = 0; j < 128 * vectors / 256; j++) {
+        int v = threadIdx.x + 256 * j, row = v / vectors, k = v % vectors * x128::size;
+        for (int i = 0; i < x128::size; i++) { tile[k + i][row] = (float)next.v[j][i]; }
+    }
+}
+
+__global__ void __launch_bounds__(256, 1) matmul_forward_kernel8(MatmulForwardArgs f) {
+    __shared__ alignas(16) float inp[2][16][132], weight[2][16][132]; // [buffer][k][row]
+    int n0, o0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4, num_steps = ceil_div(f.C, 16);
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    MatmulForwardNext8<16> next_inp, next_weight;
+    matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
+    matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
+    float sum[8][8] = {}; // rows y .. y+3 and y+64 .. y+67, columns x .. x+3 and x+64 .. x+67
+    for (int step = 0; step < num_steps; step++) {
+        int now = step % 2; // the other buffer may still be read by slower warps: they are at the step before
+        matmul_forward_put8(inp[now], next_inp);
+        matmul_forward_put8(weight[now], next_weight);
+        __syncthreads();
+        if (step + 1 < num_steps) { // in flight while this step's products are computed
+            matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 16, f.N, f.C);
+            matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 16, f.OC, f.C);
+        }
+        for (int k = 0; k < 16; k++) {
+            f128 a[2] = {load128(&inp[now][k][y]), load128(&inp[now][k][64 + y])};
+            f128 b[2] = {load128(&weight[now][k][x]), load128(&weight[now][k][64 + x])};
+            for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 8; j++) { sum[i][j] += a[i / 4][i % 4] * b[j / 4][j % 4]; }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int row = n0 + i / 4 * 64 + y + i % 4;
+        matmul_forward_store<4>(f, &sum[i][0], row, o0 + x);
+        matmul_forward_store<4>(f, &sum[i][4], row, o0 + 64 + x);
+    }
+}
+
+void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_kernel8<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
     cudaCheck(cudaGetLastError());
 }
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 4: tensor cores by mma.sync, fed by a ring of four cp.async stages ----
+// ---- kernel 9: tensor cores: mma.sync on fragments that are loaded from shared memory 32 bits at a time ----
 
 // The epilogue of 16 rows and 32 columns, from (row0, col0) on, which a warp holds as four fragments d of mma_16x8x16.
 __device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, const float* d, int row0, int col0) {
@@ -190,8 +381,65 @@ __device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, con
     }
 }
 
-// With 4 stages three blocks would fit an SM, registers allow two.
-template <int ring> struct MatmulForwardSMem4 { floatX inp[ring][128][32], weight[ring][128][32]; };
+// Two neighbouring elements, an even number of elements from the tile's beginning.
+__device__ inline uint32_t matmul_forward_pair9(const floatX* p) { return *reinterpret_cast<const uint32_t*>(p); }
+
+// A row of 40 elements is 20 words. The 8 rows of a fragment then begin in banks 0, 20, 8, 28, 16, 4, 24, 12, and four
+// lanes read four words of each: 32 different banks.
+__device__ inline void matmul_forward_put9(floatX tile[128][40], const MatmulForwardNext8<32>& next) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        int v = threadIdx.x + 256 * j;
+        store128(&tile[v / 4][v % 4 * 8], next.v[j]);
+    }
+}
+
+__global__ void __launch_bounds__(256, 2) matmul_forward_kernel9(MatmulForwardArgs f) {
+    __shared__ alignas(16) floatX inp[2][128][40], weight[2][128][40]; // [buffer][row][k], as in memory
+    int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_steps = ceil_div(f.C, 32);
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
+    MatmulForwardNext8<32> next_inp, next_weight;
+    matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
+    matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
+    float sum[4][16] = {}; // [four tiles of 16 rows][four fragments of 8 columns, 4 values per lane]
+    for (int step = 0; step < num_steps; step++) {
+        int now = step % 2;
+        matmul_forward_put9(inp[now], next_inp);
+        matmul_forward_put9(weight[now], next_weight);
+        __syncthreads();
+        if (step + 1 < num_steps) {
+            matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C);
+            matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
+        }
+#pragma unroll
+        for (int k = 0; k < 32; k += 16) {
+            uint32_t a[4][4], b[4][2];
+            for (int i = 0; i < 4; i++) {
+                const floatX* p = &inp[now][warp_row + 16 * i + lane / 4][k + lane % 4 * 2];
+                a[i][0] = matmul_forward_pair9(p), a[i][1] = matmul_forward_pair9(p + 8 * 40);
+                a[i][2] = matmul_forward_pair9(p + 8), a[i][3] = matmul_forward_pair9(p + 8 * 40 + 8);
+            }
+            for (int j = 0; j < 4; j++) {
+                const floatX* p = &weight[now][warp_col + 8 * j + lane / 4][k + lane % 4 * 2];
+                b[j][0] = matmul_forward_pair9(p), b[j][1] = matmul_forward_pair9(p + 8);
+            }
+            for (int i = 0; i < 4; i++) {
+                for (int j = 0; j < 4; j++) { mma_16x8x16(sum[i] + 4 * j, a[i], b[j][0], b[j][1], floatX()); }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
+}
+
+void matmul_forward9(const MatmulForwardArgs& f, cudaStream_t stream) {
+    require(compiled_arch(matmul_forward_kernel9) >= 80);
+    matmul_forward_kernel9<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 10: ldmatrix: one instruction loads four 8x8 matrices; a swizzle takes the place of the padding ----
 
 // Swizzle of a tile with rows of 64 bytes: chunk c (16 bytes) of row r is at position c ^ (r / 2 % 4). The 8 rows that
 // ldmatrix reads at once are then in 8 different groups of 4 banks:
@@ -201,29 +449,89 @@ template <int ring> struct MatmulForwardSMem4 { floatX inp[ring][128][32], weigh
 //     rows 2 and 3    1 0 3 2  1 0 3 2
 //     rows 4 and 5    2 3 0 1  2 3 0 1
 //     rows 6 and 7    3 2 1 0  3 2 1 0
-__device__ inline int matmul_forward_swizzle4(int row, int chunk) { return (chunk ^ (row / 2 % 4)) * 8; }
+__device__ inline int matmul_forward_swizzle10(int row, int chunk) { return (chunk ^ (row / 2 % 4)) * 8; }
 
-__device__ inline void matmul_forward_load4(floatX tile[128][32], const floatX* matrix, int row0, int k0, int num_rows,
-                                            int C) {
+__device__ inline void matmul_forward_put10(floatX tile[128][32], const MatmulForwardNext8<32>& next) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        int v = threadIdx.x + 256 * j;
+        store128(&tile[v / 4][matmul_forward_swizzle10(v / 4, v % 4)], next.v[j]);
+    }
+}
+
+__global__ void __launch_bounds__(256, 2) matmul_forward_kernel10(MatmulForwardArgs f) {
+    __shared__ alignas(128) floatX inp[2][128][32], weight[2][128][32];
+    int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_steps = ceil_div(f.C, 32);
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
+    MatmulForwardNext8<32> next_inp, next_weight;
+    matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
+    matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
+    float sum[4][16] = {}; // [four tiles of 16 rows][four fragments of 8 columns, 4 values per lane]
+    for (int step = 0; step < num_steps; step++) {
+        int now = step % 2;
+        matmul_forward_put10(inp[now], next_inp);
+        matmul_forward_put10(weight[now], next_weight);
+        __syncthreads();
+        bool more = step + 1 < num_steps;
+        if (more) { matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C); }
+#pragma unroll
+        for (int k = 0; k < 2; k++) { // 16 columns per iteration: chunks 2k and 2k+1
+            if (more && k == 1) {     // for both fetches before the products there are not enough registers
+                matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
+            }
+            uint32_t a[4][4], b[2][4];
+            for (int i = 0; i < 4; i++) {
+                int row = warp_row + 16 * i + lane % 16;
+                ldmatrix_x4(a[i], &inp[now][row][matmul_forward_swizzle10(row, 2 * k + lane / 16)]);
+            }
+            for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
+                int row = warp_col + 16 * j + lane / 16 * 8 + lane % 8;
+                ldmatrix_x4(b[j], &weight[now][row][matmul_forward_swizzle10(row, 2 * k + lane / 8 % 2)]);
+            }
+            for (int i = 0; i < 4; i++) {
+                for (int j = 0; j < 4; j++) {
+                    mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
+}
+
+void matmul_forward10(const MatmulForwardArgs& f, cudaStream_t stream) {
+    require(compiled_arch(matmul_forward_kernel10) >= 80);
+    matmul_forward_kernel10<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 11: a ring of four stages, filled by cp.async ----
+
+// With 4 stages three blocks would fit an SM, registers allow two.
+template <int ring> struct MatmulForwardSMem11 { floatX inp[ring][128][32], weight[ring][128][32]; };
+
+__device__ inline void matmul_forward_load11(floatX tile[128][32], const floatX* matrix, int row0, int k0, int num_rows,
+                                             int C) {
     for (int v = threadIdx.x; v < 128 * 4; v += 256) {
         int row = v / 4, chunk = v % 4;
         bool inside = row0 + row < num_rows && k0 + chunk * 8 < C;
         const floatX* from = inside ? matrix + (size_t)(row0 + row) * C + k0 + chunk * 8 : matrix;
-        cp_async_16(&tile[row][matmul_forward_swizzle4(row, chunk)], from, inside);
+        cp_async_16(&tile[row][matmul_forward_swizzle10(row, chunk)], from, inside);
     }
 }
 
-template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_kernel4(MatmulForwardArgs f) {
+template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_kernel11(MatmulForwardArgs f) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    auto& shared = *reinterpret_cast<MatmulForwardSMem4<ring>*>(dynamic_shared);
+    auto& shared = *reinterpret_cast<MatmulForwardSMem11<ring>*>(dynamic_shared);
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
     int num_steps = ceil_div(f.C, 32);
     auto load = [&](int step) {
         if (step < num_steps) {
-            matmul_forward_load4(shared.inp[step % ring], f.inp, n0, step * 32, f.N, f.C);
-            matmul_forward_load4(shared.weight[step % ring], f.weight, o0, step * 32, f.OC, f.C);
+            matmul_forward_load11(shared.inp[step % ring], f.inp, n0, step * 32, f.N, f.C);
+            matmul_forward_load11(shared.weight[step % ring], f.weight, o0, step * 32, f.OC, f.C);
         }
         cp_async_commit(); // past the last step the group is empty: cp_async_wait counts one group per step
     };
@@ -239,11 +547,11 @@ template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_ker
             uint32_t a[4][4], b[2][4];
             for (int i = 0; i < 4; i++) {
                 int row = warp_row + 16 * i + lane % 16;
-                ldmatrix_x4(a[i], &inp[row][matmul_forward_swizzle4(row, 2 * k + lane / 16)]);
+                ldmatrix_x4(a[i], &inp[row][matmul_forward_swizzle10(row, 2 * k + lane / 16)]);
             }
             for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
                 int row = warp_col + 16 * j + lane / 16 * 8 + lane % 8;
-                ldmatrix_x4(b[j], &weight[row][matmul_forward_swizzle4(row, 2 * k + lane / 8 % 2)]);
+                ldmatrix_x4(b[j], &weight[row][matmul_forward_swizzle10(row, 2 * k + lane / 8 % 2)]);
             }
             for (int i = 0; i < 4; i++) {
                 for (int j = 0; j < 4; j++) {
@@ -256,89 +564,28 @@ template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_ker
     for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
 }
 
-template <int ring> static void matmul_forward4_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
-    auto kernel = matmul_forward_kernel4<ring>;
+template <int ring> static void matmul_forward11_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
+    auto kernel = matmul_forward_kernel11<ring>;
     require(compiled_arch(kernel) >= 80);
-    const int bytes = sizeof(MatmulForwardSMem4<ring>);
+    const int bytes = sizeof(MatmulForwardSMem11<ring>);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<matmul_forward_num_tiles(f, 128, 128), 256, bytes, stream>>>(f);
     cudaCheck(cudaGetLastError());
 }
-void matmul_forward4(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward11(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     switch (stages) {
     case 2:
-        return matmul_forward4_stages<2>(f, stream);
+        return matmul_forward11_stages<2>(f, stream);
     case 3:
-        return matmul_forward4_stages<3>(f, stream);
+        return matmul_forward11_stages<3>(f, stream);
     case 5:
-        return matmul_forward4_stages<5>(f, stream);
+        return matmul_forward11_stages<5>(f, stream);
     }
     require(stages == 0);
-    matmul_forward4_stages<4>(f, stream);
+    matmul_forward11_stages<4>(f, stream);
 }
 
-#endif
-
-// ---- kernel 5: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
-
-__global__ void matmul_forward_finish_kernel5(MatmulForwardArgs f, const float* product) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
-    if (i >= (size_t)f.N * f.OC) { return; }
-    float y[x128::size];
-#pragma unroll
-    for (int k = 0; k < x128::size; k += 4) {
-        f128 part = load128cs(product + i + k);
-        for (int j = 0; j < 4; j++) { y[k + j] = part[j]; }
-    }
-    matmul_forward_store<x128::size>(f, y, (int)(i / f.OC), (int)(i % f.OC));
-}
-
-// product (N,OC) is scratch, in float: rounded to 16 bits it would lose accuracy where the bias cancels it
-void matmul_forward5(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
-    MatmulCall call;
-    call.out = product, call.out_is_float = true;
-    call.a = f.inp, call.b = f.weight, call.b_transposed = true;
-    call.M = f.N, call.N = f.OC, call.K = f.C;
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-    unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
-    matmul_forward_finish_kernel5<<<num_blocks, block_size, 0, stream>>>(f, product);
-    cudaCheck(cudaGetLastError());
-}
-
-#endif
-
-// ---- kernel 6: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
-
-// ==== promoted: matmul_forward ====
-// Arguments as for matmul_forward.
-void matmul_forward6(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    MatmulCall call;
-    call.out = out;
-    call.a = inp, call.b = weight, call.b_transposed = true;
-    call.M = N, call.N = OC, call.K = C;
-    call.bias = bias;
-    call.add = residual;
-    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
-        call.epilogue = MATMUL_GELU;
-        call.aux = pre_gelu;
-        if (cublaslt_matmul(call, stream)) { return; }
-    }
-    call.epilogue = MATMUL_PLAIN;
-    call.aux = NULL;
-    if (pre_gelu) { call.out = pre_gelu; }
-    bool supported = cublaslt_matmul(call, stream);
-    require(supported);
-    if (pre_gelu) { gelu_forward(out, pre_gelu, (size_t)N * OC, stream); }
-}
-// ==== end promoted: matmul_forward ====
-
-#ifndef PROMOTED_ONLY
-
-#if !defined(ENABLE_FP32)
-
-// ---- kernel 7: wgmma on operands in shared memory, loaded by TMA; two blocks per SM hide each other's waits ----
+// ---- kernel 12: wgmma on operands in shared memory, loaded by TMA; two blocks per SM hide each other's waits ----
 
 struct MatmulForwardStage { // 128 rows of 64 columns of both operands, swizzled as TMA writes them
     floatX inp[128 * 64], weight[128 * 64];
@@ -371,8 +618,8 @@ __device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, co
 
 // With 3 stages of the ring 2 blocks fit an SM: 97 KB each.
 template <int ring> __global__ void __launch_bounds__(256, 2)
-    matmul_forward_sm90_kernel7(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
-                                const __grid_constant__ CUtensorMap weight_map) {
+    matmul_forward_sm90_kernel12(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+                                 const __grid_constant__ CUtensorMap weight_map) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     __shared__ uint64_t full[ring];
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
@@ -406,8 +653,8 @@ template <int ring> __global__ void __launch_bounds__(256, 2)
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
-template <int ring> static void matmul_forward7_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
-    auto kernel = matmul_forward_sm90_kernel7<ring>;
+template <int ring> static void matmul_forward12_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
+    auto kernel = matmul_forward_sm90_kernel12<ring>;
     require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
     CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
@@ -417,25 +664,25 @@ template <int ring> static void matmul_forward7_stages(const MatmulForwardArgs& 
     kernel<<<num_tiles, 256, bytes, stream>>>(f, inp_map, weight_map);
     cudaCheck(cudaGetLastError());
 }
-void matmul_forward7(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward12(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     switch (stages) {
     case 2:
-        return matmul_forward7_stages<2>(f, stream);
+        return matmul_forward12_stages<2>(f, stream);
     case 4:
-        return matmul_forward7_stages<4>(f, stream);
+        return matmul_forward12_stages<4>(f, stream);
     case 6:
-        return matmul_forward7_stages<6>(f, stream);
+        return matmul_forward12_stages<6>(f, stream);
     }
     require(stages == 0);
-    matmul_forward7_stages<3>(f, stream);
+    matmul_forward12_stages<3>(f, stream);
 }
 
-// ---- kernel 8: persistent blocks, a producer and two consumers in ping-pong: one stores while the other multiplies --
+// ---- kernel 13: persistent blocks, a producer and two consumers in ping-pong: one stores while the other multiplies --
 
 // With 6 stages of the ring a block takes 193 KB, so there is one block per SM.
 template <int ring> __global__ void __launch_bounds__(384, 1)
-    matmul_forward_sm90_kernel8(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
-                                const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
+    matmul_forward_sm90_kernel13(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+                                 const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
     __shared__ uint64_t full[ring], empty[ring];
@@ -499,8 +746,8 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
     }
 }
 
-template <int ring> static void matmul_forward8_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
-    auto kernel = matmul_forward_sm90_kernel8<ring>;
+template <int ring> static void matmul_forward13_stages(const MatmulForwardArgs& f, cudaStream_t stream) {
+    auto kernel = matmul_forward_sm90_kernel13<ring>;
     require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
     CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
     CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
@@ -511,29 +758,83 @@ template <int ring> static void matmul_forward8_stages(const MatmulForwardArgs& 
     kernel<<<num_blocks, 384, bytes, stream>>>(f, inp_map, weight_map, num_tiles);
     cudaCheck(cudaGetLastError());
 }
-void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward13(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     switch (stages) {
     case 3:
-        return matmul_forward8_stages<3>(f, stream);
+        return matmul_forward13_stages<3>(f, stream);
     case 4:
-        return matmul_forward8_stages<4>(f, stream);
+        return matmul_forward13_stages<4>(f, stream);
     case 7:
-        return matmul_forward8_stages<7>(f, stream);
+        return matmul_forward13_stages<7>(f, stream);
     }
     require(stages == 0);
-    matmul_forward8_stages<6>(f, stream);
+    matmul_forward13_stages<6>(f, stream);
 }
 
 #endif
+
+// ---- kernel 14: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
+
+__global__ void matmul_forward_finish_kernel14(MatmulForwardArgs f, const float* product) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
+    if (i >= (size_t)f.N * f.OC) { return; }
+    float y[x128::size];
+#pragma unroll
+    for (int k = 0; k < x128::size; k += 4) {
+        f128 part = load128cs(product + i + k);
+        for (int j = 0; j < 4; j++) { y[k + j] = part[j]; }
+    }
+    matmul_forward_store<x128::size>(f, y, (int)(i / f.OC), (int)(i % f.OC));
+}
+
+// product (N,OC) is scratch, in float: rounded to 16 bits it would lose accuracy where the bias cancels it
+void matmul_forward14(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
+    MatmulCall call;
+    call.out = product, call.out_is_float = true;
+    call.a = f.inp, call.b = f.weight, call.b_transposed = true;
+    call.M = f.N, call.N = f.OC, call.K = f.C;
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
+    matmul_forward_finish_kernel14<<<num_blocks, block_size, 0, stream>>>(f, product);
+    cudaCheck(cudaGetLastError());
+}
+
 #endif
 
-// ---- kernel 9: gemm.cuh: as kernel 8, with 128x192 tiles, two blocks that share weight tiles, and TMA stores ----
-// matmul_forward() uses it where it is faster than kernel 6.
+// ---- kernel 15: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
+
+// ==== promoted: matmul_forward ====
+// Arguments as for matmul_forward.
+void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+    MatmulCall call;
+    call.out = out;
+    call.a = inp, call.b = weight, call.b_transposed = true;
+    call.M = N, call.N = OC, call.K = C;
+    call.bias = bias;
+    call.add = residual;
+    if (pre_gelu && sizeof(floatX) == 2) { // in fp32 the library's GELU would dominate the error
+        call.epilogue = MATMUL_GELU;
+        call.aux = pre_gelu;
+        if (cublaslt_matmul(call, stream)) { return; }
+    }
+    call.epilogue = MATMUL_PLAIN;
+    call.aux = NULL;
+    if (pre_gelu) { call.out = pre_gelu; }
+    bool supported = cublaslt_matmul(call, stream);
+    require(supported);
+    if (pre_gelu) { gelu_forward(out, pre_gelu, (size_t)N * OC, stream); }
+}
+// ==== end promoted: matmul_forward ====
+
+// ---- kernel 16: gemm.cuh: as kernel 13, with 128x192 tiles, two blocks that share weight tiles, and TMA stores ----
+// matmul_forward() uses it where it is faster than kernel 15. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 // ==== promoted: matmul_forward ====
 #if !defined(ENABLE_FP32)
-void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
+void matmul_forward16(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                      const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
     GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
     if (pre_gelu) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
     if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
@@ -541,16 +842,16 @@ void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel to use for this device, binary and shape. Kernel 9 hides the epilogue of a tile behind the
+// The number of the kernel to use for this device, binary and shape. Kernel 16 hides the epilogue of a tile behind the
 // products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
 // tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
-    return 6;
+    return 15;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 9 : 6;
+    return C <= 2048 && many && has_sm90a() ? 16 : 15;
 #endif
 }
 
@@ -564,20 +865,20 @@ void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floa
     require(C % 8 == 0 && OC % 8 == 0);
     require(!pre_gelu || (bias && !residual));
 #if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 9) {
-        return matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+    if (matmul_forward_choice(N, C, OC) == 16) {
+        return matmul_forward16(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
-    matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+    matmul_forward15(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
 #ifndef PROMOTED_ONLY
 
 #if !defined(ENABLE_FP32)
-// Kernel 9 with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
-void matmul_forward9(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
+// Kernel 16 with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
+void matmul_forward16(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                      const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
     GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
     if (pre_gelu) { return gemm_form(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, false, stream, form); }
     if (residual) { return gemm_form(g, GemmBias<GEMM_RESIDUAL>{bias}, false, stream, form); }
@@ -623,39 +924,47 @@ static void declare(Bench& b) {
     });
     b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + has_gelu + has_residual) * (double)n),
            2.0 * N * C * OC);
-    Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 5
+    Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 14
     MatmulForwardArgs f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
-    int choice = b.dry ? 6 : matmul_forward_choice(N, C, OC);
+    int choice = b.dry ? 15 : matmul_forward_choice(N, C, OC);
     b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
-    b.kernel(2, "32x32 tiles in shared memory", [=](int) { matmul_forward2(f, stream); }, {0});
-    b.kernel(3, "128x128 tiles, 8x8 accumulators per thread", [=](int) { matmul_forward3(f, stream); }, {0});
+    b.kernel(2, "one warp per element: coalesced", [=](int bs) { matmul_forward2(f, stream, bs); }, {64, 256, 1024});
+    b.kernel(3, "32x32 tiles in shared memory", [=](int) { matmul_forward3(f, stream); }, {0});
+    b.kernel(4, "64x64 tiles, 8 elements of a column per thread", [=](int) { matmul_forward4(f, stream); }, {0});
+    b.kernel(5, "128x128 tiles, 8x8 elements per thread", [=](int) { matmul_forward5(f, stream); }, {0});
+    b.kernel(6, "128-bit accesses of device memory", [=](int) { matmul_forward6(f, stream); }, {0});
+    b.kernel(7, "transposed tiles: no bank conflicts", [=](int) { matmul_forward7(f, stream); }, {0});
+    b.kernel(8, "double buffer, next tile in registers", [=](int) { matmul_forward8(f, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
-        4, "mma.sync, ring of cp.async stages", [=](int stages) { matmul_forward4(f, stream, stages); }, {0, 2, 3, 5},
-        80);
+        9, "mma.sync, 32-bit loads of fragments", [=](int) { matmul_forward9(f, stream); }, {0}, 80);
+    b.kernel(
+        10, "ldmatrix, swizzled tiles", [=](int) { matmul_forward10(f, stream); }, {0}, 80);
+    b.kernel(
+        11, "ring of cp.async stages", [=](int stages) { matmul_forward11(f, stream, stages); }, {0, 2, 3, 5}, 80);
+    b.config("stages");
+    b.kernel(
+        12, "wgmma and TMA", [=](int stages) { matmul_forward12(f, stream, stages); }, {0, 2, 4, 6}, -90);
+    b.config("stages");
+    b.kernel(
+        13, "persistent, producer and two ping-pong consumers",
+        [=](int stages) { matmul_forward13(f, stream, stages); }, {0, 3, 4, 7}, -90);
     b.config("stages");
 #endif
-    b.kernel(5, "cuBLASLt for the product, epilogue in a second kernel",
-             [=](int bs) { matmul_forward5(f, in_float, stream, bs); }, {256, 512});
-    b.kernel(6, "cuBLASLt, epilogue fused, algorithms timed",
-             [=](int) { matmul_forward6(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
+    b.kernel(14, "cuBLASLt for the product, epilogue in a second kernel",
+             [=](int bs) { matmul_forward14(f, in_float, stream, bs); }, {256, 512});
+    b.kernel(15, "cuBLASLt, epilogue fused, algorithms timed",
+             [=](int) { matmul_forward15(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
-    b.kernel(
-        7, "wgmma and TMA", [=](int stages) { matmul_forward7(f, stream, stages); }, {0, 2, 4, 6}, -90);
-    b.config("stages");
-    b.kernel(
-        8, "persistent, producer and two ping-pong consumers", [=](int stages) { matmul_forward8(f, stream, stages); },
-        {0, 3, 4, 7}, -90);
-    b.config("stages");
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
-    if (b.dry || choice == 9) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
+    if (b.dry || choice == 16) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
     b.kernel(
-        9, "gemm.cuh",
+        16, "gemm.cuh",
         [=](int form) {
-            form ? matmul_forward9(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
+            form ? matmul_forward16(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
                  : matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
         },
         forms, -90);

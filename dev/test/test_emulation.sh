@@ -128,21 +128,21 @@ test_check_flags() {
     make_cpu cpu OP=matmul_forward
     local program=$tmp/tree/dev/cuda/matmul_forward_cpu twice
     for twice in 1 2; do
-        EMULATION_LIMIT=0.03 timeout 300 "$program" 2 --check --stress 5 --seed "$day" >"$tmp/stress$twice" 2>&1 ||
+        EMULATION_LIMIT=0.03 timeout 300 "$program" 3 --check --stress 5 --seed "$day" >"$tmp/stress$twice" 2>&1 ||
             { cat "$tmp/stress$twice" && fail "--stress 5 --seed $day fails"; }
     done
     cmp "$tmp/stress1" "$tmp/stress2" || fail "--stress draws other shapes for the same seed"
     contains '5 random shapes: 5 passed, 0 failed, 0 skipped' "$tmp/stress1"
-    EMULATION_LIMIT=0.03 "$program" 2 --check --sample 2 >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "--sample 2 fails"; }
+    EMULATION_LIMIT=0.03 "$program" 3 --check --sample 2 >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "--sample 2 fails"; }
     # a row that is not in the sample is not compared, but it must be finite
     sed -i 's/^    if (row >= f.N/    if (row == f.N \/ 2 \&\& f.N > 100) { f.out[(size_t)row * f.OC + col] = NAN; return; }\n&/' \
         "$tmp/tree/dev/cuda/matmul_forward.cu"
     ! cmp -s dev/cuda/matmul_forward.cu "$tmp/tree/dev/cuda/matmul_forward.cu" || fail "the edit changes nothing"
     make_cpu cpu OP=matmul_forward
     cp dev/cuda/matmul_forward.cu "$tmp/tree/dev/cuda/"
-    "$program" 2 --check --sample 2 -B 3 -T 43 -C 64 -V 64 -NH 1 >"$tmp/out" 2>&1 && fail "NaN passes outside of the sample"
-    contains 'FAIL kernel 2' "$tmp/out"
-    "$program" 2 --check --huge >"$tmp/out" || fail "--huge is not skipped"
+    "$program" 3 --check --sample 2 -B 3 -T 43 -C 64 -V 64 -NH 1 >"$tmp/out" 2>&1 && fail "NaN passes outside of the sample"
+    contains 'FAIL kernel 3' "$tmp/out"
+    "$program" 3 --check --huge >"$tmp/out" || fail "--huge is not skipped"
     contains 'skip matmul_forward --huge' "$tmp/out"
 }
 
