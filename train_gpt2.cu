@@ -3256,7 +3256,7 @@ template <class G> __device__ inline void gemm_end() {
 
 // ---- the kernel ----
 
-// Kernel 9 of matmul_forward.cu.
+// Kernel 16 of matmul_forward.cu.
 template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
     gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -4699,7 +4699,7 @@ template <int groups> __device__ inline void attention_forward_sm90_producer(Att
         }
     }
     mbarrier_wait(&smem.q_empty[n % 2], (n / 2 + 1) % 2);
-    smem.tiles[n % 2].b = -1; // announces that there are no more tiles
+    smem.tiles[n % 2] = {-1, 0, 0}; // announces that there are no more tiles
     mbarrier_arrive(&smem.q_full[n % 2]);
 }
 

@@ -936,7 +936,7 @@ static Svg draw_mma_fragments() {
     return svg;
 }
 
-// ---- gemm_tiles: matmul_forward.cu, kernels 4 and 3 --------------------------------------------------------------
+// ---- gemm_tiles: matmul_forward.cu, kernels 11 and 7 --------------------------------------------------------------
 
 static void draw_gemm_matrices(Svg& svg) {
     const double cell = 40, left = 130, top = 152, strip = 96;
@@ -965,7 +965,7 @@ static void draw_gemm_matrices(Svg& svg) {
 
 static Svg draw_gemm_tiles() {
     Svg svg(800, 628, "A matrix product in tiles: block, warp, fragment, thread",
-            "matmul_forward.cu: 1 to 3 are kernel 4 (tensor cores), 4 is kernel 3 (fp32 arithmetic). Sizes are rows x "
+            "matmul_forward.cu: 1 to 3 are kernel 11 (tensor cores), 4 is kernel 7 (fp32 arithmetic). Sizes are rows x "
             "columns.",
             "Four pictures, each inside the one before. A block computes a tile of 128x128 of out and walks along C in "
             "steps "
@@ -1540,11 +1540,11 @@ static Svg draw_roofline() {
         double y = list_top + 18.0 * (double)i;
         std::string what = rungs[i]->what.substr(0, rungs[i]->what.find(','));
         svg.bold(504, y, text("%d", rungs[i]->kernel));
-        svg.label(520, y, text("%s: %.3g", what.c_str(), rungs[i]->flops / rungs[i]->ms / 1e9));
+        svg.label(526, y, text("%s: %.3g", what.c_str(), rungs[i]->flops / rungs[i]->ms / 1e9));
     }
     double y = list_top + 18.0 * (double)rungs.size();
     svg.faint(504, y, text("the library's first proposal: %.3g", library.flops / library.ms / 1e9));
-    svg.faint(504, y + 18, "kernels 5 and 6 call the library, too");
+    svg.faint(504, y + 18, "kernels 14 and 15 call the library, too");
     faint_list(svg, list_top + list_height + 8, "Without FLOPs, so not drawn (their roof is the copy):", without);
     return svg;
 }
