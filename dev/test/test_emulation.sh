@@ -237,6 +237,39 @@ test_transactions() {
     contains 'word  .  .  . 32  .  .  .' "$tmp/out"
 }
 
+# Kernels for sm_90a at shapes that go around their rings of stages more than once, by two schedules; and a device that cannot
+# run them.
+test_sm90() {
+    needs_compiler
+    copy_tree
+    local op flags program
+    while read -r op flags; do
+        program=$tmp/tree/dev/cuda/${op}_cpu
+        [ -x "$program" ] || make_cpu cpu OP="$op" PRECISION=BF16
+        for schedule in 0 $((1 + day % 900)); do
+            # shellcheck disable=SC2086
+            EMULATION_THREADS=1 timeout 300 "$program" $flags --check --no-guards --schedule $schedule >"$tmp/out" 2>&1 ||
+                { tail -n 5 "$tmp/out" && fail "$op $flags fails by schedule $schedule"; }
+            grep -q '^[1-9][0-9]* passed, 0 failed, 0 skipped$' "$tmp/out" ||
+                { tail -n 5 "$tmp/out" && fail "$op $flags: nothing is checked"; }
+        done
+    done <<'END'
+attention_forward 16 -B 1 -T 700 -C 128 -NH 2 --case 1
+attention_backward 11 -B 1 -T 700 -C 128 -NH 2 --case 0
+attention_backward 13 --kind 1 -B 2 -T 300 -C 128 -NH 2 --case 0
+matmul_forward 16 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
+matmul_forward 16 -B 1 -T 300 -C 1600 -V 392 --kind 0 --case 0
+matmul_backward 8 --kind 1 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_backward 11 --kind 3 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
+END
+    EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 16 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1 ||
+        { cat "$tmp/out" && fail "EMULATION_ARCH=80 fails"; }
+    contains 'attention_forward' "$tmp/out"
+    EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 9 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
+    contains 'needs code for sm_90a, device 80, binary 80' "$tmp/out"
+}
+
 # bench.h's own functions: clocks, notes, columns, hot launches
 test_bench_functions() {
     needs_compiler
@@ -308,8 +341,9 @@ try_mutant() {
     ! cmp -s "$tmp/original" "$tmp/tree/dev/cuda/$file" || fail "$op $kernel, $what: the edit changes nothing: $edit"
     make_cpu cpu OP="$op" PRECISION=BF16
     local rc=0
-    EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" "$kernel" --check --no-guards \
-        >"$tmp/out" 2>&1 || rc=$?
+    # shellcheck disable=SC2086
+    EMULATION_THREADS=1 EMULATION_LIMIT=0.3 timeout 300 "$tmp/tree/dev/cuda/${op}_cpu" ${kernel//,/ } --check \
+        --no-guards >"$tmp/out" 2>&1 || rc=$?
     cp "$tmp/original" "$tmp/tree/dev/cuda/$file"
     if [ $rc -eq 1 ] && grep -q '^FAIL' "$tmp/out"; then
         echo "caught $op $kernel, $what: $(grep -c '^FAIL' "$tmp/out") of $(grep -c '^FAIL\|^ok' "$tmp/out") fail"
@@ -337,5 +371,5 @@ test_mutants() {
 }
 
 [ -n "$full" ] || echo "day $day: $precision, schedule $((day % 7)), mutants from $((day * mutants_in_ci % $(grep -vc '^#' $mutants))) on"
-tests=(programs choices check_flags features transactions bench_functions reports kernels mutants)
+tests=(programs choices check_flags features transactions bench_functions reports sm90 kernels mutants)
 run_tests_once "$@"
