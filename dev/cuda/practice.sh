@@ -7,9 +7,10 @@
 #     make practice-time OP=softmax_forward RUNG=4            with a GPU: your time beside the original's
 #     ./practice.sh OP [RUNG [solution | time]]
 #
-# A practice file is not overwritten unless FORCE=yes. PRECISION=FP32 or FP16 is for the commands that it prints: the
-# file is the same in every precision. Helpers and the launcher stay as they are, and so do the check and its inputs. Git
-# ignores practice files, and `make all`, `make test` and `make bench` leave them out.
+# Another RUNG of the same op is cut out of the practice file that is there, in which your kernels stay. Only FORCE=yes
+# overwrites a practice file. PRECISION=FP32 or FP16 is for the commands that are printed: the file is the same in every
+# precision. Helpers, launchers, the check and its inputs stay as they are. Git ignores practice files, and `make all`,
+# `make test` and `make bench` leave them out.
 #
 # A kernel can be practised if it has a function of its own, OP..._kernelN, that does more than call a helper.
 set -u -o pipefail
@@ -190,7 +191,8 @@ if [ "$verdict" != yes ]; then
 fi
 
 # the functions of this rung: those lines of the scan
-awk -F '\t' -v n="$rung" '$1 == "kernel" && $8 > 1 && $2 ~ ("_kernel" n "(_|$)")' "$tmp/scan" >"$tmp/cut"
+own_functions() { awk -F '\t' -v n="$rung" '$1 == "kernel" && $8 > 1 && $2 ~ ("_kernel" n "(_|$)")' "$tmp/scan"; }
+own_functions >"$tmp/cut"
 
 if [ "$action" = solution ]; then
     while IFS=$'\t' read -r _ _ first _ _ last _; do
@@ -224,9 +226,20 @@ if [ "$action" = time ]; then
     exit 0
 fi
 
+# A practice file that is there is cut once more, at another kernel; what you have written in it stays.
+base=$op.cu
+had=
 if [ -e "$practice.cu" ] && [ "${FORCE-}" != yes ]; then
-    had=$(sed -n '1s/^\/\/ practice: .* kernel \([0-9]*\).*/, of kernel \1/p' "$practice.cu")
-    fail "$practice.cu is there already$had: FORCE=yes overwrites it, or rename it"
+    had=$(sed -n '1s/^\/\/ practice: [a-z0-9_]* kernels \([0-9 ]*\), made by .*/\1/p' "$practice.cu")
+    [ -n "$had" ] || fail "$practice.cu is there already: FORCE=yes overwrites it, or rename it"
+    [[ " $had " != *" $rung "* ]] ||
+        fail "$practice.cu has kernel $rung already; FORCE=yes overwrites the file with a new one, or rename it"
+    base=$practice.cu
+    awk "$scan" "$base" >"$tmp/scan" || fail "$base cannot be read"
+    bad=$(awk -F '\t' '$1 == "bad" { print $2 ": " $3; exit }' "$tmp/scan")
+    [ -z "$bad" ] || fail "$base:$bad; mend it, or FORCE=yes overwrites the file"
+    own_functions >"$tmp/cut"
+    [ -s "$tmp/cut" ] || fail "$base has no function of kernel $rung any more: FORCE=yes overwrites the file"
 fi
 
 # ---- what the comment in place of the body says ----
@@ -296,9 +309,12 @@ done <"$tmp/cut"
 # ---- the copy ----
 
 # Marks of promoted code are left out: scripts/promote.sh would find the block twice.
-awk -F '\t' -v op="$op" -v rung="$rung" -v comment="$tmp/comment." '
+awk -F '\t' -v op="$op" -v rung="$rung" -v had="$had" -v comment="$tmp/comment." '
     FNR == NR { open[++n] = $4; open_column[n] = $5; close_[n] = $6; close_column[n] = $7; next }
-    FNR == 1 { print "// practice: " op " kernel " rung ", made by practice.sh from " op ".cu" }
+    FNR == 1 {
+        print "// practice: " op " kernels " (had == "" ? "" : had " ") rung ", made by practice.sh from " op ".cu"
+        if (had != "") { in_header = 2; next }
+    }
     /^\/\/ ==== (end )?promoted: / { next }
     in_header == 0 && /^\/\*/ { in_header = 1 }
     in_header == 1 {
@@ -314,8 +330,8 @@ awk -F '\t' -v op="$op" -v rung="$rung" -v comment="$tmp/comment." '
         cut = 1
     }
     !cut { print }
-    cut && FNR == close_[at] { print substr($0, close_column[at]); cut = 0 }' "$tmp/cut" FS=' ' "$op.cu" >"$tmp/new" ||
-    fail "$op.cu cannot be copied"
+    cut && FNR == close_[at] { print substr($0, close_column[at]); cut = 0 }' "$tmp/cut" FS=' ' "$base" >"$tmp/new" ||
+    fail "$base cannot be copied"
 cp "$tmp/new" "$practice.cu" || fail "$practice.cu cannot be written"
 
 setting=''
@@ -333,7 +349,7 @@ also=$(awk -F '\t' 'FNR == NR { own[$2]; next } $1 in own { print $2 }' "$tmp/cu
 [ -z "$also" ] || echo "    launched by kernel ${also// /, } too, which therefore fails as long as it is missing"
 if [ -z "$needs" ]; then
     echo "Then check it, without a GPU (a check that fails prints a line per shape and configuration):"
-    echo "    make cpu OP=$practice$setting && ./$practice$suffix $rung | head -n 20"
+    echo "    make cpu OP=$practice$setting && ./$practice$suffix $rung | head -n 5"
     echo "or with one, and compare its time with the original's:"
 else
     echo "Then check it, on a GPU of compute capability 9.0, and compare its time with the original's:"
