@@ -3,7 +3,8 @@
 #
 #     dev/learn/pages.sh [--check] [PAGE ...]     runs the commands and checks the structure; exit code 1 if one fails
 #     dev/learn/pages.sh --update [PAGE ...]      writes what the commands print into the pages
-#     dev/learn/pages.sh --structure [PAGE ...]   runs nothing
+#     dev/learn/pages.sh --commands [PAGE ...]    only runs the commands
+#     dev/learn/pages.sh --structure [PAGE ...]   only checks the structure
 #
 # PAGE is 02, 02_memory or dev/learn/02_memory.md; without one, all pages. A block of commands is a ```sh block with a
 # comment on the line before it, and its output is the plain ``` block that follows it:
@@ -41,7 +42,7 @@ top=$PWD
 export PATH=$PATH:/usr/local/cuda/bin
 mode=--check
 case ${1-} in
---check | --update | --structure) mode=$1 && shift ;;
+--check | --update | --commands | --structure) mode=$1 && shift ;;
 -*) usage "unknown flag $1; see $0 --help" ;;
 esac
 limit=${PAGES_TIMEOUT:-120}
@@ -378,7 +379,7 @@ run_pages() {
 }
 
 [ "$mode" = --structure ] || run_pages
-structure
+[ "$mode" = --commands ] || structure
 [ $h200 -eq 0 ] || echo "$h200 blocks were measured on an H200 and are not repeated here"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]
