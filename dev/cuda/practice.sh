@@ -211,16 +211,16 @@ if [ "$action" = time ]; then
     done
     # the fastest configuration of each
     for program in "$op" "$practice"; do
-        awk -F , -v program="$program" -v rung="$rung" '
+        awk -F , -v program="$program" '
             NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i } next }
             !best || $at["median_ms"] + 0 < best { best = $at["median_ms"] + 0; row = $0 }
             END {
                 split(row, f, ",")
-                printf "%s\t%s\t%s\t%s\t%s %s\n", program, f[at["median_ms"]], f[at["p10_ms"]], f[at["p90_ms"]],
-                    f[at["config_name"]], f[at["config"]]
+                printf "%s\t%s\t%s\t%s\t%s\n", program, f[at["median_ms"]], f[at["p10_ms"]], f[at["p90_ms"]],
+                    f[at["config"]] == 0 ? "default" : f[at["config_name"]] " " f[at["config"]]
             }' "$tmp/$program.csv"
     done | awk -F '\t' -v rung="$rung" '
-        { name = $1 " " rung; if (NR == 1) { first = $2 } 
+        { name = $1 " " rung; if (NR == 1) { first = $2 }
           printf "%-36s %s ms (%s to %s), %s%s\n", name, $2, $3, $4, $5,
               NR == 2 ? sprintf(": %.2f x the time of the original", $2 / first) : "" }'
     exit 0

@@ -213,6 +213,35 @@ test_practice_is_no_op() {
     rm "$tmp/top/dev/cuda/practice_simple_kernel.cu"
 }
 
+# both programs are run, and of each the fastest configuration is compared; the programs here only write figures
+test_practice_time() {
+    copy
+    mkdir -p "$tmp/programs"
+    run 0 env FORCE=yes ./practice.sh softmax_forward 4
+    local name
+    for name in softmax_forward practice_softmax_forward; do
+        {
+            echo "#!/usr/bin/env bash"
+            echo '[ "$1 $2" = "4 --csv" ] || exit 3'
+            echo 'echo op,kernel,config,config_name,median_ms,p10_ms,p90_ms,what >"$3"'
+            if [ $name = softmax_forward ]; then
+                echo 'printf "%s\n" "op,4,128,block size,0.7,0.6,0.8,\"a, b\"" "op,4,256,block size,0.5000,0.4900,0.5100,\"a, b\"" >>"$3"'
+            else
+                echo 'echo "op,4,0,block size,0.6000,0.5900,0.6100,a" >>"$3"'
+            fi
+        } >"$tmp/programs/$name"
+        chmod +x "$tmp/programs/$name"
+    done
+    run 0 env BIN_DIR="$tmp/programs" ./practice.sh softmax_forward 4 time
+    want "the times" "$(cat "$tmp/out")" "softmax_forward 4                    0.5000 ms (0.4900 to 0.5100), block size 256
+practice_softmax_forward 4           0.6000 ms (0.5900 to 0.6100), default: 1.20 x the time of the original"
+    printf '#!/bin/sh\necho "FAIL kernel 4"; exit 1\n' >"$tmp/programs/practice_softmax_forward"
+    run 1 env BIN_DIR="$tmp/programs" ./practice.sh softmax_forward 4 time
+    contains "FAIL kernel 4" "$tmp/err"
+    contains "practice_softmax_forward 4 fails" "$tmp/err"
+    rm "$tmp/top/dev/cuda/practice_softmax_forward.cu"
+}
+
 # ---- answers ----
 
 # every exercise of the course that asks for a kernel can be practised, without a GPU
@@ -430,6 +459,6 @@ test_lists_are_those_of_the_programs() {
     run 0 env CXX="$CXX" ./versions.sh --check ${chosen[@]+"${chosen[@]}"}
 }
 
-tests=(practice every_rung practice_refuses braces practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
+tests=(practice every_rung practice_time practice_refuses braces practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
        structure pages false_output_is_seen false_structure_is_seen lists_of_kernels lists_are_those_of_the_programs)
 run_tests_once "$@"
