@@ -101,8 +101,11 @@ fi
 # ---- what the programs list ----
 
 command -v "$CXX" >/dev/null || fail "no $CXX: apt-get install g++, or set CXX="
-make --no-print-directory CXX="$CXX" ../../build/dev_cuda/cpu/sources ../../build/dev_cuda/cpu/{engine,memory,runtime,ptx}.o \
-    >"$tmp/log" 2>&1 || { tail -n 20 "$tmp/log" >&2 && fail "the emulation does not build"; }
+# shellcheck disable=SC2016
+engine=$(make --no-print-directory --eval 'print-engine: ; @echo $(addprefix $(CPU_DIR)/,$(addsuffix .o,$(CPU_ENGINE)))' print-engine) ||
+    fail "the Makefile here has no CPU_ENGINE"
+read -r -a engine <<<"$engine"
+make -j"$jobs" --no-print-directory CXX="$CXX" ../../build/dev_cuda/cpu/sources "${engine[@]}" >"$tmp/log" 2>&1 || { tail -n 20 "$tmp/log" >&2 && fail "the emulation does not build"; }
 mkdir -p "$build" || fail "$build cannot be made"
 
 # one OP: builds the program unless it is newer than all sources, and keeps its --list, for each kind too
@@ -110,7 +113,7 @@ one() {
     local op=$1 cpu=../../build/dev_cuda/cpu kind=0
     if [ ! -x "$build/$op" ] || [ -n "$(find "$cpu/tree" emulation -type f -newer "$build/$op" -print -quit)" ]; then
         "$CXX" -O0 -std=c++17 -DENABLE_BF16 -w -Iemulation -fno-pie -pthread -no-pie -o "$build/$op" -x c++ "$cpu/tree/dev/cuda/$op.cu" \
-            -x none "$cpu"/{engine,memory,runtime,ptx}.o >"$tmp/$op.log" 2>&1 || return 1
+            -x none "${engine[@]}" >"$tmp/$op.log" 2>&1 || return 1
     fi
     "$build/$op" --list >"$tmp/$op.list" 2>>"$tmp/$op.log" || return 1
     grep -q '^kind ' "$tmp/$op.list" || return 0
