@@ -15,12 +15,15 @@
 #     <!-- run: cpu, in: . -->        in this folder, from the top of the repository on; otherwise in dev/cuda
 #     <!-- run: cpu, status: 1 -->    the block must end with this exit code
 #
-# A block runs in one `bash -e`, standard output and error together, in a copy of the files that git knows or would know,
-# so the checkout stays as it is. What a page has changed there is undone before the next page, except for what it has
-# built. `...` on a line of its own stands for any lines, also none; all else must be equal, so output that varies needs a
-# `...`. An exit code other than 0 is in order if the mark names it, or if the page shows what was printed. What make prints
-# while it builds a program is left out, because it depends on what was built before. --update keeps a block that is right,
-# with its `...`.
+# A block runs in one bash, standard output and error together, in a copy of the files that git knows or would know, so the
+# checkout stays as it is. What a page has changed there is undone before the next page, except for what it has built. `...`
+# on a line of its own stands for any lines, also none; all else must be equal, so output that varies needs a `...`. Where
+# the page shows no output, each command must end with 0 (`bash -e`); where it shows some, only that counts, because a check
+# that fails, or diff, has other exit codes. What make prints while it builds a program is left out, because it depends on
+# what was built before.
+#
+# --update keeps a block that is right. Of one that is right but for its numbers, such as those of lines, it keeps the
+# `...`. Others it writes in full.
 #
 #     PAGES_TREE=DIR       keeps the copy there, so that the next call builds less
 #     PAGES_TIMEOUT=120    seconds per block
@@ -253,6 +256,7 @@ for argument in "$@"; do
 done
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
+export -n PAGES_MAKE_FAILED
 if [ -n "$builds" ]; then
     "$make" --no-print-directory "$@" >"$log" 2>&1
     status=$?
@@ -262,6 +266,7 @@ else
     status=$?
     grep -avE "^(gcc|g\+\+|clang|clang\+\+|cc|c\+\+|nvcc) |^make: (Nothing to be done for|'.*' is up to date)" "$log"
 fi
+[ $status -eq 0 ] || : >"$PAGES_MAKE_FAILED"
 exit $status
 MAKE
 chmod +x "$tmp/bin/make"
@@ -283,12 +288,39 @@ matches() {
         }' "$1" "$2"
 }
 
-# run_block PAGE FIRST LAST FOLDER: runs a block; its output goes to $tmp/seen, its exit code to rc
+# refit WANTED SEEN: prints WANTED with the numbers and the spaces of SEEN, if that is all in which they differ
+refit() {
+    awk '
+        function same(a, b) { gsub(/[0-9]+/, "0", a); gsub(/[0-9]+/, "0", b); gsub(/ +/, " ", a); gsub(/ +/, " ", b); return a == b }
+        FNR == NR { want[++n] = $0; next }
+        { seen[++m] = $0 }
+        END {
+            # fits[i, j]: whether want from i on can be seen from j on
+            fits[n + 1, m + 1] = 1
+            for (i = n; i >= 1; i--) {
+                for (j = m + 1; j >= 1; j--) {
+                    if (want[i] == "...") { fits[i, j] = fits[i + 1, j] || (j <= m && fits[i, j + 1]) }
+                    else { fits[i, j] = j <= m && fits[i + 1, j + 1] && same(want[i], seen[j]) }
+                }
+            }
+            if (!fits[1, 1]) { exit 1 }
+            j = 1
+            for (i = 1; i <= n; i++) {
+                if (want[i] != "...") { print seen[j++]; continue }
+                print "..."
+                while (!fits[i + 1, j]) { j++ }
+            }
+        }' "$1" "$2"
+}
+
+# run_block PAGE FIRST LAST FOLDER FLAG: runs a block, by bash with this flag; its output goes to $tmp/seen, its exit code to rc
 run_block() {
     rc=0
     sed -n "$2,$3p" "$1" >"$tmp/commands"
+    rm -f "$tmp/make_failed"
     [ -d "$tree/$4" ] || { echo "there is no folder $4" >"$tmp/seen" && rc=1 && return 0; }
-    (cd "$tree/$4" && PATH="$tmp/bin:$PATH" timeout -k 5 "$limit" bash -e "$tmp/commands") >"$tmp/seen" 2>&1 </dev/null || rc=$?
+    (cd "$tree/$4" && PATH="$tmp/bin:$PATH" PAGES_MAKE_FAILED="$tmp/make_failed" timeout -k 5 "$limit" bash "$5" "$tmp/commands") \
+        >"$tmp/seen" 2>&1 </dev/null || rc=$?
 }
 
 # builds the ops that the blocks build for a CPU, on all cores; if one does not compile, its block will say so
@@ -306,7 +338,7 @@ build_ahead() {
 }
 
 run_pages() {
-    local page name at first last out_first out_last where folder status why good shown rc lines shift_by
+    local page name at first last out_first out_last where folder status why good shown flag refitted rc lines shift_by
     tree=${PAGES_TREE:-$tmp/tree}
     mkdir -p "$tree" || fail "$tree cannot be made"
     tree=$(cd "$tree" && pwd)
@@ -339,15 +371,26 @@ run_pages() {
             esac
             : >"$tmp/wanted"
             [ "$out_last" -lt "$out_first" ] || [ "$out_first" -eq 0 ] || sed -n "${out_first},${out_last}p" "$page" >"$tmp/wanted"
-            run_block "$page" "$first" "$last" "$folder"
-            good='' shown='' why=''
+            shown='' flag=+e
+            [ "$out_first" -eq 0 ] || [ "$(grep -cvx -e '\.\.\.' -e '' "$tmp/wanted")" -eq 0 ] || shown=yes
+            [ -n "$shown" ] || flag=-e
+            run_block "$page" "$first" "$last" "$folder" "$flag"
+            good='' why='' refitted=''
             if [ "$out_first" -eq 0 ] || matches "$tmp/wanted" "$tmp/seen"; then good=yes; fi
-            ! grep -qvx -e '\.\.\.' -e '' "$tmp/wanted" || shown=yes
             if [ "$rc" -eq 124 ]; then
                 why="not done after $limit s (PAGES_TIMEOUT)"
             elif [ "$status" != any ] && [ "$rc" -ne "$status" ]; then
                 why="exit code $rc, want $status"
-            elif [ "$status" = any ] && [ "$rc" -ne 0 ] && { [ -z "$shown" ] || { [ -z "$good" ] && [ "$mode" = --update ]; }; }; then
+            elif [ -z "$good" ] && [ -e "$tmp/make_failed" ]; then
+                why="make failed"
+            elif [ "$status" = any ] && [ "$rc" -ne 0 ] && [ -z "$shown" ]; then
+                why="exit code $rc; if that is meant, end the mark with ', status: $rc -->'"
+            fi
+            if [ -z "$why$good" ] && refit "$tmp/wanted" "$tmp/seen" >"$tmp/refitted"; then
+                refitted=yes
+                cp "$tmp/refitted" "$tmp/seen"
+            fi
+            if [ -z "$why$good$refitted" ] && [ "$mode" = --update ] && [ "$status" = any ] && [ "$rc" -ne 0 ]; then
                 why="exit code $rc; if that is meant, end the mark with ', status: $rc -->'"
             fi
             if [ -n "$why" ]; then
@@ -364,7 +407,8 @@ run_pages() {
                 lines=$(wc -l <"$tmp/seen")
                 shift_by=$((shift_by + lines - (out_last - out_first + 1)))
                 mv "$tmp/newer.md" "$tmp/new.md"
-                ! grep -qx '\.\.\.' "$tmp/wanted" || why='; shorten them again, the ... no longer fitted'
+                [ -z "$refitted" ] || why=', only numbers differed'
+                [ -n "$refitted" ] || ! grep -qx '\.\.\.' "$tmp/wanted" || why='; shorten them again, the ... no longer fitted'
                 echo "written $page:$at: $lines lines$why"
                 passed=$((passed + 1))
             else

@@ -367,18 +367,19 @@ test_false_output_is_seen() {
             '<!-- run: cpu, in: . -->' '```sh' 'ls dev; echo changed >dev/cuda/file' 'x=3' 'false || echo $x' '```' '' '```' cuda learn 3 '```' '' \
             '<!-- run: h200 -->' '```sh' 'exit 5' '```' '' \
             '<!-- run: cpu, status: 3 -->' '```sh' 'cat file' 'exit 3' '```' '' '```' changed '```' '' \
+            '<!-- run: cpu -->' '```sh' 'diff file /dev/null' 'echo line 7' '```' '' '```' 1d0 '< changed' 'line 7' '```' '' \
             '<!-- run: cpu -->' '```sh' 'echo wrong; exit 1' '```' '' '```' wrong '```' '' \
             '<!-- run: cpu -->' '```sh' 'true' '```' '' 'Text.' '' '```' 'not its output' '```'
     } | page
     pages 0
     contains "1 blocks were measured on an H200" "$tmp/out"
-    contains "6 passed, 0 failed, 0 skipped" "$tmp/out"
+    contains "7 passed, 0 failed, 0 skipped" "$tmp/out"
     want "the checkout" "$(cat "$tmp/repository/dev/cuda/file")" text
     cp "$tmp/repository/dev/learn/01_page.md" "$tmp/page.md"
     pages 0 --update
     cmp "$tmp/page.md" "$tmp/repository/dev/learn/01_page.md" || fail "--update changes what is right"
     local change
-    for change in 's/^two$/too/' 's/^5$/6/' 's/^cuda$/&\n&/' '/^3$/d' 's/^exit 3/exit 4/' 's/^true$/false/' 's/^changed$//' \
+    for change in 's/^two$/too/' 's/^5$/6/' 's/^cuda$/&\n&/' '/^3$/d' 's/^exit 3/exit 4/' 's/^true$/false/' 's/^true$/false; true/' 's/^changed$//' \
         's/^x=3$/exit 7/' 's/in: \./in: nowhere/' 's/run: h200/run: h100/' 's/status: 3 -->/status: 3 --> x/' 's/^one$/one /'; do
         sed "$change" "$tmp/page.md" >"$tmp/repository/dev/learn/01_page.md"
         cmp -s "$tmp/page.md" "$tmp/repository/dev/learn/01_page.md" && fail "$change changes nothing"
@@ -392,6 +393,14 @@ test_false_output_is_seen() {
     sed 's/^wrong$/right/' "$tmp/page.md" >"$tmp/repository/dev/learn/01_page.md"
     pages 1 --update
     contains "end the mark with ', status: 1 -->'" "$tmp/out"
+    # where only numbers differ, it keeps the ...
+    sed 's/^5$/66/; s/^line 7$/line  12/' "$tmp/page.md" >"$tmp/repository/dev/learn/01_page.md"
+    pages 0 --update
+    cmp "$tmp/page.md" "$tmp/repository/dev/learn/01_page.md" || fail "--update does not keep the ..."
+    # a make that fails is a failure, whatever comes after it
+    { head_of_page; printf '%s\n' '<!-- run: cpu -->' '```sh' 'make nothing' 'echo done' '```' '' '```' something '```'; } | page
+    pages 1 --update
+    contains "make failed" "$tmp/out"
     # a command that does not end
     { head_of_page; printf '%s\n' '<!-- run: cpu -->' '```sh' 'sleep 60' '```'; } | page
     PAGES_TIMEOUT=1 pages 1
