@@ -12,6 +12,12 @@
    are flushed to 0). Error of params: one ulp of floatX, rounded to nearest or stochastically.
    Source: Loshchilov and Hutter 2019, arXiv:1711.05101; dynamic loss scale: Micikevicius et al. 2018, arXiv:1710.03740.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element
+     2  128-bit vectors, cached
+     3  128-bit vectors, streamed (evict-first)
+     4  two vectors per thread in flight (promoted)
+
    nvcc -O3 --use_fast_math adamw.cu -o adamw      (or: make adamw)
    ./adamw 4      check kernel 4 against the CPU and sweep its block sizes
    ./adamw        every kernel, side by side                                         */

@@ -25,6 +25,23 @@
    Source: Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691. Scores as [keys][queries] (swapped operands):
    Shah et al. 2024, arXiv:2407.08608. wgmma and TMA: the PTX ISA.
 
+   Kernels (this list is written by versions.sh):
+     0  cuBLAS for the five products, T x T matrices in memory
+     1  one thread per score, then one per gradient element
+     2  no T x T matrix: one warp per row recomputes the scores
+     3  mma.sync, 16 rows per warp, P and dS through shared memory
+     4  3 with P and dS as operands from registers
+     5  fp32 arithmetic, tiles in shared memory and registers
+     6  cp.async, two stages, swizzled, 16 rows per warp
+     7  6 with 32 rows per warp
+     8  five products, one block per head, dq summed in L2
+     9  wgmma and TMA, dq summed in L2 in the order of the keys
+    10  a producer, two adders of dq, two consumer warpgroups
+    11  persistent, work items by ticket; 7 or 5 where 11 cannot run (promoted)
+    12  11, then matmul_backward_bias (kind 1)
+    13  11 with the sums of dqkv from registers; 11 where it cannot run (promoted) (kind 1)
+     kind 1: with dbias
+
    nvcc -O3 --use_fast_math attention_backward.cu -o attention_backward -lcublas -lcublasLt
    (or: make attention_backward)
    ./attention_backward 11     check kernel 11 against the CPU

@@ -11,6 +11,25 @@
    32 ulps of 1, from the sums over HS and from exp. A score of size s has an error of about 4 s ulps of fp32.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Milakov and Gimelshein 2018, online softmax, arXiv:1805.02867.
 
+   Kernels (this list is written by versions.sh):
+     0  cuBLAS for both products, T x T matrix in memory
+     1  one thread per query
+     2  one thread per score, T x T matrix in memory
+     3  fp32 arithmetic, tiles in shared memory and registers, no T x T matrix
+     4  mma.sync, 16 queries per warp, padded shared memory
+     5  cp.async, two stages, swizzled, Q in registers
+     6  32 queries per warp, half the shared memory reads
+     7  lazy rescaling, only when P would exceed 2^8
+     8  steps of 32 keys, 3 blocks per SM
+     9  wgmma and TMA, two blocks per SM
+    10  a producer and two consumer warpgroups, P V overlaps the softmax
+    11  ping-pong: the two consumers alternate on the tensor cores
+    12  persistent, pairs of tiles of equal work
+    13  192 queries per tile, three consumer warpgroups
+    14  12 with consecutive tiles overlapped, single tiles at the end
+    15  14 with three consumers that skip keys they do not see
+    16  four independent consumer warpgroups, steps of 64 keys (promoted)
+
    nvcc -O3 --use_fast_math attention_forward.cu -o attention_forward -lcublas -lcublasLt   (or: make attention_forward)
    ./attention_forward 8      check kernel 8 against the CPU
    ./attention_forward        every kernel, side by side

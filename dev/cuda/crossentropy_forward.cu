@@ -7,6 +7,12 @@
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
    For study only: the trainer computes the losses in fused_classifier.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per row
+     2  one block per row, two passes
+     3  online softmax: one pass, 128-bit vectors
+     4  3 with four vectors per thread in flight
+
    nvcc -O3 --use_fast_math crossentropy_forward.cu -o crossentropy_forward      (or: make crossentropy_forward)
    ./crossentropy_forward 3      check kernel 3 against the CPU and sweep its block sizes
    ./crossentropy_forward        every kernel, side by side                                         */

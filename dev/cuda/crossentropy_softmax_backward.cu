@@ -6,6 +6,11 @@
    Error: one ulp of floatX.
    For study only: the trainer computes this gradient in fused_classifier, which needs no probs.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element
+     2  one block per row
+     3  one 128-bit vector per thread
+
    nvcc -O3 --use_fast_math crossentropy_softmax_backward.cu -o crossentropy_softmax_backward
    ./crossentropy_softmax_backward 3      check kernel 3 against the CPU and sweep its block sizes
    ./crossentropy_softmax_backward        every kernel, side by side                                */

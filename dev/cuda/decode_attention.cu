@@ -13,6 +13,12 @@
 
    Shape flags: the new token attends over T tokens, itself included; the cache has room for 3/2 T.
 
+   Kernels (this list is written by versions.sh):
+     1  one block per head, scores in shared memory
+     2  one block per head, online softmax in registers
+     3  keys split over blocks, a second kernel combines
+     4  keys split over blocks, the last block combines (promoted)
+
    nvcc -O3 --use_fast_math decode_attention.cu -o decode_attention      (or: make decode_attention)
    ./decode_attention 4      check kernel 4 against the CPU and sweep its block sizes
    ./decode_attention        every kernel, side by side                                         */

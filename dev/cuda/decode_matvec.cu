@@ -15,6 +15,14 @@
    product and gelu after it. Kind 1 adds a residual instead; with T = 4 and V = C it is the second half of the
    feed-forward layer. Kind 2 is the head: a layernorm before the product and nothing after it.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per row of the weight
+     2  one warp per row of the weight
+     3  one warp per row, 16-byte loads
+     4  one block per row
+     5  every block computes the layernorm
+     6  5, weights loaded while the previous kernel still runs (promoted)
+
    nvcc -O3 --use_fast_math decode_matvec.cu -o decode_matvec      (or: make decode_matvec)
    ./decode_matvec 6      check kernel 6 against the CPU and sweep its block sizes
    ./decode_matvec        every kernel, side by side                                         */

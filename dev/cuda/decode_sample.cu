@@ -11,6 +11,16 @@
    Source: Fan, Lewis and Dauphin 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p);
    Vigna 2016, arXiv:1402.6246 (xorshift64*).
 
+   Kernels (this list is written by versions.sh):
+     1  largest: one block, tree reduction in shared memory
+     2  largest: one block, 16-byte loads, 64-bit keys
+     3  largest: many blocks (promoted)
+     4  draw: one block, top-k and top-p by bisection (promoted) (kinds 1 to 4)
+     kind 1: temperature 0.8
+     kind 2: temperature and top-k 50
+     kind 3: temperature and top-p 0.9
+     kind 4: temperature, top-k and top-p
+
    nvcc -O3 --use_fast_math decode_sample.cu -o decode_sample      (or: make decode_sample)
    ./decode_sample 3      check kernel 3 against the CPU and sweep its block sizes
    ./decode_sample 4 --kind 3      draw with top-p 0.9

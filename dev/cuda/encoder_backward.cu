@@ -8,6 +8,13 @@
    partial sums grow to about sqrt(n). n is the number of times that the most frequent token occurs (dwte), or B (dwpe).
    Source: radix sort with ranks from ballots: Merrill and Grimshaw 2011, "High performance and scalable radix sorting".
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element, atomics
+     2  dwpe in registers, dwte by 128-bit atomics
+     3  deterministic: each block owns tokens and scans all ids
+     4  positions sorted by token, one warp per run
+     5  tiles of 32 sorted positions, runs across tiles joined (promoted)
+
    nvcc -O3 --use_fast_math encoder_backward.cu -o encoder_backward      (or: make encoder_backward)
    ./encoder_backward 5      check kernel 5 against the CPU and sweep its block sizes
    ./encoder_backward        every kernel, side by side                                         */

@@ -6,6 +6,12 @@
    Error: one ulp of floatX against the fp64 reference.
    Source: Radford et al. 2019, "Language models are unsupervised multitask learners" (token + position embedding).
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element
+     2  128-bit vectors
+     3  one warp per row
+     4  four sequences per thread share its vector of wpe (promoted)
+
    nvcc -O3 --use_fast_math encoder_forward.cu -o encoder_forward      (or: make encoder_forward)
    ./encoder_forward 4      check kernel 4 against the CPU and sweep its block sizes
    ./encoder_forward        every kernel, side by side                                         */

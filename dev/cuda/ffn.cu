@@ -13,6 +13,12 @@
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the products: gemm.cuh;
    programmatic dependent launch: the CUDA C++ Programming Guide.
 
+   Kernels (this list is written by versions.sh):
+     1  matmul_forward, gelu_forward, matmul_forward
+     2  cuBLASLt, gelu in its epilogue
+     3  gemm.cuh twice, the second launched early (best)
+     4  one launch, tiles of both products in one list
+
    nvcc -O3 --use_fast_math ffn.cu -lcublasLt -o ffn      (or: make ffn)
    ./ffn 4      check kernel 4 against the CPU
    ./ffn        every kernel, side by side                                         */

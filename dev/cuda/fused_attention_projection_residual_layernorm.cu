@@ -18,6 +18,13 @@
    holds.
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Ba et al. 2016, arXiv:1607.06450.
 
+   Kernels (this list is written by versions.sh):
+     1  unfused: attention, matmul_forward, residual, layernorm
+     2  three launches: residual and layernorm fused
+     3  one launch: one warp per token and head, one thread per output
+     4  one launch, clusters: blocks have heads, then columns; wgmma, TMA
+     5  three overlapped launches, residual in the epilogue (best)
+
    nvcc -O3 --use_fast_math fused_attention_projection_residual_layernorm.cu -lcublasLt -lcublas -o fused
    (or: make fused_attention_projection_residual_layernorm)
    ./fused_attention_projection_residual_layernorm 5      check kernel 5 against the CPU

@@ -19,6 +19,15 @@
    Source: Dao 2023, FlashAttention-2, arXiv:2307.08691; Shah et al. 2024, FlashAttention-3, arXiv:2407.08608; Ba et al.
    2016, arXiv:1607.06450; Chan et al. 1979, Updating formulae and a pairwise algorithm for computing sample variances.
 
+   Kernels (this list is written by versions.sh):
+     1  unfused: attention, residual, layernorm
+     2  residual and layernorm in one launch
+     3  one block per query, one warp per head, fp32
+     4  wgmma, one block owns 64 queries over all heads
+     5  a cluster divides the heads; separate warps load and normalise
+     6  persistent clusters; eight helper warps add inp, sum and normalise
+     7  attention adds inp in its epilogue; layernorm launched early (best)
+
    nvcc -O3 --use_fast_math fused_attention_residual_layernorm.cu -o fused_attention_residual_layernorm
    (or: make fused_attention_residual_layernorm)
    ./fused_attention_residual_layernorm 7      check kernel 7 against the CPU

@@ -11,6 +11,16 @@
    If a row holds a NaN or an infinity, its loss and all of its gradients are NaN.
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax).
 
+   Kernels (this list is written by versions.sh):
+     1  one block per row, three passes
+     2  online softmax: two passes
+     3  128-bit vectors
+     4  row read once, kept in registers
+     5  row read once, kept in shared memory
+     6  row read twice, the second time backwards
+     7  row read once by cp.async, summed as it arrives (promoted)
+     8  persistent, bulk copies prefetch the next row
+
    nvcc -O3 --use_fast_math fused_classifier.cu -o fused_classifier      (or: make fused_classifier)
    ./fused_classifier 7      check kernel 7 against the CPU and sweep its block sizes
    ./fused_classifier        every kernel, side by side                                         */

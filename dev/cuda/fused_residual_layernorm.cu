@@ -9,6 +9,17 @@
    for the arithmetic, and an absolute 32 fp32 ulps of 1 for terms that cancel. mean and rstd: a few ulps of fp32.
    Source: Ba et al. 2016, arXiv:1607.06450.
 
+   Kernels (this list is written by versions.sh):
+     1  unfused: residual_forward, then layernorm_forward
+     2  one warp per row, sums read back from the cache
+     3  128-bit loads, one block per row, the row in shared memory (promoted)
+     4  one or more warps per row, the row in registers
+     5  persistent, weight and bias in registers too
+     6  persistent, one pass for mean and variance
+     7  persistent, rows loaded ahead into shared memory
+     8  one warp per row, programmatic dependent launch
+     9  persistent, a ring of rows per warp by bulk copies
+
    nvcc -O3 --use_fast_math fused_residual_layernorm.cu -o fused_residual_layernorm
    (or: make fused_residual_layernorm)
    ./fused_residual_layernorm 3      check kernel 3 against the CPU and sweep its block sizes

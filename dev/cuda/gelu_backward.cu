@@ -6,6 +6,12 @@
    to 6. The result is finite for every finite input, NaN for NaN.
    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; llmc/gelu.cuh has the formula of kernels 2 to 4.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element
+     2  128-bit vectors (promoted)
+     3  two vectors per thread in flight, streamed (evict-first)
+     4  persistent, the next vectors prefetched
+
    nvcc -O3 --use_fast_math gelu_backward.cu -o gelu_backward      (or: make gelu_backward)
    ./gelu_backward 2      check kernel 2 against the CPU and sweep its block sizes
    ./gelu_backward        every kernel, side by side                                         */

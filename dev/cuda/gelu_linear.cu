@@ -27,6 +27,16 @@
    which at 115 us is 7.7 TB/s in all. A block with all 768 columns of 64 rows would load the whole weight for every 64
    rows: 1.2 GB.
 
+   Kernels (this list is written by versions.sh):
+     1  gelu_forward, then matmul_forward
+     2  one launch: 32x32 tiles, gelu as inp is loaded
+     3  wgmma, gelu in registers, overlapped with the products
+     4  wgmma, dedicated warps apply gelu in shared memory
+     5  4 with gelu in 16 bits
+     6  3 with gelu in 16 bits
+     7  6 in clusters of two that share the weight's tiles
+     8  7 with tiles of 384 columns: gelu twice per value, not three times (best)
+
    nvcc -O3 --use_fast_math gelu_linear.cu -lcublasLt -o gelu_linear      (or: make gelu_linear)
    ./gelu_linear 8      check kernel 8 against the CPU and time it
    ./gelu_linear 4      the same for kernel 4, whose forms have other rings and clusters

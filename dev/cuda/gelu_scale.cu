@@ -9,6 +9,13 @@
    input if |scale| <= 1.
    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
+   Kernels (this list is written by versions.sh):
+     1  unfused: gelu, then scale
+     2  unfused, in pieces whose intermediate result stays in L2
+     3  fused, one thread per element
+     4  fused, 128-bit vectors (best)
+     5  fused, two vectors per thread in flight
+
    nvcc -O3 --use_fast_math gelu_scale.cu -o gelu_scale      (or: make gelu_scale)
    ./gelu_scale 4      check kernel 4 against the CPU and sweep its block sizes
    ./gelu_scale        every kernel, side by side                                         */

@@ -7,6 +7,13 @@
    infinity in grads makes it NaN or infinite.
    Kernels 3 to 5 give the same bits in every run on the same kind of device; kernels 1 and 2 do not.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element, one atomic per warp, in double
+     2  grid-stride loop, one atomic per block
+     3  deterministic: a second launch adds the block sums
+     4  3 with 128-bit loads, 4 in flight per thread (promoted)
+     5  one launch: the last block to finish adds the block sums
+
    nvcc -O3 --use_fast_math global_norm.cu -o global_norm      (or: make global_norm)
    ./global_norm 4      check kernel 4 against the CPU and sweep its block sizes
    ./global_norm        every kernel, side by side                                         */

@@ -15,6 +15,21 @@
    terms of size 1. Kernel 2 may be off by twice as much, because it adds thousands of partial sums one by one.
    Source: Ba et al. 2016, arXiv:1607.06450.
 
+   Kernels (this list is written by versions.sh):
+     1  dinp: one thread per row; dweight, dbias: one per column and 256 rows
+     2  one warp per row, column sums by atomics in shared memory
+     3  no atomics: a second kernel rereads the inputs for the column sums
+     4  one block per row, column sums in registers
+     5  one block for 4 rows at a time: one barrier, 9 shuffles
+     6  one warp per row, column sums per warp in shared memory
+     7  one warp per row, persistent, all sums in registers, inputs read once
+     8  7 with the next row copied ahead by cp.async
+     9  8 with programmatic dependent launch of the second kernel (promoted)
+    10  5 with the next rows copied ahead by cp.async, for rows of several warps
+    11  9 or 10, then matmul_backward_bias (kind 3)
+    12  9 or 10 with the sums of dinp's columns in registers (promoted) (kind 3)
+     kind 3: 0 with the sums of dinp's columns
+
    nvcc -O3 --use_fast_math layernorm_backward.cu -o layernorm_backward      (or: make layernorm_backward)
    ./layernorm_backward 4      check kernel 4 against the CPU and sweep its block sizes
    ./layernorm_backward        every kernel, side by side                                         */

@@ -8,6 +8,20 @@
    Kernel 12 has nothing to choose: its block has a thread per vector of a row.
    Source: Ba et al. 2016, arXiv:1607.06450; kernel 4: Chan, Golub and LeVeque 1983, on merging variances.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per row, three passes over memory
+     2  one block per row, sums through shared memory
+     3  one warp per row, sums by shuffles
+     4  128-bit loads, statistics in one pass
+     5  one block per row, the row kept in shared memory
+     6  one or a few warps per row, the row in registers, 128-bit (promoted)
+     7  persistent, weight and bias in registers too
+     8  persistent, the next row prefetched into registers
+     9  persistent, the next rows prefetched by cp.async
+    10  6 with the row in shared memory: more warps per SM
+    11  10 with two rows per warp, weight and bias read once
+    12  one vector per thread, one block per row
+
    nvcc -O3 --use_fast_math layernorm_forward.cu -o layernorm_forward      (or: make layernorm_forward)
    ./layernorm_forward 6      check kernel 6 against the CPU and sweep its block sizes
    ./layernorm_forward        every kernel, side by side                                         */

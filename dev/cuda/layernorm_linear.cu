@@ -20,6 +20,16 @@
    Source: Ba et al. 2016, arXiv:1607.06450; mean and rstd applied after the product: Dao-AILab/quack; wgmma and TMA:
    the PTX ISA; the product of kernels 5 to 8: gemm.cuh.
 
+   Kernels (this list is written by versions.sh):
+     1  layernorm, then matmul_forward
+     2  one launch: 32x32 tiles, statistics by each block
+     3  statistics, then wgmma with normalised rows from registers
+     4  weights scaled, then wgmma on raw rows, overlapped with their statistics
+     5  statistics and weights, then gemm.cuh
+     6  5 with weights prepared in advance
+     7  weights, then ping-pong: the idle consumer computes statistics (best)
+     8  7 with weights prepared in advance
+
    nvcc -O3 --use_fast_math layernorm_linear.cu -lcublasLt -o layernorm_linear      (or: make layernorm_linear)
    ./layernorm_linear 7      check kernel 7 against the CPU and time forms of gemm.cuh
    ./layernorm_linear        every kernel, side by side                                         */

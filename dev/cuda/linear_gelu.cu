@@ -8,6 +8,11 @@
    Tuned: the form of kernel 3. Kernels 1 and 2 are other ops and the library, which choose by themselves.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415; the product: gemm.cuh.
 
+   Kernels (this list is written by versions.sh):
+     1  matmul_forward with bias, then gelu_forward
+     2  cuBLASLt, gelu in its epilogue
+     3  gemm.cuh, gelu in its epilogue (best)
+
    nvcc -O3 --use_fast_math linear_gelu.cu -lcublasLt -o linear_gelu      (or: make linear_gelu)
    ./linear_gelu 3      check kernel 3 against the CPU and time the forms of gemm.cuh
    ./linear_gelu        every kernel, side by side

@@ -13,6 +13,23 @@
    number of clusters, but fewer than all are only for checks.
    Source: the tanh form of gelu is Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
+   Kernels (this list is written by versions.sh):
+     0  cuBLASLt, first proposal
+     1  one thread per element
+     2  32x32 tiles in shared memory
+     3  128x128 tiles, 8x8 accumulators per thread
+     4  mma.sync, operands transposed by ldmatrix
+     5  mma.sync, split K for dweight
+     6  cuBLASLt, algorithms timed (promoted)
+     7  cuBLASLt, bias gradient in the epilogue (kind 2)
+     8  gemm.cuh for dinp with gelu', cuBLASLt for dweight (kind 1)
+     9  dweight by wgmma and stream-K
+    10  8 or 6, then matmul_backward_bias (kind 3)
+    11  8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias (promoted) (kind 3)
+     kind 1: dinp times gelu'; dweight overwritten
+     kind 2: 0 with the bias gradient
+     kind 3: 1 with the sums of dinp's columns
+
    nvcc -O3 --use_fast_math matmul_backward.cu -lcublasLt -o matmul_backward      (or: make matmul_backward)
    ./matmul_backward 5            check kernel 5 against the CPU
    ./matmul_backward              every kernel, side by side

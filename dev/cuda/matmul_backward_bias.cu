@@ -6,6 +6,18 @@
    Error to the fp64 reference: the rounding of an fp32 sum of N terms of size 1, N * 2^-23.
    Source: Harris 2007, "Optimizing parallel reduction in CUDA"; kernel 9: Dakkak et al. 2019, arXiv:1811.09736.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per column
+     2  one block per column
+     3  warps on neighbouring columns, coalesced
+     4  128-bit loads, float atomics
+     5  partial sums in scratch
+     6  four rows in flight per warp, second kernel with 32 warps
+     7  one wave of blocks (promoted)
+     8  the last block adds up the partial sums
+     9  tensor cores (mma.sync) add
+    10  one wave, second kernel launched early
+
    nvcc -O3 --use_fast_math matmul_backward_bias.cu -o matmul_backward_bias      (or: make matmul_backward_bias)
    ./matmul_backward_bias 7      check kernel 7 against the CPU and sweep its block sizes
    ./matmul_backward_bias        every kernel, side by side                                         */

@@ -10,6 +10,18 @@
    and registers suggest; kernels 0 and 15 are the library, which chooses by itself.
    Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
+   Kernels (this list is written by versions.sh):
+     0  cuBLASLt, first proposal
+     1  one thread per element
+     2  32x32 tiles in shared memory
+     3  128x128 tiles, 8x8 accumulators per thread
+     4  mma.sync, ring of cp.async stages
+     5  cuBLASLt for the product, epilogue in a second kernel
+     6  cuBLASLt, epilogue fused, algorithms timed
+     7  wgmma and TMA
+     8  persistent, producer and two ping-pong consumers
+     9  gemm.cuh (promoted)
+
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
    ./matmul_forward 8             check kernel 8 against the CPU
    ./matmul_forward               every kernel, side by side

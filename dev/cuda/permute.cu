@@ -9,6 +9,14 @@
    A kernel that reads the packed tensor directly, as attention_forward does, needs no permute.
    Source: the layouts of Vaswani et al. 2017, arXiv:1706.03762: heads of a token side by side, or one head at a time.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element
+     2  one block per token
+     3  128-bit vectors
+     4  four tokens per thread, its column computed once
+     5  threads in the order of q, k, v
+     6  tiles through shared memory, long runs on both sides
+
    nvcc -O3 --use_fast_math permute.cu -o permute      (or: make permute)
    ./permute 4           check kernel 4 against the CPU and sweep its block sizes
    ./permute             every kernel, side by side

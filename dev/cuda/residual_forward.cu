@@ -5,6 +5,11 @@
    Error: none, the result is the exact sum rounded once.
    Source: He et al. 2015, arXiv:1512.03385.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per element
+     2  one 128-bit vector per thread (best)
+     3  persistent, 4 vectors per input in flight
+
    nvcc -O3 --use_fast_math residual_forward.cu -o residual_forward      (or: make residual_forward)
    ./residual_forward 2      check kernel 2 against the CPU and sweep its block sizes
    ./residual_forward        every kernel, side by side                                         */

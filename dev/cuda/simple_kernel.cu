@@ -1,4 +1,4 @@
-/* simple_kernel: out = 2 * inp, elementwise; the subject of the first lesson, dev/learn/1_simple_kernel.md
+/* simple_kernel: out = 2 * inp, elementwise; the subject of the first lesson, dev/learn/01_first_kernel.md
 
    out (n) floatX out | inp (n) floatX in; n = B*T*C
    Bound: memory, 2*n*sizeof(floatX) bytes. Constraint: n % x128::size == 0 from kernel 5 on, pointers aligned to 16
@@ -6,6 +6,14 @@
    Error: none, doubling is exact.
    Source: the CUDA C++ Programming Guide, "Programming Model"; Harris 2013, "CUDA Pro Tip: Write Flexible Kernels with
    Grid-Stride Loops".
+
+   Kernels (this list is written by versions.sh):
+     1  one thread per element
+     2  grid-stride loop, one block
+     3  grid-stride loop, as many blocks as the GPU holds at once
+     4  64 contiguous elements per thread: not coalesced
+     5  128-bit vectors (best)
+     6  four 128-bit vectors per thread in flight
 
    nvcc -O3 --use_fast_math simple_kernel.cu -o simple_kernel      (or: make simple_kernel)
    ./simple_kernel 1      check kernel 1 against the CPU and sweep its block sizes

@@ -6,6 +6,16 @@
    Source: Milakov and Gimelshein 2018, arXiv:1805.02867 (online softmax: kernels 4 and later).
    For study only: in the trainer, softmax is a part of fused_classifier and of attention.
 
+   Kernels (this list is written by versions.sh):
+     1  one thread per row
+     2  one warp per row
+     3  one block per row
+     4  online softmax: two passes instead of three
+     5  128-bit vectors
+     6  second pass reads backwards
+     7  one read: row in shared memory
+     8  one read: a cluster of blocks, registers
+
    nvcc -O3 --use_fast_math softmax_forward.cu -o softmax_forward      (or: make softmax_forward)
    ./softmax_forward 7      check kernel 7 against the CPU and sweep its block sizes
    ./softmax_forward        every kernel, side by side                                         */

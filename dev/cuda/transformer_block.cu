@@ -25,6 +25,23 @@
    Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; e4m3: Micikevicius et al. 2022,
    arXiv:2209.05433.
 
+   Kernels (this list is written by versions.sh):
+     1  one launch per operation
+     2  as in training: fused epilogues, residual with layernorm
+     3  7 in a CUDA graph
+     4  all products by gemm.cuh, programmatic dependent launch (best)
+     5  one cooperative launch with grid barriers
+     6  e4m3 products except the projection
+     7  2 without storing GELU's argument
+     8  6 with GELU and e4m3 output in the epilogue
+     9  8 in a CUDA graph
+    11  layernorms applied in the products' epilogues
+    12  11 with the second statistics from the projection
+    13  12 in a CUDA graph
+    14  4 with attention to second layernorm in one launch
+    15  all products in e4m3, by gemm.cuh
+    16  15 in a CUDA graph
+
    nvcc -O3 --use_fast_math transformer_block.cu -lcublasLt -o transformer_block      (or: make transformer_block)
    ./transformer_block 5            check kernel 5 against the CPU
    ./transformer_block              every kernel, side by side

@@ -17,6 +17,14 @@
      5  as 4, on tensor cores                 a warp multiplies 16x16 by 16x8 at once; what remains is writing att
    Kernel 0 is cuBLAS, which cannot skip the upper triangle: it computes and writes the whole square.
 
+   Kernels (this list is written by versions.sh):
+     0  cuBLAS, the whole square
+     1  one thread per result
+     2  8x8 results in registers
+     3  128-bit loads and stores
+     4  128x128 tiles in shared memory
+     5  tensor cores, blocks of the triangle only
+
    nvcc -O3 --use_fast_math trimat_forward.cu -lcublas -lcublasLt -o trimat_forward      (or: make trimat_forward)
    ./trimat_forward 4      check kernel 4 against the CPU
    ./trimat_forward        every kernel, side by side                                         */

@@ -121,6 +121,7 @@ test_typed_nvcc_lines_of_the_ops() {
     cp -r llmc "$tmp/tree"
     cp dev/cuda/*.* "$tmp/tree/dev/cuda"
     cd "$tmp/tree/dev/cuda"
+    rm -f practice_*.cu # of `make practice`
     for op in *.cu; do
         line=$(grep -m 1 '^   nvcc ' "$op" | sed 's/ *(or: .*//; s/ *\*\/.*//; s/^ *//; s/ *$//')
         [[ $line == "nvcc -O3 --use_fast_math $op"* ]] || fail "$op has no nvcc line: '$line'"

@@ -21,6 +21,7 @@ nvcc=${NVCC:-nvcc}
 ops=()
 for source in dev/cuda/*.cu; do
     name=${source##*/}
+    [[ $name != practice_* ]] || continue # of `make practice`
     [ ! -e "$source" ] || ops+=("${name%.cu}")
 done
 if [ "${1-}" = --list ]; then
