@@ -13,14 +13,21 @@
    Kernels (this list is written by versions.sh):
      0  cuBLASLt, first proposal
      1  one thread per element
-     2  32x32 tiles in shared memory
-     3  128x128 tiles, 8x8 accumulators per thread
-     4  mma.sync, ring of cp.async stages
-     5  cuBLASLt for the product, epilogue in a second kernel
-     6  cuBLASLt, epilogue fused, algorithms timed
-     7  wgmma and TMA
-     8  persistent, producer and two ping-pong consumers
-     9  gemm.cuh (promoted)
+     2  one warp per element: coalesced
+     3  32x32 tiles in shared memory
+     4  64x64 tiles, 8 elements of a column per thread
+     5  128x128 tiles, 8x8 elements per thread
+     6  128-bit accesses of device memory
+     7  transposed tiles: no bank conflicts
+     8  double buffer, next tile in registers
+     9  mma.sync, 32-bit loads of fragments
+    10  ldmatrix, swizzled tiles
+    11  ring of cp.async stages
+    12  wgmma and TMA
+    13  persistent, producer and two ping-pong consumers
+    14  cuBLASLt for the product, epilogue in a second kernel
+    15  cuBLASLt, epilogue fused, algorithms timed
+    16  gemm.cuh (promoted)
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
    ./matmul_forward 8             check kernel 8 against the CPU
