@@ -1005,6 +1005,7 @@ static void declare(Bench& b) {
     size_t num_scratch = has_sums && !b.dry ? matmul_backward_bias_scratch(N, C) : 0; // of kernel 10
 #if !defined(ENABLE_FP32)
     if (has_gelu && !b.dry) { num_scratch = std::max(num_scratch, matmul_backward_input_scratch(N, C)); }
+    if (has_slope) { num_scratch = std::max(num_scratch, (size_t)ceil_div(N, 128) * C); }
     if (!has_bias) { parts = b.scratch<float>("parts", b.dry ? 0 : matmul_backward_weight_scratch9(C)); }
 #endif
     if (has_gelu) { scratch = b.scratch<float>("scratch", num_scratch); }
@@ -1062,28 +1063,27 @@ static void declare(Bench& b) {
         if (!has_bias) { b.promoted(promoted); }
         return;
     }
-    if (has_slope) {
-#if !defined(ENABLE_FP32)
-        auto multiply = [=](int) {
-            matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, {pre_gelu, true}, N, C, OC, stream);
+    if (!has_slope) {
+        auto two_ops = [=](int) {
+            matmul_backward_input(dinp, NULL, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
+            matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream);
             matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
         };
-        b.kernel(12, "11 with the slope that the forward pass has saved", multiply, {0}, -90);
-#endif
-        return;
+        auto fused = [=](int) {
+            matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
+            matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
+        };
+        b.kernel(10, "8 or 6, then matmul_backward_bias", two_ops, {0});
+        b.kernel(11, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
+        return b.promoted(11);
     }
-    auto two_ops = [=](int) {
-        matmul_backward_input(dinp, NULL, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
-        matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream);
+#if !defined(ENABLE_FP32)
+    auto multiply = [=](int) {
+        matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, {pre_gelu, true}, N, C, OC, stream);
         matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
     };
-    auto fused = [=](int) {
-        matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
-        matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
-    };
-    b.kernel(10, "8 or 6, then matmul_backward_bias", two_ops, {0});
-    b.kernel(11, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
-    b.promoted(11);
+    b.kernel(12, "11 with the slope that the forward pass has saved", multiply, {0}, -90);
+#endif
 }
 
 int main(int argc, char** argv) {
