@@ -38,7 +38,7 @@ static bool have_gpu() {
 
 // ---- a model to test --------------------------------------------------------------------------------
 
-static GPT2Options test_options = {0, false, true, false, 42}; // options of the next model to be opened
+static GPT2Options test_options = {0, true, true, false, 42}; // options of the next model to be opened
 static Batch test_batch;                                       // batch of the model opened last
 
 // Opens a model of this shape with room for B x T tokens and uploads the given weights.
@@ -397,7 +397,8 @@ static void test_recompute(void) {
     test_options.recompute = 0;
 }
 
-// The backward pass gets the same gradients from GELU's saved slope as from its saved argument.
+// The backward pass gets the same gradients from GELU's saved slope as from its saved argument. Either is rounded to 16 bits,
+// so the two may differ by as much as each may differ from the golden gradients, divided by two.
 static void test_saved_slope(void) {
     if (!have_gpu()) { return; }
     GPT2 model;
@@ -412,9 +413,9 @@ static void test_saved_slope(void) {
         bool saved = model.acts.fch.is_slope;
         loss[saves_slope] = run_pass(&model, 4, 1024);
         grads[saves_slope] = gradients(&model);
-        if (saved) { compare_all_gradients(&model, grads[1], grads[0], 2 * UNIT); }
+        if (saved) { compare_all_gradients(&model, grads[1], grads[0], BACKWARD / 2); }
         gpt2_free(&model);
-        test_options.saves_slope = false;
+        test_options.saves_slope = true;
         if (saves_slope && !saved) { test_skip("needs code for sm_90a, and 16 bits"); }
     }
     check(loss[0] == loss[1]); // gelu_and_slope() computes what gelu() computes

@@ -1171,7 +1171,7 @@ struct AttentionBackwardArgs {
     int* turns;        // (B*NH, num_tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias; kernel 13 only
+    float* dq_terms;   // (B, 8, NH, 64): sums of dq over some queries, for dbias (kernel 13), or NULL
     float* dout_terms; // (blocks of queries, NH, 64): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
 };
@@ -1197,9 +1197,9 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
     args.dq_sums = reinterpret_cast<float4*>(scratch);
     args.stats = args.dq_sums + tiles * 2048;
     float* dout_terms = reinterpret_cast<float*>(args.stats + tiles * 64);
-    args.dq_terms = dout_terms + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
-    args.turns = reinterpret_cast<int*>(args.dq_terms + (size_t)B * 8 * NH * 64);
-    if (has_sums) { args.dout_terms = dout_terms; }
+    float* dq_terms = dout_terms + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * 64;
+    args.turns = reinterpret_cast<int*>(dq_terms + (size_t)B * 8 * NH * 64);
+    if (has_sums) { args.dout_terms = dout_terms, args.dq_terms = dq_terms; }
     args.ticket = args.turns + tiles * 2;
     return args;
 }
@@ -1365,6 +1365,45 @@ __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const 
     }
 }
 
+// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum.
+__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[32], float factor, int row) {
+    int lane = threadIdx.x % 32;
+    row += lane % 16;
+    uint32_t address = shared_address(rows) + row * 128;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            x[j] = pack_16x2(factor * sum[8 * k + 2 * j], factor * sum[8 * k + 2 * j + 1], floatX());
+        }
+        stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
+    }
+}
+
+// Of a thread's part of dq: terms[c] (or +=, if add) = the sum of its two rows in its column number c; each element of
+// `terms` is a float4, 128 apart.
+__device__ inline void attention_backward_sm90_sum_rows(float4* terms, const float (&dq)[32], bool add) {
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const float* x = dq + 8 * c;
+        float4 sum = make_float4(x[0] + x[2], x[1] + x[3], x[4] + x[6], x[5] + x[7]);
+        if (add) {
+            float4 before = terms[128 * c];
+            sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+        }
+        terms[128 * c] = sum;
+    }
+}
+
+#endif
+// ==== end promoted: attention_backward ====
+
+#ifndef PROMOTED_ONLY
+#if !defined(ENABLE_FP32)
+// ---- kernel 9: wgmma and TMA, dq summed in L2 in the order of the keys ----
+// No producer warp: thread 0 issues the loads and computes like all other threads.
+
 // rows[r] = factor * sum[r] for a warp's 16 rows, of which num_valid exist.
 __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride, int num_valid, const float (&sum)[32],
                                                      float factor) {
@@ -1386,21 +1425,6 @@ __device__ inline void attention_backward_sm90_store(floatX* rows, size_t stride
     }
 }
 
-// Of a thread's part of dq: terms[c] (or +=, if add) = the sum of its two rows in its column number c; each element of
-// `terms` is a float4, 128 apart.
-__device__ inline void attention_backward_sm90_sum_rows(float4* terms, const float (&dq)[32], bool add) {
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        const float* x = dq + 8 * c;
-        float4 sum = make_float4(x[0] + x[2], x[1] + x[3], x[4] + x[6], x[5] + x[7]);
-        if (add) {
-            float4 before = terms[128 * c];
-            sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
-        }
-        terms[128 * c] = sum;
-    }
-}
-
 // Stores a warp's 16 rows, tokens t..t+15, of dq (which = 0), dk (1) or dv (2).
 __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwardArgs& args, int which, int head, int t,
                                                           const float (&sum)[32], float factor) {
@@ -1408,13 +1432,6 @@ __device__ inline void attention_backward_sm90_store_rows(const AttentionBackwar
     floatX* rows = args.dqkv + token * stride + ((size_t)which * args.NH + head % args.NH) * 64;
     attention_backward_sm90_store(rows, stride, args.T - t, sum, factor);
 }
-#endif
-// ==== end promoted: attention_backward ====
-
-#ifndef PROMOTED_ONLY
-#if !defined(ENABLE_FP32)
-// ---- kernel 9: wgmma and TMA, dq summed in L2 in the order of the keys ----
-// No producer warp: thread 0 issues the loads and computes like all other threads.
 
 struct AttentionBackwardSMem9 {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
@@ -1545,13 +1562,16 @@ void attention_backward9(floatX* dqkv, float* scratch, const floatX* dout, const
 //     dq = dS^T k                       wait
 //                                       dq to shared memory, for the adder
 //
+// dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
+// its own rows there, and waits before it needs them again.
+//
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
 //     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
 struct AttentionBackwardSMem {
     floatX q[2][128 * 64], dout[2][128 * 64]; // two stages
     floatX k[128 * 64], v[128 * 64];
-    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough
+    floatX ds[2][2 * 128 * 64]; // two stages, so one barrier per step is enough; also holds what TMA writes
     float4 dq[2][8 * 128];      // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
     float4 stats[2][64];
     float4 dq_terms[2][4 * 128]; // kernel 13: per thread of a warpgroup, 16 sums of its rows of dq
@@ -1598,7 +1618,7 @@ __device__ inline void attention_backward_sm90_load_item(const AttentionBackward
     auto load_queries = [&]() {
         mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
         mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + ATTENTION_BACKWARD_STATS_BYTES);
-        bulk_load(smem.stats[i % 2], args.stats + (size_t)((b * args.NH + h) * args.num_tiles + tile) * 64,
+        bulk_load(smem.stats[i % 2], args.stats + (size_t)(head * args.num_tiles + tile) * 64,
                   ATTENTION_BACKWARD_STATS_BYTES, &smem.q_full[i % 2]);
         attention_backward_tma(smem.q[i % 2], qkv_map, h, 128 * tile, b, &smem.q_full[i % 2]);
         mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
@@ -1661,16 +1681,32 @@ __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardA
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
 //
-// has_sums: key tile 0, which writes dq, also sums its columns over all queries, for dbias.
-template <bool has_sums>
+// If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
                                                             AttentionBackwardSMem& smem, int warpgroup, int row,
-                                                            int lane, int work, int n, int& i, float scale) {
+                                                            int lane, int work, int n, int& i, float scale,
+                                                            const CUtensorMap& dqkv_map) {
     const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles, num_steps = args.num_tiles - j;
     float dk[32] = {}, dv[32] = {};
+    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of dq (which = 0), dk (1) or dv (2), from the warp's
+    // rows of one of the two matrices of dS of the step before, which nobody reads any more.
+    auto store = [&](int which, int matrix, int step, int t, const float (&sum)[32], float factor) {
+        floatX* rows = smem.ds[(step + 1) % 2] + matrix * 128 * 64;
+        attention_backward_sm90_stage(rows, sum, factor, row);
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store_4d(&dqkv_map, rows + row * 64, 0, which * args.NH + head % args.NH, t + row, head / args.NH);
+            tma_store_commit();
+        }
+    };
+    auto wait_for_stores = [&]() { // until they have read shared memory
+        if (lane == 0) { tma_store_wait<0>(); }
+        __syncwarp();
+    };
     mbarrier_wait(&smem.k_full, n % 2);
     mbarrier_wait(&smem.v_full, n % 2);
 #pragma unroll 1
@@ -1700,6 +1736,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_fence();
         attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
         wgmma_commit();
+        if (step == 0 || j == 0) { wait_for_stores(); }
         attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
@@ -1733,14 +1770,15 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                     dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                 }
             }
-            attention_backward_sm90_store_rows(args, 0, head, 128 * step + row, dq, scale);
-            if (has_sums) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
+            store(0, 0, i, 128 * step, dq, scale);
+            if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
     }
-    attention_backward_sm90_store_rows(args, 1, head, 128 * j + row, dk, scale);
-    attention_backward_sm90_store_rows(args, 2, head, 128 * j + row, dv, 1.0f);
-    if (has_sums && j == 0) {
+    if (j == 0) { wait_for_stores(); }
+    store(1, 0, i - 1, 128 * j, dk, scale);
+    store(2, 1, i - 1, 128 * j, dv, 1.0f);
+    if (args.dq_terms && j == 0) {
         float terms[16];
 #pragma unroll
         for (int c = 0; c < 4; c++) {
@@ -1762,7 +1800,8 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 
 __global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel10(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
-                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
+                                     const __grid_constant__ CUtensorMap dout_map,
+                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
@@ -1785,8 +1824,9 @@ __global__ void __launch_bounds__(384, 1)
     }
     warpgroup_more_registers<240>();
     int i = 0;
-    attention_backward_sm90_compute_item<false>(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i,
-                                                scale);
+    attention_backward_sm90_compute_item(args, smem, warp / 4 - 1, (warp - 4) * 16, lane, blockIdx.x, 0, i,
+                                                scale, dqkv_map);
+    if (lane == 0) { tma_store_wait<0>(); }
 }
 
 // Requires HS = 64 and sm_90a. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes
@@ -1797,11 +1837,12 @@ void attention_backward10(floatX* dqkv, float* scratch, const floatX* dout, cons
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, false);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
     attention_backward_sm90_stats(args, dout, out, lse, stream);
     auto kernel = attention_backward_sm90_kernel10;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    kernel<<<args.num_heads * args.num_tiles, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, 0.125f);
+    kernel<<<args.num_heads * args.num_tiles, 384, SHARED_BYTES, stream>>>(args, qkv_map, dout_map, dqkv_map, 0.125f);
     cudaCheck(cudaGetLastError());
 }
 #endif
@@ -1840,10 +1881,10 @@ __device__ inline void attention_backward_sm90_producer(const AttentionBackwardA
     }
 }
 
-// has_sums: kernel 13, which also writes args.dq_terms.
-template <bool has_sums> __global__ void __launch_bounds__(384, 1)
+__global__ void __launch_bounds__(384, 1)
     attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
-                                     const __grid_constant__ CUtensorMap dout_map, float scale) {
+                                     const __grid_constant__ CUtensorMap dout_map,
+                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
@@ -1868,8 +1909,9 @@ template <bool has_sums> __global__ void __launch_bounds__(384, 1)
     warpgroup_more_registers<240>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        attention_backward_sm90_compute_item<has_sums>(args, smem, warpgroup, row, lane, work, n, i, scale);
+        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
     });
+    if (lane == 0) { tma_store_wait<0>(); }
 }
 
 // Kernel 11, or 13 if dbias is not NULL; see attention_backward. Requires HS = 64 and sm_90a. scratch:
@@ -1886,12 +1928,13 @@ void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const f
     AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL);
     CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH, 128);
     CUtensorMap dout_map = tensor_map_heads(dout, B, T, NH, 128);
+    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * NH, 16);
     int num_blocks_of_queries = attention_backward_sm90_stats(args, dout, out, lse, stream);
-    auto kernel = dbias ? attention_backward_sm90_kernel11<true> : attention_backward_sm90_kernel11<false>;
+    auto kernel = attention_backward_sm90_kernel11;
     constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     int num_blocks = min(args.num_heads * args.num_tiles, num_multiprocessors());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, 0.125f);
+    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, stream, args, qkv_map, dout_map, dqkv_map, 0.125f);
     if (!dbias) { return; }
     column_sums<16>(dbias, NULL, NULL, args.dq_terms, 8 * B, C, stream);
     column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, stream);
