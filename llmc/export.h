@@ -38,7 +38,7 @@ static inline int export_model(void) {
     if (n == 0) { die("--export: the name is empty"); }
     gguf = has_suffix(path, ".gguf");
     if (!gguf && type != GGUF_F32 && type != GGUF_BF16) {
-        cli_fail("--export-type %s is for .gguf files; give fp32 or bf16 for %s", args->export_type, path);
+        cli_fail("--type %s is for .gguf files; give f32 or bf16 for %s", args->export_type, path);
     }
     if (file_exists(path)) { die("--export %s: exists already, give another name", path); }
     snprintf(temp, sizeof(temp), "%s.tmp-%ld", path, (long)getpid());
@@ -75,7 +75,8 @@ static inline int export_model(void) {
         }
         die("--export %s", err.text);
     }
-    print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6, args->export_type);
+    print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6,
+               gguf_types[type].name);
     free(params);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     return EXIT_SUCCESS;
