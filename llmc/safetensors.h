@@ -134,7 +134,7 @@ static inline uint16_t safe_f16_from_float(float f) {
     uint32_t u = safe_bits_from_float(f), sign = u >> 16 & 0x8000;
     u &= 0x7FFFFFFF;
     if (u > 0x7F800000) { return (uint16_t)(sign | 0x7E00); }
-    if (u >= 0x477FF000) { return (uint16_t)(sign | 0x7C00); } // 65520 is halfway from 65504 to the next power of two
+    if (u >= 0x47800000) { return (uint16_t)(sign | 0x7C00); } // 65536; below, the rounding itself may give infinity
     if (u < 0x38800000) { // subnormal: 0.5 has the spacing of fp16's subnormals, 2^-24, so the addition rounds
         return (uint16_t)(sign | (safe_bits_from_float(safe_float_from_bits(u) + 0.5f) - 0x3F000000));
     }

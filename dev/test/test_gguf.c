@@ -548,6 +548,7 @@ static void test_refused_weights(void) {
         float weight;
         const char* reason; // NULL: taken
     } cases[] = {{GGUF_F32, NAN, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
+                 {GGUF_F32, -INFINITY, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
                  {GGUF_BF16, INFINITY, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
                  {GGUF_Q8_0, NAN, "'blk.1.ffn_up.weight' has a weight that is NaN or infinite"},
                  {GGUF_F16, -70000.0f,
