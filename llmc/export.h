@@ -1,10 +1,11 @@
 /*
 --export: writes the weights that -e names in another format, without the rest of a checkpoint: a directory that Hugging
-Face's from_pretrained opens, a single .safetensors file, or llm.c's .bin.
+Face's from_pretrained opens, a single .safetensors file, llm.c's .bin, or llama.cpp's .gguf.
 */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
 
+#include "gguf.h"
 #include "training.h"
 
 // True if path ends with the suffix.
@@ -27,12 +28,18 @@ static inline int export_model(void) {
     Error err;
     ModelSource source;
     Tokenizer tokenizer;
-    bool has_tokenizer, bf16 = strcmp(args->export_type, "bf16") == 0, ok;
+    Gguf file;
+    GgufType type = gguf_type(args->export_type);
+    bool has_tokenizer, bf16 = type == GGUF_BF16, gguf, ok;
     char resolved[4200], path[4096], temp[4200];
     snprintf(path, sizeof(path), "%s", args->export_path);
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') { path[--n] = '\0'; }
     if (n == 0) { die("--export: the name is empty"); }
+    gguf = has_suffix(path, ".gguf");
+    if (!gguf && type != GGUF_F32 && type != GGUF_BF16) {
+        cli_fail("--type %s is for .gguf files; give f32 or bf16 for %s", args->export_type, path);
+    }
     if (file_exists(path)) { die("--export %s: exists already, give another name", path); }
     snprintf(temp, sizeof(temp), "%s.tmp-%ld", path, (long)getpid());
     model_source_open(&source, resolve_model_path(args->model, resolved, sizeof(resolved)), &has_tokenizer, &tokenizer);
@@ -43,10 +50,16 @@ static inline int export_model(void) {
             path, config.channels / config.num_heads);
     }
     int eot = model_eot(&source, has_tokenizer ? &tokenizer : NULL);
+    if (gguf && !gguf_open(&file, path, &config, type, has_tokenizer ? &tokenizer : NULL, eot, &err)) {
+        die("--export %s", err.text);
+    }
     float* params = (float*)malloc_check(num_parameters(&config) * sizeof(float));
     const float* const arrays[1] = {params};
     model_source_read(&source, params);
-    if (has_suffix(path, ".bin")) {
+    if (gguf) {
+        ok = gguf_write(&file, temp, params, &err);
+        gguf_close(&file);
+    } else if (has_suffix(path, ".bin")) {
         ok = model_save_llmc(temp, &config, params, bf16 ? 5 : 3, &err);
     } else if (has_suffix(path, ".safetensors")) {
         ok = params_save_safetensors(temp, &config, arrays, no_prefix, 1, bf16, NULL, &err);
@@ -62,7 +75,8 @@ static inline int export_model(void) {
         }
         die("--export %s", err.text);
     }
-    print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6, args->export_type);
+    print_line(stdout, "%s: %.2f M parameters in %s", path, (double)num_parameters(&config) * 1e-6,
+               gguf_types[type].name);
     free(params);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     return EXIT_SUCCESS;

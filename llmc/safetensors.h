@@ -129,6 +129,18 @@ static inline float safe_float_from_f16(uint16_t h) {
     return safe_float_from_bits(bits | sign);
 }
 
+// Rounds to IEEE half precision, to nearest, ties to even; a NaN stays a NaN, and what is too large becomes infinite.
+static inline uint16_t safe_f16_from_float(float f) {
+    uint32_t u = safe_bits_from_float(f), sign = u >> 16 & 0x8000;
+    u &= 0x7FFFFFFF;
+    if (u > 0x7F800000) { return (uint16_t)(sign | 0x7E00); }
+    if (u >= 0x47800000) { return (uint16_t)(sign | 0x7C00); } // 65536; below, the rounding itself may give infinity
+    if (u < 0x38800000) { // subnormal: 0.5 has the spacing of fp16's subnormals, 2^-24, so the addition rounds
+        return (uint16_t)(sign | (safe_bits_from_float(safe_float_from_bits(u) + 0.5f) - 0x3F000000));
+    }
+    return (uint16_t)(sign | (u - (112u << 23) + 0xFFF + (u >> 13 & 1)) >> 13);
+}
+
 // Converts elements offset..offset+n of an F32, F16 or BF16 tensor to dst[0..n).
 static inline void safetensors_to_float(float* dst, const SafeTensor* t, size_t offset, size_t n) {
     require(safe_is_float(t->dtype) && offset <= t->elements && n <= t->elements - offset);

@@ -79,7 +79,7 @@ static Settings settings = {
     .stop_at_eot = 1,
     .temperature = 1.0f,
     .top_p = 1.0f,
-    .export_type = "fp32",
+    .export_type = "f32",
     .bench_prompt = 512,
     .gelu_fusion = 3,
     .master_weights = 1,
@@ -200,8 +200,12 @@ static const Option options[] = {
      "time the prompt and the generation of --num-tokens tokens for --num-samples texts, and exit", 0, 0},
     {OPT_INT, 0, NULL, "bench-prompt", &settings.bench_prompt, "tokens", "length of the prompt of --bench", 1, 1 << 20},
     {OPT_STR, 0, NULL, "export", &settings.export_path, "PATH",
-     "write the weights to a new Hugging Face directory, or a file .safetensors or .bin (llm.c's), and exit", 0, 0},
-    {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "type of the exported weights", 0, 0},
+     "write the weights to a new Hugging Face directory, or a file .safetensors, .bin (llm.c's) or .gguf "
+     "(llama.cpp's), and exit",
+     0, 0},
+    {OPT_STR, 0, NULL, "type", &settings.export_type, "f32|f16|bf16|q8_0",
+     "type of the exported weights; f16, and q8_0 (8 bits), only for .gguf", 0, 0},
+    {OPT_STR, 0, NULL, "export-type", &settings.export_type, "fp32|bf16", "the same as --type", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Machine", NULL, NULL, NULL, 0, 0},
 #ifdef __CUDACC__

@@ -692,6 +692,77 @@ test_export() {
     good -e half --prompt 'int ' --num-tokens 5
     want "temporary files" "$(cd "$world" && ls -d ./*.tmp-* 2>/dev/null)" ""
 }
+# the same .gguf from every format that -e reads, in fp32 and bf16; test_gguf looks into the file
+test_export_gguf() {
+    setup
+    local from type sizes=()
+    mkdir -p "$world/forms"
+    for type in f32 bf16; do
+        for from in dir_$type llmc_$type.bin; do good -e run --export "forms/$from" --type $type; done
+    done
+    for from in run forms/dir_f32 forms/llmc_f32.bin; do
+        for type in f32 f16 bf16 q8_0; do
+            rm -f "$world/one.gguf"
+            good -e "$from" --tokenizer data --export one.gguf --type $type
+            want "the line" "$(sed 's/[0-9.]* M/N M/' "$tmp/out")" "one.gguf: N M parameters in $type"
+            [ "$from" != run ] || cp "$world/one.gguf" "$tmp/$type.gguf"
+            cmp "$world/one.gguf" "$tmp/$type.gguf" || fail "$type from $from"
+        done
+    done
+    for from in dir_bf16 llmc_bf16.bin; do # also of these, the biases are f32 in a .gguf
+        rm -f "$world/one.gguf"
+        good -e "forms/$from" --tokenizer data --export one.gguf --export-type fp32
+        [ "$from" != dir_bf16 ] || cp "$world/one.gguf" "$tmp/from_bf16.gguf"
+        cmp "$world/one.gguf" "$tmp/from_bf16.gguf" || fail "from $from"
+    done
+    ! cmp -s "$tmp/from_bf16.gguf" "$tmp/f32.gguf" || fail "rounding changes nothing"
+    for type in q8_0 f16 bf16 f32; do
+        want "the first bytes" "$(head -c 4 "$tmp/$type.gguf")" GGUF
+        sizes+=("$(wc -c <"$tmp/$type.gguf")")
+    done
+    [ "${sizes[0]}" -lt "${sizes[1]}" ] && [ "${sizes[1]}" -eq "${sizes[2]}" ] && [ "${sizes[2]}" -lt "${sizes[3]}" ] || fail "sizes ${sizes[*]}"
+    from=(-e d6 --layers 1 --heads 1 --channels 64 --positions 32 --tokenizer data)
+    good "${from[@]}" --export forms/single.safetensors
+    good -e forms/single.safetensors --tokenizer data --export forms/one.gguf
+    rm "$world/one.gguf"
+    good "${from[@]}" --export one.gguf
+    cmp "$world/forms/one.gguf" "$world/one.gguf"
+    refused 1 '^error: --export one.gguf: exists already, give another name$' -- -e run --export one.gguf
+    rm -r "$world/forms" "$world/one.gguf"
+}
+test_export_gguf_refused() {
+    setup
+    local step=run/step_00000003
+    refused 2 "--type wants one of f32.f16.bf16.q8_0, got 'q4_0'$" -- -e $step --export new.gguf --type q4_0
+    refused 2 '--type f16 is for .gguf files; give f32 or bf16 for new.bin$' -- -e $step --export new.bin --type f16
+    refused 2 '--type q8_0 is for .gguf files; give f32 or bf16 for new$' -- -e $step --export new/ --type q8_0
+    refused 1 '^error: --export new.gguf: a .gguf file contains the vocabulary with its merges, and there is none' '--tokenizer$' -- \
+        -e "$tiny" --export new.gguf
+    refused 1 "^error: --export new.gguf: .* and the model's can only decode: give one with --tokenizer$" -- \
+        -e $step --tokenizer 257.bin --export new.gguf
+    refused 1 '^error: --export new.gguf: q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16$' -- \
+        -e d6 --layers 1 --heads 1 --channels 24 --tokenizer data --export new.gguf --type q8_0
+    refused 1 '^error: --export none/x.gguf.tmp-[0-9]+: cannot create: No such file' -- -e $step --export none/x.gguf
+}
+# whatever fails while a .gguf is written, as on a full disk: one line, and nothing is left
+test_export_gguf_full_disk() {
+    setup
+    local at shim=$tmp/failing_write.so
+    "$CC" -shared -fPIC -o "$shim" dev/test/failing_write.c -ldl
+    export ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 # the library is loaded before the sanitizer's runtime
+    mkdir "$world/full"
+    for ((at = 1; at < 100; at++)); do
+        FAIL_DIR=$world/full FAIL_AT=$at FAIL_MODE=from LD_PRELOAD=$shim run -e run/step_00000003 --export full/x.gguf
+        [ $status -ne 0 ] || break
+        want "status $at" $status 1
+        want "lines $at" "$(wc -l <"$tmp/err")" 1
+        grep -qE '^error: --export .*full/x.gguf.*: No space left on device$' "$tmp/err" || fail "$at: $(cat "$tmp/err")"
+        want "files $at" "$(ls -A "$world/full")" ""
+    done
+    [ $at -ge 6 ] || fail "only $at operations" # create, reserve, write, fsync, close, rename
+    want "files" "$(ls -A "$world/full")" x.gguf
+    rm -r "$world/full"
+}
 # the checkpoint of the lowest validation loss stays, under the name best
 test_keep_best() {
     setup
@@ -964,7 +1035,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
     prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place
     prompt_from_a_file several_texts special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
-    eval hellaswag bench export keep_best sampling_while_saving
+    eval hellaswag bench export export_gguf export_gguf_refused export_gguf_full_disk keep_best sampling_while_saving
     help step_lines z_scores nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
     newest_good_checkpoint fine_tuning resume_same_flags resume_says_what_changed resume_another_model out_of_memory nonfinite interrupt_without_output end_of_text_of_another_name
     progress_reaches_a_file output_that_cannot_be_written terminal_is_not_commanded

@@ -117,6 +117,7 @@ new="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o lo
 evaluate="./train_gpt2cu -e log --eval 'data/ts_val_*.bin'"
 bench='./train_gpt2cu -e log --bench'
 export_it='./train_gpt2cu -e log --export shakespeare'
+export_gguf='./train_gpt2cu -e log --export shakespeare.gguf --type q8_0'
 
 # The download: a model of 2 layers with 64 positions in place of 124M, and this repository's sources for Shakespeare's.
 prepare_data() {
@@ -163,13 +164,15 @@ test_text_to_text() {
     run 0 "${bench/train_gpt2cu/train_gpt2}"
     contains "generated after it" "$tmp/out"
     run 0 "${export_it/train_gpt2cu/train_gpt2} && ./train_gpt2 -e shakespeare --prompt A --num-tokens 1"
+    run 0 "${export_gguf/train_gpt2cu/train_gpt2}"
+    contains "in q8_0" "$tmp/out"
     run 0 "${new/train_gpt2cu/train_gpt2} $small_model $short"
     contains " 2/2 | loss" "$tmp/out"
 }
 
 test_text_to_text_gpu() {
     for_gpu 'make train_gpt2cu dev/data/tokenize' "$pretrained" "$finetune" "$continue" "$new" scripts/run_gpt2_124M.sh \
-        "$evaluate" "$bench" "$export_it"
+        "$evaluate" "$bench" "$export_it" "$export_gguf"
     run 0 'make train_gpt2cu dev/data/tokenize'
     if have_gpu; then
         prepare_data
@@ -180,7 +183,7 @@ test_text_to_text_gpu() {
     run_gpu "$continue"
     run_gpu "$evaluate"
     run_gpu "$bench"
-    if have_gpu; then run 0 "$export_it"; fi
+    if have_gpu; then run 0 "$export_it" && run 0 "$export_gguf"; fi
     run_gpu "$new" "$short"
     export TRAIN_DATA='data/ts_train_*.bin' VAL_DATA='data/ts_val_*.bin'
     run_gpu scripts/run_gpt2_124M.sh "$short"

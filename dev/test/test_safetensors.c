@@ -414,6 +414,28 @@ static void test_f16_values(void) {
     }
 }
 
+static void test_f16_rounding(void) {
+    for (uint32_t h = 0; h < 0x7C00; h++) { // every number, and what lies between it and the next one
+        double low = (double)safe_float_from_f16((uint16_t)h);
+        double high = h + 1 < 0x7C00 ? (double)safe_float_from_f16((uint16_t)(h + 1)) : 65536.0; // infinity's place
+        float middle = (float)((low + high) / 2); // exact: both have 11 bits
+        uint32_t even = h % 2 == 0 ? h : h + 1;
+        for (uint32_t sign = 0; sign <= 0x8000; sign += 0x8000) {
+            float s = sign ? -1.0f : 1.0f;
+            check(safe_f16_from_float(s * (float)low) == (sign | h));
+            check(safe_f16_from_float(s * middle) == (sign | even));
+            check(safe_f16_from_float(s * nextafterf(middle, 0.0f)) == (sign | h));
+            check(safe_f16_from_float(s * nextafterf(middle, INFINITY)) == (sign | (h + 1)));
+        }
+    }
+    check(safe_f16_from_float(INFINITY) == 0x7C00 && safe_f16_from_float(-3e38f) == 0xFC00);
+    check(safe_f16_from_float(0x1p-149f) == 0 && safe_f16_from_float(-0.0f) == 0x8000);
+    for (uint32_t bits = 0x7F800001; bits < 0x80000000; bits += 4099) { // NaN
+        check(isnan(safe_float_from_f16(safe_f16_from_float(safe_float_from_bits(bits)))));
+        check(isnan(safe_float_from_f16(safe_f16_from_float(safe_float_from_bits(bits | 0x80000000)))));
+    }
+}
+
 static void test_bf16_rounding(void) {
     static const struct {
         uint32_t bits;
@@ -574,6 +596,7 @@ static const Test tests[] = {
     {"mistaken_text", "anything else", test_mistaken_text},
     {"opening_files", "a missing file, a directory, the fixture", test_opening_files},
     {"f16_values", "all 65,536 against the definition", test_f16_values},
+    {"f16_rounding", "nearest even, subnormal, infinity, NaN", test_f16_rounding},
     {"bf16_rounding", "nearest even, infinities, NaN", test_bf16_rounding},
     {"to_float", "three types, any alignment, an offset", test_to_float},
     {"writer_round_trip", "types, names, metadata, size and crc32c", test_writer_round_trip},

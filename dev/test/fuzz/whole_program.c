@@ -250,11 +250,13 @@ static void plan_evaluate(Mutator* m, Plan* p) {
 }
 
 static void plan_export(Mutator* m, Plan* p) {
-    static const char* const outputs[] = {"out", "out.bin", "out.safetensors"};
+    static const char* const outputs[] = {"out", "out.bin", "out.safetensors", "out.gguf"};
+    static const char* const types[] = {"f32", "bf16", "f16", "q8_0"}; // the last two are for .gguf
     const char* output = PICK(m, outputs);
+    size_t num_types = strcmp(output, "out.gguf") == 0 ? 4 : 2;
     add_step(p, "train_gpt2");
     add_model(m, p);
-    add(p, "--export %s --export-type %s", output, chance(m, 50) ? "fp32" : "bf16");
+    add(p, "--export %s --type %s", output, types[below(m, num_types)]);
     p->output = output;
 }
 
@@ -500,7 +502,9 @@ static void reread(void* data) {
     if (strcmp(p->argv[0][0], "dev/data/tokenize") == 0) {
         reread_shards();
     } else if (strcmp(p->argv[0][0], "dev/data/hellaswag") == 0) {
-        read_eval("out/h.bin", 32768, 65535);                                          // no example is longer
+        read_eval("out/h.bin", 32768, 65535);        // no example is longer
+    } else if (strcmp(p->output, "out.gguf") == 0) { // nothing here reads it
+        if (!file_exists(p->output)) { die("%s is not there", p->output); }
     } else if (strncmp(p->output, "out", 3) == 0 && !run_has_checkpoints(p->output)) { // --export
         if (!model_open(&model, p->output, &err)) { die("%s", err.text); }
         model_close(&model);
