@@ -108,14 +108,16 @@ void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* d
                         const float* mean, const float* rstd, int N, int C, cudaStream_t stream);
 size_t layernorm_backward_scratch(int N, int C);
 
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. If pre_gelu (N,OC) is
-// not NULL, it receives the sum and out receives gelu(sum); this form needs a bias and takes no residual.
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. If saved.tensor (N,OC)
+// is not NULL, it receives the sum, or gelu'(sum), and out receives gelu(sum); this needs a bias and takes no residual.
+void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream);
-// dinp (N,C) = dout (N,OC) weight (OC,C). If pre_gelu (N,C) is not NULL, dinp is multiplied by gelu'(pre_gelu), and dinp_sums
-// (C), which may be NULL, += the column sums of dinp.
+// dinp (N,C) = dout (N,OC) weight (OC,C). If saved.tensor (N,C) is not NULL, dinp is multiplied by GELU's slope, and
+// dinp_sums (C), which may be NULL, += the column sums of dinp.
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
-                           const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream);
+                           GeluSaved saved, int N, int C, int OC, cudaStream_t stream);
+bool matmul_can_save_slope(int N, int C,
+                           int OC); // the slope, for a forward product (N,C) to (N,OC) and its backward one
 size_t matmul_backward_input_scratch(int N, int C);
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate
 void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C, int OC,
@@ -271,7 +273,7 @@ struct Activations {
     floatX* ln2;       // (L, B, T, C) [2]
     float* ln2_mean;   // (L, B, T)
     float* ln2_rstd;   // (L, B, T)
-    floatX* fch;       // (L, B, T, 4*C)
+    GeluSaved fch;     // (L, B, T, 4*C): GELU's argument, or its slope
     floatX* fch_gelu;  // (L, B, T, 4*C) [1]
     floatX* residual3; // (L, B, T, C): the residual stream after the MLP
     floatX* projected; // (B, T, C): output of attention or of the MLP, before it is added to the residual stream
@@ -303,7 +305,7 @@ static Activations layer_activations(Activations a, const GPT2Config* config, in
     a.qkv += own * 3 * BTC, a.atty += own * BTC, a.lse += own * BT * config->num_heads;
     a.residual2 += own * BTC;
     a.ln2 += norm * BTC, a.ln2_mean += own * BT, a.ln2_rstd += own * BT;
-    a.fch += own * 4 * BTC, a.fch_gelu += gelu * 4 * BTC;
+    a.fch.tensor += own * 4 * BTC, a.fch_gelu += gelu * 4 * BTC;
     a.residual3 += own * BTC;
     return a;
 }
@@ -322,9 +324,9 @@ static KeyValueCache layer_cache(KeyValueCache cache, const GPT2Config* config, 
 }
 
 struct GPT2Options {
-    int recompute; // level of -r: 0, 1 or 2
-    bool master_weights, stochastic_rounding;
-    uint64_t seed; // for stochastic rounding
+    int recompute;                                         // level of -r: 0, 1 or 2
+    bool saves_slope, master_weights, stochastic_rounding; // saves_slope: of GELU, for the backward pass, where it can
+    uint64_t seed;                                         // for stochastic rounding
 };
 
 struct GPT2 {
@@ -463,7 +465,7 @@ static void gpt2_backward(GPT2* model, int B, int T, bool first) {
         Parameters<floatX> w = layer_parameters(*p, config, l);
         Parameters<float> d = layer_parameters(*g, config, l);
         Activations a = layer_activations(*acts, config, B, T, l);
-        if (!a.keep_gelu) { gelu_forward(a.fch_gelu, a.fch, (size_t)BT * 4 * C, stream); }
+        if (!a.keep_gelu) { gelu_forward(a.fch_gelu, a.fch.tensor, (size_t)BT * 4 * C, stream); }
         if (!a.keep_norm) {
             layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.residual, w.ln1w, w.ln1b, BT, C, stream);
             layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, BT, C, stream);
@@ -575,7 +577,7 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->ln2, norms * BT * C);
     plan_add(plan, group, &a->ln2_mean, layers * BT);
     plan_add(plan, group, &a->ln2_rstd, layers * BT);
-    plan_add(plan, group, &a->fch, layers * BT * 4 * C);
+    plan_add(plan, group, &a->fch.tensor, layers * BT * 4 * C);
     plan_add(plan, group, &a->fch_gelu, gelus * BT * 4 * C);
     plan_add(plan, group, &a->residual3, layers * BT * C);
     plan_add(plan, group, &a->projected, BT * C);
@@ -600,6 +602,8 @@ static void plan_training(Plan* parameters, Plan* activations, GPT2* model, cons
     memset(activations, 0, sizeof(*activations));
     plan_parameters(parameters, model, config, true, options->master_weights);
     plan_activations(activations, &model->acts, config, B, T, B * T, true, options->recompute);
+    model->acts.fch.is_slope = options->saves_slope && model->acts.keep_gelu &&
+                               matmul_can_save_slope(B * T, config->channels, 4 * config->channels);
 }
 
 // Allocates both arenas, and sets every pointer of the model.
@@ -645,7 +649,7 @@ static void check_config(const GPT2Config* config) {
 
 // Sets up a model of this shape; its memory is not allocated yet.
 static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* options) {
-    memset(model, 0, sizeof(*model));
+    *model = {};
     check_config(config);
     model->config = *config;
     model->options = *options;
@@ -655,7 +659,7 @@ static void gpt2_open(GPT2* model, const GPT2Config* config, const GPT2Options* 
 static void gpt2_free(GPT2* model) {
     for (void* arena : model->arenas) { cudaCheck(cudaFree(arena)); }
     if (model->stream) { cudaCheck(cudaStreamDestroy(model->stream)); }
-    memset(model, 0, sizeof(*model));
+    *model = {};
 }
 
 // Copies num_params floats from the host, in a checkpoint's order, to the device, in the model's order.
@@ -793,7 +797,7 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, in
     size_t C = config->channels, cache = (size_t)config->num_layers * B * capacity * C, Vp = config->padded_vocab_size;
     PlanGroup group = PLAN_ACTIVATIONS;
     Plan plan = {};
-    memset(g, 0, sizeof(*g));
+    *g = {};
     g->B = B, g->capacity = capacity;
     g->cache.B = B, g->cache.capacity = capacity;
     plan_activations(&plan, &g->acts, config, B, T, 0, false, 0);
@@ -826,7 +830,7 @@ static void generator_free(Generator* g) {
     for (cudaEvent_t event : g->read) { cudaCheck(cudaEventDestroy(event)); }
     pinned_free(g->host_tokens);
     cudaCheck(cudaFree(g->arena));
-    memset(g, 0, sizeof(*g));
+    *g = {};
 }
 
 // Computes the logits from the residual stream of each text's newest token, and samples the next token.
@@ -1316,8 +1320,8 @@ static size_t device_memory(char* name) {
 static void open_training_model(GPT2* model, const GPT2Config* config, const Batch* batch) {
     char device[256];
     Plan parameters, activations;
-    GPT2Options options = {args->recompute, (bool)args->master_weights, (bool)args->stochastic_rounding,
-                           (uint64_t)args->seed};
+    GPT2Options options = {args->recompute, args->gelu_fusion == 3, (bool)args->master_weights,
+                           (bool)args->stochastic_rounding, (uint64_t)args->seed};
     gpt2_open(model, config, &options);
     size_t have = device_memory(device);
     plan_training(&parameters, &activations, model, config, batch->B, batch->T, &options);
@@ -2841,6 +2845,8 @@ enum {
     GEMM_RESIDUAL = 4,       // the matrix `residual` is added to out
     GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
     GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
+    GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
+    GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
     GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
 };
 
@@ -3212,15 +3218,24 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                 for (int i = 0; i < 4; i++) {
                     v[i] = has_bias ? epilogue.value(sum[m][k + i], rows[i / 2], two[i % 2]) : sum[m][k + i];
                 }
-                if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
-                for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
+                if constexpr (Epilogue::EXTRAS & GEMM_SLOPE) {
+                    float slopes[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) { v[i] = gelu_and_slope(v[i], &slopes[i]); }
+                    gemm_pack(second + 2 * j, slopes);
+                } else {
+                    if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
+                    for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
+                }
                 if constexpr (has_residual) {
                     float2 upper = unpack_16x2(residual[2 * j], floatX());
                     float2 lower = unpack_16x2(residual[2 * j + 1], floatX());
                     float add[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i]) : v[i] + add[i];
+                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i])
+                               : Epilogue::EXTRAS & GEMM_MULTIPLY    ? v[i] * add[i]
+                                                                     : v[i] + add[i];
                     }
                 }
                 if constexpr (has_sums) {
@@ -3377,10 +3392,11 @@ void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 
 #if !defined(ENABLE_FP32)
-void matmul_forward16(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward16(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
-    if (pre_gelu) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
+    if (saved.is_slope) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
+    if (saved.tensor) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
     if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
     gemm(g, GemmBias<0>{bias}, stream);
 }
@@ -3399,21 +3415,23 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 #endif
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). pre_gelu (N,OC) receives GELU's input; if
-// it is NULL there is no GELU. bias and residual may be NULL. residual may be the same memory as out.
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). saved.tensor (N,OC) receives GELU's argument, or
+// its slope, which needs kernel 16; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
+// memory as out.
+void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
+    double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
     Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC, pre_gelu ? ", gelu" : "");
+          "matmul_forward %d -> %d%s", C, OC, saved.tensor ? ", gelu" : "");
     require(C % 8 == 0 && OC % 8 == 0);
-    require(!pre_gelu || (bias && !residual));
+    require(!saved.tensor || (bias && !residual));
 #if !defined(ENABLE_FP32)
     if (matmul_forward_choice(N, C, OC) == 16) {
-        return matmul_forward16(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+        return matmul_forward16(out, saved, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
-    matmul_forward15(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+    require(!saved.is_slope);
+    matmul_forward15(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -3454,13 +3472,22 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 #if !defined(ENABLE_FP32)
 // As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 11; partials then has a row of C sums for
 // each 128 rows of dinp.
-void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
-                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+template <int extras>
+static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
     typedef GemmPingPong192PairsKN G;
-    constexpr int extras = GEMM_RESIDUAL | GEMM_GELU_BACKWARD | GEMM_NO_BIAS;
-    GemmArgs g = {dinp, NULL, dout, weight, pre_gelu, N, C, OC};
     if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, stream); }
-    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
+    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, stream);
+}
+void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
+                            GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+    GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
+    constexpr int extras = GEMM_RESIDUAL | GEMM_NO_BIAS;
+    if (saved.is_slope) {
+        matmul_backward_launch8<extras | GEMM_MULTIPLY>(g, dinp_sums, partials, stream);
+    } else {
+        matmul_backward_launch8<extras | GEMM_GELU_BACKWARD>(g, dinp_sums, partials, stream);
+    }
+    if (!dinp_sums) { return; }
     column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
 }
 #endif
@@ -3476,26 +3503,33 @@ inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 #endif
 }
 
+// True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
+bool matmul_can_save_slope(int N, int C, int OC) {
+    return matmul_forward_choice(N, C, OC) == 16 && matmul_backward_input_choice(N, OC, true) == 8;
+}
+
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
 size_t matmul_backward_input_scratch(int N, int C) {
     size_t partials = (size_t)ceil_div(N, 128) * C;
     return matmul_backward_input_choice(N, C, true) == 8 ? partials : matmul_backward_bias_scratch(N, C);
 }
 
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
-// an input. dinp_sums (C) += the sums of dinp's columns, the gradient of a bias that was added to pre_gelu; NULL without
-// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C))
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu' of GELU's argument (N,C), which the forward pass has saved, or whose
+// slope it has saved, if kernel 8 runs; without GELU saved.tensor is NULL. dinp must not overlap an input. dinp_sums (C) +=
+// the sums of dinp's columns, the gradient of a bias that was added to GELU's argument; NULL without gelu', and where it is
+// not wanted. scratch (matmul_backward_input_scratch(N, C))
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
-                           const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
-    require(C % 8 == 0 && OC % 8 == 0 && (pre_gelu || !dinp_sums));
-    int kernel = matmul_backward_input_choice(N, C, pre_gelu != NULL);
+                           GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0 && (saved.tensor || !dinp_sums));
+    int kernel = matmul_backward_input_choice(N, C, saved.tensor != NULL);
     {
-        double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+        double tensors = (double)N * OC + (double)OC * C + (saved.tensor ? 2.0 : 1.0) * N * C;
         Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
-              pre_gelu ? ", gelu" : "");
-        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
+              saved.tensor ? ", gelu" : "");
+        require(kernel == 8 || !saved.is_slope);
+        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, saved.tensor, N, C, OC, stream); }
 #if !defined(ENABLE_FP32)
-        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream); }
+        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, saved, N, C, OC, stream); }
 #endif
     }
     if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }

@@ -30,3 +30,22 @@ __device__ inline float gelu_slope(float x) {
     float e = exp2_approx(x * (-a * LOG2E - b * LOG2E * xx)), s = rcp_approx(1.0f + e);
     return s + x * s * (fminf(e, 0x1p126f) * s) * (a + 3.0f * b * xx);
 }
+
+// gelu(x), with the same bits, and in *slope its derivative. With y = gelu(x) = x s, it is s + (y - y s) 2u'. Where s is
+// near 1, y - y s has lost digits, but is small: the slope's error is below 1e-4, and slopes are stored in 16 bits. 2u' is
+// limited to 19, its value at x = +-9, where s (1 - s) is 0 up to 1e-26: so the product is not 0 * inf.
+__device__ inline float gelu_and_slope(float x, float* slope) {
+    const float a = -2.3022081984f, b = -0.1029432396f; // as in gelu()
+    float inner = a + b * x * x, s = rcp_approx(1.0f + exp2_approx(x * inner)), y = x * s;
+    float u2 = fminf(inner * -2.0794415417f - 3.1915382432f, 19.0f); // 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+    *slope = s + (y - y * s) * u2;
+    return y;
+}
+
+// What the forward pass keeps of GELU for the backward pass, (N,C): GELU's argument, or its slope there. tensor is NULL if
+// there is no GELU.
+struct GeluSaved {
+    floatX* tensor;
+    bool is_slope;
+    GeluSaved(floatX* tensor = NULL, bool is_slope = false) : tensor(tensor), is_slope(is_slope) {}
+};

@@ -282,6 +282,7 @@ inline int bench_main(int argc, char** argv, const char* name, void (*declare)(B
     if (names.kind < 0) {
         std::string known;
         for (const BenchKernel& k : names.kernels) { known += (known.empty() ? "" : " ") + std::to_string(k.number); }
+        if (known.empty()) { cli_fail("--kind %d has no kernels in a build for " PRECISION_NAME, f.kind); }
         cli_fail("no kernel %d, there are %s", f.kernel, known.c_str());
     }
     shape.kind = names.kind;

@@ -45,6 +45,8 @@ enum {
     GEMM_RESIDUAL = 4,       // the matrix `residual` is added to out
     GEMM_GELU_BACKWARD = 16, // only with GEMM_RESIDUAL, which is not added: out = y * gelu'(residual)
     GEMM_NO_BIAS = 32,       // bias is NULL: y is the accumulator
+    GEMM_SLOPE = 128,        // with GEMM_GELU and GEMM_SECOND: `second` gets gelu'(y) instead of y
+    GEMM_MULTIPLY = 256,     // only with GEMM_RESIDUAL, which is not added: out = y * residual
     GEMM_SUMS = 64           // the columns of each tile of out are also summed, before they are rounded: GemmBiasSums
 };
 
@@ -416,15 +418,24 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                 for (int i = 0; i < 4; i++) {
                     v[i] = has_bias ? epilogue.value(sum[m][k + i], rows[i / 2], two[i % 2]) : sum[m][k + i];
                 }
-                if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
-                for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
+                if constexpr (Epilogue::EXTRAS & GEMM_SLOPE) {
+                    float slopes[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) { v[i] = gelu_and_slope(v[i], &slopes[i]); }
+                    gemm_pack(second + 2 * j, slopes);
+                } else {
+                    if constexpr (has_second) { gemm_pack(second + 2 * j, v); }
+                    for (int i = 0; Epilogue::EXTRAS & GEMM_GELU && i < 4; i++) { v[i] = gelu(v[i]); }
+                }
                 if constexpr (has_residual) {
                     float2 upper = unpack_16x2(residual[2 * j], floatX());
                     float2 lower = unpack_16x2(residual[2 * j + 1], floatX());
                     float add[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i]) : v[i] + add[i];
+                        v[i] = Epilogue::EXTRAS & GEMM_GELU_BACKWARD ? v[i] * gelu_slope(add[i])
+                               : Epilogue::EXTRAS & GEMM_MULTIPLY    ? v[i] * add[i]
+                                                                     : v[i] + add[i];
                     }
                 }
                 if constexpr (has_sums) {

@@ -26,20 +26,25 @@
      9  dweight by wgmma and stream-K
     10  8 or 6, then matmul_backward_bias (kind 3)
     11  8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias (promoted) (kind 3)
+    12  11 with the slope that the forward pass has saved (kind 4)
      kind 1: dinp times gelu'; dweight overwritten
      kind 2: 0 with the bias gradient
      kind 3: 1 with the sums of dinp's columns
+     kind 4: 3 with GELU's slope saved
 
    nvcc -O3 --use_fast_math matmul_backward.cu -lcublasLt -o matmul_backward      (or: make matmul_backward)
    ./matmul_backward 5            check kernel 5 against the CPU
    ./matmul_backward              every kernel, side by side
    ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
                                   gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only), 3 is 1 with
-                                  the sums of dinp's columns, the bias gradient of the layer before (kernels 10, 11)  */
+                                  the sums of dinp's columns, the bias gradient of the layer before (kernels 10, 11), 4 is 3
+                                  with gelu' itself as input, which matmul_forward 17 saves (kernel 12)  */
 #define PROMOTED_ONLY
 #include "gelu_backward.cu"
+#include "gelu_forward.cu"
 #include "gemm.cuh"
 #include "matmul_backward_bias.cu"
+#include "matmul_forward.cu"
 #undef PROMOTED_ONLY
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/ptx.cuh"
@@ -471,13 +476,22 @@ static bool matmul_backward7(const MatmulBackwardArgs& g, float* dbias, cudaStre
 #if !defined(ENABLE_FP32)
 // As matmul_backward_input, with gelu'. If dinp_sums is not NULL, this is kernel 11; partials then has a row of C sums for
 // each 128 rows of dinp.
-void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
-                            const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
+template <int extras>
+static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, cudaStream_t stream) {
     typedef GemmPingPong192PairsKN G;
-    constexpr int extras = GEMM_RESIDUAL | GEMM_GELU_BACKWARD | GEMM_NO_BIAS;
-    GemmArgs g = {dinp, NULL, dout, weight, pre_gelu, N, C, OC};
     if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, stream); }
-    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, C}, stream);
+    gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, stream);
+}
+void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
+                            GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+    GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
+    constexpr int extras = GEMM_RESIDUAL | GEMM_NO_BIAS;
+    if (saved.is_slope) {
+        matmul_backward_launch8<extras | GEMM_MULTIPLY>(g, dinp_sums, partials, stream);
+    } else {
+        matmul_backward_launch8<extras | GEMM_GELU_BACKWARD>(g, dinp_sums, partials, stream);
+    }
+    if (!dinp_sums) { return; }
     column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, stream);
 }
 #endif
@@ -493,26 +507,33 @@ inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
 #endif
 }
 
+// True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
+bool matmul_can_save_slope(int N, int C, int OC) {
+    return matmul_forward_choice(N, C, OC) == 16 && matmul_backward_input_choice(N, OC, true) == 8;
+}
+
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
 size_t matmul_backward_input_scratch(int N, int C) {
     size_t partials = (size_t)ceil_div(N, 128) * C;
     return matmul_backward_input_choice(N, C, true) == 8 ? partials : matmul_backward_bias_scratch(N, C);
 }
 
-// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(pre_gelu (N,C)) unless pre_gelu is NULL. dinp must not overlap
-// an input. dinp_sums (C) += the sums of dinp's columns, the gradient of a bias that was added to pre_gelu; NULL without
-// gelu', and where it is not wanted. scratch (matmul_backward_input_scratch(N, C))
+// dinp (N,C) = dout (N,OC) weight (OC,C), times gelu' of GELU's argument (N,C), which the forward pass has saved, or whose
+// slope it has saved, if kernel 8 runs; without GELU saved.tensor is NULL. dinp must not overlap an input. dinp_sums (C) +=
+// the sums of dinp's columns, the gradient of a bias that was added to GELU's argument; NULL without gelu', and where it is
+// not wanted. scratch (matmul_backward_input_scratch(N, C))
 void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const floatX* dout, const floatX* weight,
-                           const floatX* pre_gelu, int N, int C, int OC, cudaStream_t stream) {
-    require(C % 8 == 0 && OC % 8 == 0 && (pre_gelu || !dinp_sums));
-    int kernel = matmul_backward_input_choice(N, C, pre_gelu != NULL);
+                           GeluSaved saved, int N, int C, int OC, cudaStream_t stream) {
+    require(C % 8 == 0 && OC % 8 == 0 && (saved.tensor || !dinp_sums));
+    int kernel = matmul_backward_input_choice(N, C, saved.tensor != NULL);
     {
-        double tensors = (double)N * OC + (double)OC * C + (pre_gelu ? 2.0 : 1.0) * N * C;
+        double tensors = (double)N * OC + (double)OC * C + (saved.tensor ? 2.0 : 1.0) * N * C;
         Op op(stream, tensors * sizeof(floatX), 2.0 * N * C * OC, "matmul_backward_input %d <- %d%s", C, OC,
-              pre_gelu ? ", gelu" : "");
-        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }
+              saved.tensor ? ", gelu" : "");
+        require(kernel == 8 || !saved.is_slope);
+        if (kernel == 6) { matmul_backward_input6(dinp, dout, weight, saved.tensor, N, C, OC, stream); }
 #if !defined(ENABLE_FP32)
-        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream); }
+        if (kernel == 8) { matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, saved, N, C, OC, stream); }
 #endif
     }
     if (dinp_sums && kernel == 6) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream); }
@@ -899,11 +920,12 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
 
 static void declare(Bench& b) {
     int kind = b.kinds({"dweight accumulated", "dinp times gelu'; dweight overwritten", "0 with the bias gradient",
-                        "1 with the sums of dinp's columns"});
+                        "1 with the sums of dinp's columns", "3 with GELU's slope saved"});
     b.varies("BTCV");
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_gelu = kind == 1 || kind == 3, accumulate = !has_gelu, has_bias = kind == 2, has_sums = kind == 3;
+    bool has_slope = kind == 4, has_gelu = kind == 1 || kind == 3 || has_slope, accumulate = !has_gelu,
+         has_bias = kind == 2, has_sums = kind == 3 || has_slope;
     size_t num_weights = (size_t)OC * C;
     int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
     bool cancelling = which == 1; // both sums do: over the columns of dout for dinp, over its rows for dweight
@@ -922,7 +944,7 @@ static void declare(Bench& b) {
     Buffer<floatX> weight = cancelling ? b.input_filled<floatX>("weight", num_weights, bench_fill_exact_small)
                                        : b.input<floatX>("weight", num_weights, 1.0f / sqrtf((float)OC));
     Buffer<floatX> pre_gelu = {NULL, NULL};
-    if (has_gelu) { pre_gelu = b.input<floatX>("pre_gelu", (size_t)N * C); }
+    if (has_gelu) { pre_gelu = b.input<floatX>(has_slope ? "slope" : "pre_gelu", (size_t)N * C); }
     Tolerance product = ulps<floatX>(1, 0.0f), sums = ulps<float>(2, 0.0f);
     product.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)OC);
     sums.atol = 16 * ulp_of<float>() * 0.64f * (float)N;
@@ -950,8 +972,9 @@ static void declare(Bench& b) {
     b.reference([=] {
         std::vector<float> d = rows_of(dout.host, rows, OC), before = rows_of(pre_gelu.host, rows, C);
         std::vector<float> gradient(rows.size() * C);
-        matmul_backward_input_cpu(gradient.data(), d.data(), weight.host, has_gelu ? before.data() : NULL, rows.size(),
-                                  C, OC);
+        matmul_backward_input_cpu(gradient.data(), d.data(), weight.host, has_gelu && !has_slope ? before.data() : NULL,
+                                  rows.size(), C, OC);
+        for (size_t i = 0; has_slope && i < gradient.size(); i++) { gradient[i] *= before[i]; }
         put_rows(dinp.host, gradient, rows, C);
         if (has_sums && rows.size() == (size_t)N && !cancelling) {
             memcpy(dinp_sums.host, sums_start.host, C * sizeof(float));
@@ -982,6 +1005,7 @@ static void declare(Bench& b) {
     size_t num_scratch = has_sums && !b.dry ? matmul_backward_bias_scratch(N, C) : 0; // of kernel 10
 #if !defined(ENABLE_FP32)
     if (has_gelu && !b.dry) { num_scratch = std::max(num_scratch, matmul_backward_input_scratch(N, C)); }
+    if (has_slope) { num_scratch = std::max(num_scratch, (size_t)ceil_div(N, 128) * C); }
     if (!has_bias) { parts = b.scratch<float>("parts", b.dry ? 0 : matmul_backward_weight_scratch9(C)); }
 #endif
     if (has_gelu) { scratch = b.scratch<float>("scratch", num_scratch); }
@@ -989,12 +1013,12 @@ static void declare(Bench& b) {
         // kernel `number`, with kernels `input` for dinp and `weight` for dweight; the promoted one as the trainer calls it
         auto launch = [=](int number, int input, int weight_kernel, int max_clusters) {
             if (number == promoted && max_clusters == 0) {
-                matmul_backward_input(dinp, NULL, scratch, dout, weight, pre_gelu, N, C, OC, stream);
+                matmul_backward_input(dinp, NULL, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
                 matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
                 return;
             }
 #if !defined(ENABLE_FP32)
-            if (input == 8) { matmul_backward_input8(dinp, NULL, NULL, dout, weight, pre_gelu, N, C, OC, stream); }
+            if (input == 8) { matmul_backward_input8(dinp, NULL, NULL, dout, weight, {pre_gelu}, N, C, OC, stream); }
             if (weight_kernel == 9) {
                 int clusters = max_clusters ? max_clusters : matmul_backward_max_clusters();
                 matmul_backward_weight9(dweight, parts, dout, inp, N, C, OC, accumulate, stream, clusters);
@@ -1039,18 +1063,27 @@ static void declare(Bench& b) {
         if (!has_bias) { b.promoted(promoted); }
         return;
     }
-    auto two_ops = [=](int) {
-        matmul_backward_input(dinp, NULL, scratch, dout, weight, pre_gelu, N, C, OC, stream);
-        matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream);
+    if (!has_slope) {
+        auto two_ops = [=](int) {
+            matmul_backward_input(dinp, NULL, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
+            matmul_backward_bias(dinp_sums, scratch, dinp, N, C, stream);
+            matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
+        };
+        auto fused = [=](int) {
+            matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, {pre_gelu}, N, C, OC, stream);
+            matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
+        };
+        b.kernel(10, "8 or 6, then matmul_backward_bias", two_ops, {0});
+        b.kernel(11, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
+        return b.promoted(11);
+    }
+#if !defined(ENABLE_FP32)
+    auto multiply = [=](int) {
+        matmul_backward_input8(dinp, dinp_sums, scratch, dout, weight, {pre_gelu, true}, N, C, OC, stream);
         matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
     };
-    auto fused = [=](int) {
-        matmul_backward_input(dinp, dinp_sums, scratch, dout, weight, pre_gelu, N, C, OC, stream);
-        matmul_backward_weight(dweight, parts, dout, inp, N, C, OC, accumulate, stream);
-    };
-    b.kernel(10, "8 or 6, then matmul_backward_bias", two_ops, {0});
-    b.kernel(11, "8 with the sums of dinp's columns in the epilogue; 6 with matmul_backward_bias", fused, {0});
-    b.promoted(11);
+    b.kernel(12, "11 with the slope that the forward pass has saved", multiply, {0}, -90);
+#endif
 }
 
 int main(int argc, char** argv) {
@@ -1065,5 +1098,7 @@ int main(int argc, char** argv) {
                        with_kind(1, {2, 1057, 248, 1, 264}),
                        with_kind(2, {1, 77, 200, 1, 96}),
                        with_kind(3, {1, 77, 200, 1, 96}),
-                       with_kind(3, {5, 463, 3080, 1, 136})});
+                       with_kind(3, {5, 463, 3080, 1, 136}),
+                       with_kind(4, {1, 77, 200, 1, 96}),
+                       with_kind(4, {2, 463, 776, 1, 136})});
 }

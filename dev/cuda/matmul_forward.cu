@@ -1,6 +1,6 @@
 /* matmul_forward: out = gelu?(inp weight^T + bias) + residual, a linear layer fused with its epilogue
 
-   out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input, or NULL: no GELU | inp (N,C) floatX in |
+   out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input (kernel 17: its slope), or NULL | inp (N,C) floatX in |
    weight (OC,C) floatX in | bias (OC) floatX in, or NULL | residual (N,OC) floatX in, or NULL; N = B*T
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both pre_gelu and residual; GELU needs bias.
    Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of the sum of their
@@ -28,6 +28,8 @@
     14  cuBLASLt for the product, epilogue in a second kernel
     15  cuBLASLt, epilogue fused, algorithms timed
     16  gemm.cuh (promoted)
+    17  16 that saves GELU's slope instead of its argument (kind 4)
+     kind 4: 1 with GELU's slope saved
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
    ./matmul_forward 8             check kernel 8 against the CPU
@@ -852,10 +854,11 @@ void matmul_forward15(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 
 // ==== promoted: matmul_forward ====
 #if !defined(ENABLE_FP32)
-void matmul_forward16(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward16(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    GemmArgs g = {out, pre_gelu, inp, weight, residual, N, OC, C};
-    if (pre_gelu) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
+    GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
+    if (saved.is_slope) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, stream); }
+    if (saved.tensor) { return gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, stream); }
     if (residual) { return gemm(g, GemmBias<GEMM_RESIDUAL>{bias}, stream); }
     gemm(g, GemmBias<0>{bias}, stream);
 }
@@ -874,21 +877,23 @@ inline int matmul_forward_choice(int N, int C, int OC) {
 #endif
 }
 
-// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). pre_gelu (N,OC) receives GELU's input; if
-// it is NULL there is no GELU. bias and residual may be NULL. residual may be the same memory as out.
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+// out (N,OC) = gelu(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC). saved.tensor (N,OC) receives GELU's argument, or
+// its slope, which needs kernel 16; if it is NULL there is no GELU. bias and residual may be NULL. residual may be the same
+// memory as out.
+void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, cudaStream_t stream) {
-    double outputs = (1.0 + (pre_gelu != NULL) + (residual != NULL)) * N * OC;
+    double outputs = (1.0 + (saved.tensor != NULL) + (residual != NULL)) * N * OC;
     Op op(stream, ((double)N * C + (double)OC * C + outputs) * sizeof(floatX), 2.0 * N * C * OC,
-          "matmul_forward %d -> %d%s", C, OC, pre_gelu ? ", gelu" : "");
+          "matmul_forward %d -> %d%s", C, OC, saved.tensor ? ", gelu" : "");
     require(C % 8 == 0 && OC % 8 == 0);
-    require(!pre_gelu || (bias && !residual));
+    require(!saved.tensor || (bias && !residual));
 #if !defined(ENABLE_FP32)
     if (matmul_forward_choice(N, C, OC) == 16) {
-        return matmul_forward16(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+        return matmul_forward16(out, saved, inp, weight, bias, residual, N, C, OC, stream);
     }
 #endif
-    matmul_forward15(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+    require(!saved.is_slope);
+    matmul_forward15(out, saved.tensor, inp, weight, bias, residual, N, C, OC, stream);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -905,12 +910,14 @@ void matmul_forward16(floatX* out, floatX* pre_gelu, const floatX* inp, const fl
 }
 #endif
 
+static void declare_slope(Bench& b, const MatmulForwardArgs& f);
+
 static void declare(Bench& b) {
-    int kind = b.kinds({"bias", "bias and GELU", "bias and residual", "no bias"});
+    int kind = b.kinds({"bias", "bias and GELU", "bias and residual", "no bias", "1 with GELU's slope saved"});
     b.varies("BTCV");
     if (!b.dry) { cublaslt_open(); }
     int N = b.B * b.T, C = b.C, OC = b.V;
-    bool has_gelu = kind == 1, has_residual = kind == 2, has_bias = kind != 3;
+    bool has_slope = kind == 4, has_gelu = kind == 1 || has_slope, has_residual = kind == 2, has_bias = kind != 3;
     size_t n = (size_t)N * OC;
     int which = b.cases({"normal", "large terms that cancel", "one nonzero per row"});
     Buffer<floatX> inp = b.input_from<floatX>("inp", (size_t)N * C, [=, seed = b.next_seed()](float* x) {
@@ -925,7 +932,9 @@ static void declare(Bench& b) {
     if (has_residual) { residual = b.input<floatX>("residual", n); }
     Tolerance product = ulps<floatX>(1, 0.0f);
     product.atol = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C);
-    if (has_gelu) { pre_gelu = b.output<floatX>("pre_gelu", n, product); }
+    Tolerance of_slope = product;
+    of_slope.atol = 1.2f * product.atol + 2e-4f; // gelu's largest second derivative; see gelu_and_slope()
+    if (has_gelu) { pre_gelu = b.output<floatX>(has_slope ? "slope" : "pre_gelu", n, has_slope ? of_slope : product); }
     Tolerance after_gelu = ulps<floatX>(sizeof(floatX) == 4 ? 8.0f : 1.5f, 0.1f);
     after_gelu.atol += 1.13f * product.atol; // gelu's largest slope
     Buffer<floatX> out = b.output<floatX>("out", n, has_gelu ? after_gelu : product);
@@ -936,7 +945,9 @@ static void declare(Bench& b) {
         matmul_forward_cpu(y.data(), x.data(), weight.host, bias.host, has_residual ? add.data() : NULL, rows.size(), C,
                            OC);
         if (has_gelu) {
-            put_rows(pre_gelu.host, y, rows, OC);
+            std::vector<float> ones(y.size(), 1.0f), saved = y;
+            if (has_slope) { gelu_backward_cpu(saved.data(), ones.data(), y.data(), y.size()); }
+            put_rows(pre_gelu.host, saved, rows, OC);
             gelu_forward_cpu(y.data(), y.data(), y.size());
         }
         put_rows(out.host, y, rows, OC);
@@ -947,6 +958,7 @@ static void declare(Bench& b) {
     MatmulForwardArgs f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
     int choice = b.dry ? 15 : matmul_forward_choice(N, C, OC);
+    if (has_slope) { return declare_slope(b, f); }
     b.kernel(0, "cuBLASLt, first proposal", [=](int) { matmul_forward0(f, stream); }, {0});
     b.kernel(1, "one thread per element", [=](int bs) { matmul_forward1(f, stream, bs); }, {64, 256, 1024});
     b.kernel(2, "one warp per element: coalesced", [=](int bs) { matmul_forward2(f, stream, bs); }, {64, 256, 1024});
@@ -984,13 +996,24 @@ static void declare(Bench& b) {
         16, "gemm.cuh",
         [=](int form) {
             form ? matmul_forward16(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream, form)
-                 : matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, C, OC, stream);
+                 : matmul_forward(out, {pre_gelu}, inp, weight, bias, residual, N, C, OC, stream);
         },
         forms, -90);
     b.config("form", gemm_form_name);
 #endif
     b.promoted(choice);
     b.matrix_rate(cublaslt_matrix_rate);
+}
+
+// kind 4
+static void declare_slope(Bench& b, const MatmulForwardArgs& f) {
+#if !defined(ENABLE_FP32)
+    auto save_slope = [=, stream = b.stream](int) {
+        matmul_forward16(f.out, {f.pre_gelu, true}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
+    };
+    b.kernel(17, "16 that saves GELU's slope instead of its argument", save_slope, {0}, -90);
+#endif
+    (void)b, (void)f;
 }
 
 int main(int argc, char** argv) {
@@ -1001,6 +1024,8 @@ int main(int argc, char** argv) {
          with_kind(1, {3, 43, 776, 1, 200}),
          with_kind(2, {2, 65, 64, 1, 2304}),
          with_kind(3, {1, 127, 1600, 1, 264}),
+         with_kind(4, {3, 43, 776, 1, 200}),
+         with_kind(4, {1, 300, 264, 1, 392}),
          with_kind(1, {2, 640, 256, 1, 1024}),
          with_kind(1, {3, 1000, 768, 1, 1920})}); // 360 tiles of 128x128: persistent blocks have up to three
 }
