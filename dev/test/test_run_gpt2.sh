@@ -47,6 +47,7 @@ print_arguments() {
 flags() { sed -n 's/^\[\(.*\)\]$/\1/p' "$tmp/out" | tr '\n' ' '; }
 
 test_plans() {
+    local size speed
     run 0 124M --plan
     want "lines on standard error" "$(wc -l <"$tmp/err")" 0
     contains "plan of GPT-2 124M: 12 layers, 768 channels, 12 heads, 124.44 M parameters; nothing is started" "$tmp/out"
@@ -74,6 +75,9 @@ test_plans() {
     contains "learning rate 6e-4 after 700 steps of warm-up, then a cosine to 0.1 of it" "$tmp/out"
     want "1558M on eight GPUs" "$(plan_row 8)" "8 8 x 1024 16 34.8 GB 22h50m"
     for size in 124M 350M 774M 1558M; do
+        speed=$("$tree/scripts/run_gpt2.sh" $size --plan |
+            sed -n 's/^time *at \([0-9]*\)000 tokens.s, measured on one H200 with -b \([0-9]*\) .*/B=\2 [|] [^|]*[(]\1k[ )]/p')
+        grep -qE "^[|] ${size/350M/355M}, ${speed:-none}" dev/measured/README.md || fail "$size was not measured at '$speed'"
         want "the wrapper of $size" "$("$tree/scripts/run_gpt2_$size.sh" --plan)" "$("$tree/scripts/run_gpt2.sh" $size --plan)"
     done
 }
@@ -92,8 +96,10 @@ test_plan_of_this_machine() {
     DATA_DIR=$tmp/some run 0 1558M --plan
     contains "3 of 336 shards match $tmp/some/edu_fineweb100B/edu_fineweb_train_*.bin" "$tmp/out"
     contains "download   scripts/download.sh --dir $tmp/some edu_fineweb100B:336 hellaswag vocab" "$tmp/out"
-    empty_shards "$tmp/some/fineweb10B/fineweb" 103
     : >"$tmp/some/hellaswag_val.jsonl"
+    DATA_DIR=$tmp/some run 0 1558M --plan
+    want "downloads for shards alone" "$(grep -c download "$tmp/out")" 1
+    empty_shards "$tmp/some/fineweb10B/fineweb" 103
     DATA_DIR=$tmp/some run 0 124M --plan
     want "downloads" "$(grep -c download "$tmp/out")" 0
     scripts/download.sh --list | cut -d ' ' -f 1 | sort -u >"$tmp/items"
@@ -204,33 +210,37 @@ test_a_toy_to_its_end() {
 test_published_losses() {
     empty_shards "$tmp/all/fineweb10B/fineweb" 103
     rm -f "$tree/train_gpt2cu"
+    mkdir -p "$tree/curve"
     # shellcheck disable=SC2016
     stand_in "$tree/train_gpt2cu" <<'END'
 echo "pid $$"
-mkdir -p log
-printf 's:0 tel:10.9\ns:1000 tel:4.4444\ns:1000 trl:4.4 lr:0 norm:1\ns:1500 tel:4.1\n' >log/main.log
+printf 's:0 tel:10.9\ns:1000 tel:4.4444\ns:1000 trl:4.4 lr:0 norm:1\ns:1500 tel:4.1\n' >curve/main.log
 sleep 0.5
-{ cat log/main.log; echo 's:5000 tel:3.6'; } >log/new
-mv log/new log/main.log
-sleep 1.5
-echo 's:19560 tel:3.3000' >>log/main.log
+{ cat curve/main.log; echo 's:5000 tel:3.6'; } >curve/new
+mv curve/new curve/main.log
+sleep 0.5
+echo 's:19560 tel:3.3000' >>curve/main.log
 exit 5
 END
     export DATA_DIR=$tmp/all NUM_GPUS=4
-    "$tree/scripts/run_gpt2.sh" 124M -b 32 -o log >"$tmp/out" 2>"$tmp/err" &
-    local pid=$! rc=0 i
+    mkfifo "$tmp/pipe"
+    cat "$tmp/pipe" >"$tmp/out" &
+    local reader=$! pid rc=0 i
+    "$tree/scripts/run_gpt2.sh" 124M -b 32 -o curve >"$tmp/pipe" 2>"$tmp/err" &
+    pid=$!
     wait $pid || rc=$?
     want "exit code" $rc 5
-    contains "pid $pid" "$tmp/out"
     for ((i = 0; i < 100; i++)); do
-        ! grep -q '^step 19560' "$tmp/out" || break
+        kill -0 $reader 2>/dev/null || break
         sleep 0.1
     done
+    [ $i -lt 100 ] || { kill $reader && fail "something of the script is left 10 s after its end"; }
+    contains "pid $pid" "$tmp/out"
     want "losses" "$(grep '^step ' "$tmp/out")" "step 1000: validation loss 4.4444, published 4.3170
 step 5000: validation loss 3.6, published 3.5535
 step 19560: validation loss 3.3000, published 3.2722"
     contains "modded-nanogpt's records/track_1_short/2024-10-13_llmc" "$tmp/out"
-    run 5 124M -o log -l 1e-3 # another recipe
+    run 5 124M -o curve -l 1e-3 # another recipe
     want "published losses of another recipe" "$(grep -c published "$tmp/out")" 0
 }
 
