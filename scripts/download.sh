@@ -5,7 +5,8 @@ set -u
 # item | file, relative to the target directory | URL | bytes (>N: at least N, <N: at most N, -: unknown) | sha256 (-: unknown)
 # The URLs name revisions, so what they give does not change; only the starter pack's name a branch. One vocabulary serves
 # every size of GPT-2.
-hf=https://huggingface.co
+hf=${HF_ENDPOINT:-https://huggingface.co}
+hf=${hf%/}
 gpt2=$hf/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e
 vocab_row="vocab.json | $gpt2/vocab.json | 1042301 | 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 merges_row="merges.txt | $gpt2/merges.txt | 456318 | 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -18,12 +19,14 @@ gpt2_rows() { # ITEM URL, BYTES SHA256 of config.json, BYTES SHA256 of the weigh
     echo "$1 | $1/model.safetensors | $2/model.safetensors | $5 | $6"
 }
 
-# Sets of token shards in llm.c's format: 1024 bytes of header, then 2 bytes a token. `all` leaves them out.
-# fineweb10B: the shards of modded-nanogpt, made as llm.c's dev/data/fineweb.py makes them; 10,255,324,043 tokens to train on.
-#   The sums are the Git LFS ids of this revision, in sha256sum's format. Several projects name those of the validation shard
-#   and the first one; the others are from one list (CalculatedContent/rg_optimizers, data_manifest.json).
-# edu_fineweb*: the shards of llm.c's dev/data/edu_fineweb.sh, 1,001 to train on. No sums are known, nor the size of the last.
-shard_sets=" fineweb10B edu_fineweb10B edu_fineweb100B "
+# Sets of token shards in llm.c's format: 1024 bytes of header, then 2 bytes per token. `all` leaves them out.
+# fineweb10B: the shards of modded-nanogpt's data/cached_fineweb10B.py, made as llm.c's dev/data/fineweb.py makes them. Names,
+#   sizes and sums are those of a public list for this revision, baseline/gpt2_small/speedrun30/data_manifest.json of
+#   CalculatedContent/rg_optimizers (commit bb3114a). Other projects name the same sums for the validation shard and the first
+#   one; one of them says that they are the Git LFS ids of the dataset. The sizes add up to 10,255,324,043 tokens to train on.
+# edu_fineweb100B: the shards of llm.c's dev/data/edu_fineweb.sh. No list of their sums was found, nor the size of the last one:
+#   headers and sizes are checked.
+shard_sets=" fineweb10B edu_fineweb100B "
 fineweb=$hf/datasets/kjj0/fineweb10B-gpt2/resolve/889765ea1f903759787add96995d81171b632d0c
 edu=$hf/datasets/karpathy/fineweb-edu-100B-gpt2-token-shards/resolve/a33f75d78c7f74236fb03754ec1eb3cc77507d64
 shard_bytes=200001024 # of a shard of 100 million tokens
@@ -35,11 +38,11 @@ fineweb_rows() {
         echo "fineweb10B | fineweb10B/$name | $fineweb/$name | $bytes | $sum"
     done <"$here/fineweb10B.sha256"
 }
-edu_rows() { # ITEM, number of shards to train on
-    awk -v item="$1" -v n="$2" -v url="$edu" -v bytes=$shard_bytes 'BEGIN {
-        for (i = 0; i <= n; i++) {
+edu_rows() {
+    awk -v url="$edu" -v bytes=$shard_bytes 'BEGIN {
+        for (i = 0; i <= 1001; i++) {
             name = sprintf("edu_fineweb_%s_%06d.bin", i == 0 ? "val" : "train", i)
-            printf "%s | %s/%s | %s/%s | %s%d | -\n", item, item, name, url, name, i == 1001 ? "<" : "", bytes
+            printf "edu_fineweb100B | edu_fineweb100B/%s | %s/%s | %s%d | -\n", name, url, name, i == 1001 ? "<" : "", bytes
         }
     }'
 }
@@ -51,13 +54,13 @@ table() {
     fi
     gpt2_rows gpt2 "$gpt2" 665 0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4 \
         548105171 248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707
-    gpt2_rows gpt2-medium $hf/openai-community/gpt2-medium/resolve/6dcaa7a952f72f9298047fd5137cd6e4f05f41da \
+    gpt2_rows gpt2-medium "$hf/openai-community/gpt2-medium/resolve/6dcaa7a952f72f9298047fd5137cd6e4f05f41da" \
         718 ef1a44d889ad1a0acc7731c78134f1b87d2d222f110e97dd10fd4117331caf22 \
         1519984962 fc5a354a19255ad494f3d71549390baca1ccf61d1d822b9408971705c687c9cd
-    gpt2_rows gpt2-large $hf/openai-community/gpt2-large/resolve/32b71b12589c2f8d625668d2335a01cac3249519 \
+    gpt2_rows gpt2-large "$hf/openai-community/gpt2-large/resolve/32b71b12589c2f8d625668d2335a01cac3249519" \
         666 7fccdcfd6622055342a734c663ee0b61ff4fd697f42467595df0bf4448c8c170 \
         '>3096120320' 5f47f3e12f91cd33b662ce7e433b6150ad5512b5884a2cee961b50e9c3bbebce # bytes: of the parameters alone
-    gpt2_rows gpt2-xl $hf/openai-community/gpt2-xl/resolve/15ea56dee5df4983c59b2538573817e1667135e2 \
+    gpt2_rows gpt2-xl "$hf/openai-community/gpt2-xl/resolve/15ea56dee5df4983c59b2538573817e1667135e2" \
         689 be48115d52314bc27327e160bf10197760db02ea689d10adb24db4102edf7a8a \
         '>6230444800' 0f8b28eb05a8075f48b61b6f35332978c74fc7763fa9fb4051a1c30511736a6a
     echo "vocab | gpt2_tokenizer/$vocab_row"
@@ -73,8 +76,7 @@ llmc-pack | llmc/gpt2_124M_bf16.bin | $pack/gpt2_124M_bf16.bin | 248952832 | 666
 llmc-pack | llmc/gpt2_124M.bin | $pack/gpt2_124M.bin | 497904640 | 3da8b207584030bcdcd207cf7a99952e3421dce92da218b351071857511bf162
 ROWS
     fineweb_rows
-    edu_rows edu_fineweb10B 100
-    edu_rows edu_fineweb100B 1001
+    edu_rows
 }
 
 usage() {
@@ -94,24 +96,24 @@ usage: scripts/download.sh [--dir DIR] [--jobs N] ITEM ...
 
   shards of GPT-2's tokens, 100 million in each of 200 MB, and a shard to validate on:
   fineweb10B        20.7 GB   ODC-By 1.0            103 shards of FineWeb                fineweb10B/
-  edu_fineweb10B    20.2 GB   ODC-By 1.0            the first 100 of the next            edu_fineweb10B/
-  edu_fineweb100B   200 GB    ODC-By 1.0            1001 shards of FineWeb-Edu           edu_fineweb100B/
-  fineweb10B:20     4.2 GB                          the first 20 shards to train on; so with the other two
+  edu_fineweb100B   200 GB    ODC-By 1.0            1,001 shards of FineWeb-Edu          edu_fineweb100B/
+  fineweb10B:20     4.2 GB                          the first 20 shards to train on; so with the other set
 
   --dir DIR         where to put them (default: data)
   --jobs N          download N files at once, 1 to 32 (default: 4)
   --list            print the table: item | file | URL | bytes | sha256
   --help, -h        this text
 
-The free space is compared with what is still to come first. A download that was interrupted goes on where it stopped: run the
-same command again. A file gets its name when it has the size and the sha256 sum of the table, and a shard of tokens the right
-header; what is there and is right is not fetched again. The sums of FineWeb-Edu's shards are not known: their headers and sizes
-are checked, and the sums are printed. Needs curl.
+Nothing is downloaded if the disk has too little free space for all of it. Run the same command again to resume an interrupted
+download; files that are complete are not fetched again. A file gets its name only when its size and sha256 are those of the
+table, and, for a shard of tokens, its header is right. The sums of FineWeb-Edu's shards are not known: headers and sizes are
+checked, and the sums are printed. Needs curl.
 
 Exit status: 0 all is there, 1 something failed (one line for each at the end; the rest was fetched), 2 usage.
 
 Environment:
-  LLMC_DOWNLOAD_BASE=URL    fetch https://HOST/PATH from URL/HOST/PATH: a mirror, or a local file server
+  HF_ENDPOINT=URL           a mirror of https://huggingface.co
+  LLMC_DOWNLOAD_BASE=URL    fetch https://HOST/PATH from URL/HOST/PATH: a local copy or file server for all hosts
   LLMC_DOWNLOAD_TABLE=FILE  a table as --list prints it, in place of the built-in one
 HELP
 }
@@ -167,7 +169,7 @@ curl_reason() { # STATUS HTTP_CODE
     18 | 28 | 52 | 55 | 56 | 92) echo "the connection was lost; run this again to go on" ;;
     22)
         case $2 in
-        404) echo "the server answers HTTP 404: it has no such file; try without LLMC_DOWNLOAD_BASE, or another mirror" ;;
+        404) echo "the server answers HTTP 404: it has no such file; try another mirror, or none (HF_ENDPOINT, LLMC_DOWNLOAD_BASE)" ;;
         *) echo "the server answers HTTP $2; run this again later" ;;
         esac
         ;;
@@ -248,7 +250,7 @@ get() { # PATH URL BYTES SHA256
         [ -n "$reason" ] || break
         rm -f "$part"
         if [ "$from_start" = yes ]; then # else the partial file may have been wrong: download the whole file once more
-            reason="$reason; the server has another file: try another mirror, or none (LLMC_DOWNLOAD_BASE)"
+            reason="$reason; the server has another file: try another mirror, or none (HF_ENDPOINT, LLMC_DOWNLOAD_BASE)"
             return 1
         fi
     done

@@ -6,6 +6,7 @@ A file server on 127.0.0.1 for tests of scripts/download.sh, with the faults of 
 It prints its port on the first line, then a line `METHOD PATH RANGE_START` per request, and serves until it is killed.
 Ranges (`bytes=N-`) are honoured. If the path contains one of these words, the file
     flaky      is cut off in the middle if the request is for its start
+    cut        is cut off in the middle, whatever the request
     norange    is sent as a whole, whatever the requested range
     busy       is answered by 503 the first time
     unsized    is sent without its size
@@ -106,18 +107,20 @@ static bool answer(int fd) {
         send_all(fd, "not found", 9);
         return true;
     }
+    bool is_half = stalls || strstr(path, "cut") || (strstr(path, "flaky") && start == 0);
+    size_t end = is_half ? size / 2 : size; // what comes after it is not sent
     if (strstr(path, "unsized")) {
         send_unsized(fd, data, size);
     } else if (!range || strstr(path, "norange")) {
         send_head(fd, "200 OK", size, "");
-        send_all(fd, data, strstr(path, "flaky") || stalls ? size / 2 : size);
+        send_all(fd, data, end);
     } else if (start >= size) {
         send_head(fd, "416 Range Not Satisfiable", 0, "");
     } else {
         char more[128];
         snprintf(more, sizeof(more), "Content-Range: bytes %zu-%zu/%zu\r\n", start, size - 1, size);
         send_head(fd, "206 Partial Content", size - start, more);
-        send_all(fd, data + start, size - start);
+        send_all(fd, data + start, start < end ? end - start : 0);
     }
     free(data);
     return !stalls;

@@ -14,7 +14,7 @@ start_server() {
     for ((i = 0; i < 100; i++)); do [ -s "$tmp/requests" ] || sleep 0.05; done
     LLMC_DOWNLOAD_BASE=http://127.0.0.1:$(head -n 1 "$tmp/requests")
     export LLMC_DOWNLOAD_BASE
-    unset http_proxy HTTP_PROXY ALL_PROXY all_proxy
+    unset HF_ENDPOINT http_proxy HTTP_PROXY ALL_PROXY all_proxy
 }
 
 # serve NAME BYTES: puts a file with unique content at https://host.example/a/NAME
@@ -80,7 +80,7 @@ test_wrong_size_sum_and_404() {
     contains "failed: $LLMC_DOWNLOAD_BASE/host.example/a/short: is 999 bytes, 1000 are wanted; the server has another file: try another mirror" "$tmp/err"
     contains "a/junk: has sha256 $(sum_of junk), $(printf '%064d' 0) is wanted" "$tmp/err"
     contains "a/small: is 500 bytes, at least 501 are wanted" "$tmp/err"
-    contains "a/absent: the server answers HTTP 404: it has no such file; try without LLMC_DOWNLOAD_BASE" "$tmp/err"
+    contains "a/absent: the server answers HTTP 404: it has no such file; try another mirror, or none (HF_ENDPOINT, LLMC_DOWNLOAD_BASE)" "$tmp/err"
     want "lines about failures" "$(grep -c '^failed: ' "$tmp/err")" 4
     want "what is there" "$(ls "$tmp/data")" fine # the other files were downloaded; no wrong file was kept
 }
@@ -167,6 +167,20 @@ test_connection_lost() {
     same flaky
     want "requests" "$(grep flaky "$tmp/requests" | tr '\n' ' ')" \
         "GET host.example/a/flaky 0 GET host.example/a/flaky 100000 "
+}
+
+# Cut at the same place again and again: it is given up, and what has come is kept for another try. A sleep is a twentieth second.
+test_connection_lost_for_good() {
+    fresh
+    serve cut 200000
+    row set cut 200000 "$(sum_of cut)"
+    mkdir -p "$tmp/impatient"
+    printf '#!/bin/sh\nexec %s 0.05\n' "$(command -v sleep)" >"$tmp/impatient/sleep"
+    chmod +x "$tmp/impatient/sleep"
+    PATH=$tmp/impatient:$PATH download set
+    want status "$status" 1
+    contains "/cut: the connection was lost; run this again to go on" "$tmp/err"
+    want "what is there" "$(ls "$tmp/data") of $(wc -c <"$tmp/data/cut.part") bytes" "cut.part of 100000 bytes"
 }
 
 test_goes_on_after_an_interrupt() {
@@ -280,7 +294,10 @@ test_table() {
     bad=$(grep -vE '^[A-Za-z0-9_-]+ \| [A-Za-z0-9_./-]+ \| https://[^ ]+ \| (-|[<>]?[0-9]+) \| (-|[0-9a-f]{64})$' "$tmp/list" || true)
     want "rows of another form" "$bad" ""
     want "files that occur twice" "$(cut -d '|' -f 2 "$tmp/list" | sort | uniq -d)" ""
-    want "items without sums" "$(grep -- '| -$' "$tmp/list" | cut -d ' ' -f 1 | sort -u | tr '\n' ' ')" "edu_fineweb100B edu_fineweb10B "
+    want "items without sums" "$(grep -- '| -$' "$tmp/list" | cut -d ' ' -f 1 | sort -u | tr '\n' ' ')" "edu_fineweb100B "
+    want "hosts" "$(sed 's#^.* https://##; s#/.*##' "$tmp/list" | sort -u | tr '\n' ' ')" "huggingface.co raw.githubusercontent.com "
+    HF_ENDPOINT=http://mirror.example scripts/download.sh --list >"$tmp/mirror"
+    want "table with a mirror" "$(sed 's#https://huggingface.co/#http://mirror.example/#' "$tmp/list")" "$(cat "$tmp/mirror")"
     want "items whose URLs name a branch" "$(grep -vE '/[0-9a-f]{40}/' "$tmp/list" | cut -d ' ' -f 1 | sort -u)" llmc-pack
 }
 
@@ -346,7 +363,7 @@ test_shards() {
     download set
     want "status with bad shards" "$status" 1
     want "what is there" "$(find "$tmp/data" -name 's_*')" ""
-    want "failures" "$(sed -n 's/; the server has another file: try another mirror, or none (LLMC_DOWNLOAD_BASE)$//; s/^failed: .*s_train_//p' "$tmp/err")" "\
+    want "failures" "$(sed -n 's/; the server has another file: try another mirror, or none (HF_ENDPOINT, LLMC_DOWNLOAD_BASE)$//; s/^failed: .*s_train_//p' "$tmp/err")" "\
 000001.bin: is not a shard of tokens: its header begins with '$((20240520 + 16777216)) 1', '20240520 1' is wanted
 000002.bin: is not a shard of tokens: its header begins with '20240520 2', '20240520 1' is wanted
 000003.bin: is 3024 bytes, its header says 1001 tokens: 3026 bytes
@@ -366,7 +383,7 @@ test_shard_sets() {
     # what the trainers say of this set: 10,255,324,043 tokens
     want "its tokens" "$(shards fineweb10B | awk -F '|' '/_train_/ { n += ($4 - 1024) / 2 } END { printf "%.0f", n }')" 10255324043
     want "sums that occur twice" "$(shards fineweb10B | cut -d '|' -f 5 | sort | uniq -d)" ""
-    want "shards of the two of FineWeb-Edu" "$(shards edu_fineweb10B | wc -l) $(shards edu_fineweb100B | wc -l)" "101 1002"
+    want "shards of FineWeb-Edu" "$(shards edu_fineweb100B | wc -l)" 1002
     want "the last of them" "$(tail -n 1 "$tmp/list" | cut -d '|' -f 2,4)" " edu_fineweb100B/edu_fineweb_train_001001.bin | <200001024 "
     [ -n "$server" ] || skip "needs curl"
     rm -rf "$tmp/data"
@@ -507,7 +524,7 @@ test_progress() {
 
 start_server
 tests=(good wrong_size_sum_and_404 too_large too_large_without_a_size https_only not_the_file connection_lost
-    goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped server_without_ranges busy_server no_server
+    connection_lost_for_good goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped server_without_ranges busy_server no_server
     no_curl usage table table_agrees_with_files shards shard_sets in_parallel a_name_that_leaves_the_folder
     free_space_is_compared_first a_full_disk a_killed_run_goes_on one_at_a_time progress)
 run_tests_once "$@"
