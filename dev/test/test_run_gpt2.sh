@@ -46,6 +46,14 @@ print_arguments() {
 }
 flags() { sed -n 's/^\[\(.*\)\]$/\1/p' "$tmp/out" | tr '\n' ' '; }
 
+# table_row SIZE: the row of the README's table, from the plan
+table_row() {
+    "$tree/scripts/run_gpt2.sh" "$1" --plan | awk -v size="$1" '
+        /^tokens/ { tokens = $2 " billion" }
+        /^1 / { memory = $6 " GB"; time = $8 }
+        /^disk/ { print "| " size " | " tokens " | " $2 " GB | " $6 " GB | " memory " | " time " |" }'
+}
+
 test_plans() {
     local size speed
     run 0 124M --plan
@@ -78,6 +86,7 @@ test_plans() {
         speed=$("$tree/scripts/run_gpt2.sh" $size --plan |
             sed -n 's/^time *at \([0-9]*\)000 tokens.s, measured on one H200 with -b \([0-9]*\) .*/B=\2 [|] [^|]*[(]\1k[ )]/p')
         grep -qE "^[|] ${size/350M/355M}, ${speed:-none}" dev/measured/README.md || fail "$size was not measured at '$speed'"
+        contains "$(table_row $size)" README.md
         want "the wrapper of $size" "$("$tree/scripts/run_gpt2_$size.sh" --plan)" "$("$tree/scripts/run_gpt2.sh" $size --plan)"
     done
 }
@@ -85,6 +94,9 @@ test_plans() {
 # What a plan depends on: -b, -o, the price, what is there already. download.sh must know the items that it names.
 test_plan_of_this_machine() {
     local size items
+    run 0 124M --plan -b 16
+    want "-b 16" "$(plan_row 1)" "1 16 x 1024 32 9.5 GB 4h26m"
+    contains '124M with `-b 16` takes 9.5 GB' README.md
     PRICE_PER_GPU_HOUR=2.5 NUM_GPUS=4 run 0 124M --batch-size=32 -o elsewhere --plan
     want "one GPU" "$(plan_row 1)" "1 32 x 1024 16 16.1 GB 4h26m 11"
     want "eight GPUs" "$(plan_row 8)" "8 32 x 1024 2 15.4 GB 0h33m 11"
