@@ -12,11 +12,12 @@ Trains GPT-2 of SIZE (124M, 350M, 774M or 1558M) from scratch on all GPUs of thi
 from the newest checkpoint. Flags override those of the recipe: scripts/run_gpt2_124M.sh -b 32 --gpus 1
 
   --plan        print what the run will do, need, take and cost, and the command that downloads its data; start nothing.
-                This needs no GPU. Of the flags, -b, -i and -o change the plan.
+                This needs no GPU. Of the flags, -b and -o change the plan.
   --help, -h    this text
 
 HellaSwag is measured with each validation if scripts/download.sh has fetched it. Where a log of the same recipe is published, and
-no flag but -b, -o and --gpus is given, its validation losses are printed beside those of the run.
+no flag but -b, -o and --gpus is given, its validation losses are printed beside those of the run. -i and -j name shards of your
+own; their vocabulary is beside them, and --hellaswag names the questions in it.
 
 Environment:
   DATA_DIR             the --dir of scripts/download.sh (default: data)
@@ -28,8 +29,8 @@ fail() { # STATUS MESSAGE
     exit "$1"
 }
 
-# Sets the recipe of SIZE: the one of llm.c's scripts/run_gpt2_SIZE.sh, with two differences. 124M makes one whole pass over
-# fineweb10B, as in the published log. 350M and 774M take FineWeb-Edu, as 1558M does there, where llm.c takes FineWeb.
+# Sets the recipe of SIZE: schedule, batch and data are those of llm.c's scripts/run_gpt2_SIZE.sh, with two differences. 124M makes
+# one whole pass over fineweb10B, as in the published log. 350M and 774M take FineWeb-Edu, as 1558M does, where llm.c takes FineWeb.
 # tokens_per_second: of one H200 with this micro-batch, from dev/measured/README.md.
 # sequence_gb: activations of one sequence, as train_gpt2cu prints them; test_fake_gpu.sh compares.
 # published: STEP:LOSS ... of a log of this recipe, and its source.
@@ -104,11 +105,11 @@ print_plan() {
             steps * total / tokens, shards, data
         printf "schedule   learning rate %s after %d steps of warm-up, then a cosine to %s; weight decay %s\n", rate, warmup,
             final == 0 ? "0" : final " of it", decay
-        print "GPUs  micro-batch  per step  memory per GPU  time      " (price == "" ? "" : "cost")
+        print "GPUs  micro-batch  accumulated  memory per GPU  time      " (price == "" ? "" : "cost")
         for (n = 1; n <= 8 && n * B * T <= total; n *= 2) {
             gb = (6 + (12 + (n > 1 ? 4 : 0)) / n) * padded * 1e-9 + B * sequence_gb + (n > 1 ? 1.14 : 0.60)
             s = steps * total / speed / n
-            printf "%-4d  %-11s  %-8d  %-14s  %-8s  %s\n", n, B " x " T, total / (B * T * n), sprintf("%.1f GB", gb), duration(s),
+            printf "%-4d  %-11s  %-11d  %-14s  %-8s  %s\n", n, B " x " T, total / (B * T * n), sprintf("%.1f GB", gb), duration(s),
                 price == "" ? "" : sprintf("%.0f", s / 3600 * n * price)
         }
         printf "time       at %d tokens/s, measured on one H200 with -b %d (dev/measured/README.md), times the number of GPUs, which\n",
@@ -123,10 +124,9 @@ print_plan() {
     echo "           This program has not been run through this recipe to its end yet."
 }
 
-# Sets `extra`: the flags for the vocabulary and HellaSwag, as far as they are there. HellaSwag's questions become tokens once.
+# Adds to `extra` the flags for the vocabulary and HellaSwag, as far as they are there. The first run makes tokens of the questions.
 use_downloads() {
     local vocabulary=$data_dir/gpt2_tokenizer questions=$data_dir/hellaswag_val
-    extra=()
     if [ -e "$vocabulary" ]; then extra+=(--tokenizer "$vocabulary"); fi
     if [ ! -e "$questions.bin" ] && [ -e "$questions.jsonl" ] && [ -e "$vocabulary" ]; then
         make dev/data/hellaswag
@@ -148,7 +148,7 @@ compare_losses() {
 
 # Reads the flags that this script must know; the others go into `flags`, for the program.
 read_flags() { # FLAG ...
-    plan=no flags=() out=log$size batch=$micro gpus=0
+    plan=no flags=() own_data=no out=log_gpt2_$size batch=$micro gpus=0
     train_data="$data_dir/$data/${prefix}_train_*.bin" val_data="$data_dir/$data/${prefix}_val_*.bin"
     while [ $# -gt 0 ]; do
         case $1 in
@@ -163,7 +163,7 @@ read_flags() { # FLAG ...
         --plan) plan=yes ;;
         -h | --help) usage; exit ;;
         -b | --batch-size) batch=$2; shift ;;
-        -i | --train-data) train_data=$2 published=; shift ;;
+        -i | --train-data) train_data=$2 own_data=yes published=; shift ;;
         -j | --val-data) val_data=$2 published=; shift ;;
         -o | --output) out=$2; shift ;;
         --gpus) gpus=$2; shift ;;
@@ -176,17 +176,17 @@ read_flags() { # FLAG ...
 }
 
 run() {
-    local have own
+    local have own extra=()
     have=$(num_files "$train_data")
     [ "$have" -gt 0 ] || fail 1 "no shards match $train_data: $download, or name your own with -i and -j"
     [ "$(num_files "$val_data")" -gt 0 ] || fail 1 "no shards match $val_data: $download, or name your own with -j"
-    if [ "$have" -lt "$shards" ] && [[ $train_data == "$data_dir/$data/"* ]]; then
+    if [ "$have" -lt "$shards" ] && [ $own_data = no ]; then
         published=
         echo "note: $have of $shards shards, which the run repeats; all of them: $download" >&2
     fi
     [ "$gpus" -gt 0 ] || gpus=$(count_gpus)
     make train_gpt2cu
-    use_downloads
+    [ $own_data = yes ] || use_downloads
     own=(-e "d$depth" -i "$train_data" -j "$val_data" -o "$out" -b "$batch" -t "$sequence" -d "$total" -x "$steps"
         -l "$rate" -k cosine -q "$final" -u "$warmup" -c "$decay" -s 5000 -n "$save" -nk 3 -y 1
         -v 250 -m $((10485760 / (batch * sequence * (gpus > 0 ? gpus : 1))))) # llm.c validates on 10,485,760 tokens

@@ -65,7 +65,7 @@ test_plans() {
     want "one GPU" "$(plan_row 1)" "1 64 x 1024 8 29.4 GB 4h26m"
     want "two GPUs" "$(plan_row 2)" "2 64 x 1024 4 29.5 GB 2h13m"
     want "eight GPUs" "$(plan_row 8)" "8 64 x 1024 1 28.7 GB 0h33m"
-    contains "20.7 GB of shards; 6.0 GB of checkpoints in log124M" "$tmp/out"
+    contains "20.7 GB of shards; 6.0 GB of checkpoints in log_gpt2_124M" "$tmp/out"
     contains "1000:4.3170 5000:3.5535 10000:3.3924 15000:3.3003 19560:3.2722 (llm.c" "$tmp/out"
     run 0 350M --plan
     contains "354.82 M parameters" "$tmp/out"
@@ -169,7 +169,7 @@ test_flags() {
     local recipe="-t 1024 -d 524288 -x 19560 -l 6e-4 -k cosine -q 0 -u 700 -c 0.1 -s 5000 -n 1000 -nk 3 -y 1 -v 250"
     local files="-e d12 -i $tmp/data/fineweb10B/fineweb_train_*.bin -j $tmp/data/fineweb10B/fineweb_val_*.bin"
     run 0 124M
-    want "flags without a GPU" "$(flags)" "$files -o log124M -b 64 $recipe -m 160 "
+    want "flags without a GPU" "$(flags)" "$files -o log_gpt2_124M -b 64 $recipe -m 160 "
     contains "make train_gpt2cu" "$tmp/err"
     contains "note: 2 of 103 shards, which the run repeats; all of them: scripts/download.sh --dir $tmp/data fineweb10B" "$tmp/err"
     contains "note: without HellaSwag: scripts/download.sh --dir $tmp/data fineweb10B hellaswag vocab" "$tmp/err"
@@ -185,10 +185,16 @@ test_flags() {
     want "flags on two of eight GPUs" "$(few)" "-b 8 -m 640 --gpus 2 "
     NUM_GPUS=8 run 0 350M --gpus 2
     want "flags with --gpus 2" "$(few)" "-b 32 -m 160 --gpus 2 "
+    mkdir -p "$tmp/data/gpt2_tokenizer"
+    : >"$tmp/data/hellaswag_val.bin"
+    run 0 124M
+    want "vocabulary and HellaSwag" "$(flags | grep -oE -e '--(tok|hell).*')" \
+        "--tokenizer $tmp/data/gpt2_tokenizer --hellaswag $tmp/data/hellaswag_val.bin "
     empty_shards "$tmp/own/x" 1
     run 0 124M -i "$tmp/own/x_train*" -j "$tmp/own/x_val*"
     want "own shards" "$(flags | cut -d ' ' -f 4,6)" "$tmp/own/x_train* $tmp/own/x_val*"
-    want "notes about own shards" "$(grep -c shards "$tmp/err")" 0
+    want "public vocabulary for own shards" "$(flags | grep -c -e --tokenizer)" 0
+    want "standard error with own shards" "$(cat "$tmp/err")" "make train_gpt2cu"
 }
 
 # A toy on the CPU program from start to end: it is stopped, started again, and ends; HellaSwag is measured on the way.
