@@ -117,7 +117,7 @@ test_too_large_without_a_size() {
 test_https_only() {
     fresh
     command -v openssl >/dev/null || skip "needs openssl"
-    local tls=$tmp/tls/host.example/a port= pid
+    local tls=$tmp/tls/host.example/a port='' pid
     mkdir -p "$tls"
     openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
         -keyout "$tmp/key" -out "$tmp/cert" 2>"$tmp/err" || skip "openssl makes no certificate: $(tail -n 1 "$tmp/err")"
