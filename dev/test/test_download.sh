@@ -14,7 +14,7 @@ start_server() {
     for ((i = 0; i < 100; i++)); do [ -s "$tmp/requests" ] || sleep 0.05; done
     LLMC_DOWNLOAD_BASE=http://127.0.0.1:$(head -n 1 "$tmp/requests")
     export LLMC_DOWNLOAD_BASE
-    unset http_proxy HTTP_PROXY ALL_PROXY all_proxy
+    unset HF_ENDPOINT http_proxy HTTP_PROXY ALL_PROXY all_proxy
 }
 
 # serve NAME BYTES: puts a file with unique content at https://host.example/a/NAME
@@ -49,7 +49,7 @@ test_good() {
     same one
     same two
     [ ! -e "$tmp/data/other" ] || fail "fetched an item that was not asked for"
-    contains "sha256 $(sum_of two) (no known sum" "$tmp/out"
+    contains "sha256 $(sum_of two) of $tmp/data/two (no known sum" "$tmp/out"
     [ -z "$(find "$tmp/data" -name '*.part')" ] || fail "a .part is left"
     # a second download sends no request, unless a file is damaged
     lines=$(wc -l <"$tmp/requests")
@@ -77,10 +77,10 @@ test_wrong_size_sum_and_404() {
     row set fine 100 -
     download set
     want status "$status" 1
-    contains "failed: $LLMC_DOWNLOAD_BASE/host.example/a/short: is 999 bytes, 1000 are wanted" "$tmp/err"
+    contains "failed: $LLMC_DOWNLOAD_BASE/host.example/a/short: is 999 bytes, 1000 are wanted; the server has another file: try another mirror" "$tmp/err"
     contains "a/junk: has sha256 $(sum_of junk), $(printf '%064d' 0) is wanted" "$tmp/err"
     contains "a/small: is 500 bytes, at least 501 are wanted" "$tmp/err"
-    contains "a/absent: the server answers HTTP 404" "$tmp/err"
+    contains "a/absent: the server answers HTTP 404: it has no such file; try another mirror, or none (HF_ENDPOINT, LLMC_DOWNLOAD_BASE)" "$tmp/err"
     want "lines about failures" "$(grep -c '^failed: ' "$tmp/err")" 4
     want "what is there" "$(ls "$tmp/data")" fine # the other files were downloaded; no wrong file was kept
 }
@@ -117,7 +117,7 @@ test_too_large_without_a_size() {
 test_https_only() {
     fresh
     command -v openssl >/dev/null || skip "needs openssl"
-    local tls=$tmp/tls/host.example/a port= pid
+    local tls=$tmp/tls/host.example/a port='' pid
     mkdir -p "$tls"
     openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
         -keyout "$tmp/key" -out "$tmp/cert" 2>"$tmp/err" || skip "openssl makes no certificate: $(tail -n 1 "$tmp/err")"
@@ -167,6 +167,20 @@ test_connection_lost() {
     same flaky
     want "requests" "$(grep flaky "$tmp/requests" | tr '\n' ' ')" \
         "GET host.example/a/flaky 0 GET host.example/a/flaky 100000 "
+}
+
+# Cut at the same place again and again: it is given up, and what has come is kept for another try. A sleep is a twentieth second.
+test_connection_lost_for_good() {
+    fresh
+    serve cut 200000
+    row set cut 200000 "$(sum_of cut)"
+    mkdir -p "$tmp/impatient"
+    printf '#!/bin/sh\nexec %s 0.05\n' "$(command -v sleep)" >"$tmp/impatient/sleep"
+    chmod +x "$tmp/impatient/sleep"
+    PATH=$tmp/impatient:$PATH download set
+    want status "$status" 1
+    contains "/cut: the connection was lost; run this again to go on" "$tmp/err"
+    want "what is there" "$(ls "$tmp/data") of $(wc -c <"$tmp/data/cut.part") bytes" "cut.part of 100000 bytes"
 }
 
 test_goes_on_after_an_interrupt() {
@@ -249,7 +263,7 @@ test_no_curl() {
     rm -rf "$tmp/table" "$tmp/data"
     row set one - -
     mkdir -p "$tmp/bin"
-    for tool in bash cat cut sort tr head grep wc mkdir dirname; do
+    for tool in bash awk cat cut df flock head grep ls mkdir mktemp rm sleep sort tr wc xargs dirname; do
         ln -sf "$(command -v $tool)" "$tmp/bin/$tool"
     done
     status=0
@@ -261,7 +275,8 @@ test_no_curl() {
 }
 
 test_usage() {
-    for arguments in "" "--nonsense" "--dir" "no-such-item" "gpt2 no-such-item"; do
+    for arguments in "" "--nonsense" "--dir" "no-such-item" "gpt2 no-such-item" "../gpt2" "--jobs" "--jobs 0 gpt2" "--jobs=33 gpt2" \
+        "--jobs 4x gpt2" "fineweb10B:0" "fineweb10B:x" "fineweb10B:" "fineweb10B:1:2" "gpt2:1" "all:1"; do
         rc=0
         # shellcheck disable=SC2086
         scripts/download.sh $arguments >"$tmp/out" 2>"$tmp/err" || rc=$?
@@ -276,10 +291,13 @@ test_usage() {
 test_table() {
     scripts/download.sh --list >"$tmp/list"
     [ "$(wc -l <"$tmp/list")" -ge 20 ] || fail "$(wc -l <"$tmp/list") rows"
-    bad=$(grep -vE '^[a-z0-9-]+ \| [A-Za-z0-9_./-]+ \| https://[^ ]+ \| (-|>?[0-9]+) \| (-|[0-9a-f]{64})$' "$tmp/list" || true)
+    bad=$(grep -vE '^[A-Za-z0-9_-]+ \| [A-Za-z0-9_./-]+ \| https://[^ ]+ \| (-|[<>]?[0-9]+) \| (-|[0-9a-f]{64})$' "$tmp/list" || true)
     want "rows of another form" "$bad" ""
     want "files that occur twice" "$(cut -d '|' -f 2 "$tmp/list" | sort | uniq -d)" ""
-    want "rows without a sum" "$(grep -c -- '| -$' "$tmp/list")" 0
+    want "items without sums" "$(grep -- '| -$' "$tmp/list" | cut -d ' ' -f 1 | sort -u | tr '\n' ' ')" "edu_fineweb100B "
+    want "hosts" "$(sed 's#^.* https://##; s#/.*##' "$tmp/list" | sort -u | tr '\n' ' ')" "huggingface.co raw.githubusercontent.com "
+    HF_ENDPOINT=http://mirror.example scripts/download.sh --list >"$tmp/mirror"
+    want "table with a mirror" "$(sed 's#https://huggingface.co/#http://mirror.example/#' "$tmp/list")" "$(cat "$tmp/mirror")"
     want "items whose URLs name a branch" "$(grep -vE '/[0-9a-f]{40}/' "$tmp/list" | cut -d ' ' -f 1 | sort -u)" llmc-pack
 }
 
@@ -299,7 +317,214 @@ test_table_agrees_with_files() {
     cmp "$data/tinyshakespeare.txt" "$tmp/data/tinyshakespeare.txt"
 }
 
+magic="\\210\\330\\064\\001" version="\\001\\000\\000\\000"
+
+# serve_shard NAME TOKENS [MAGIC [VERSION [TOKENS_OF_HEADER]]]: a shard of tokens; the three are octal for printf
+serve_shard() {
+    local file=$tmp/served/host.example/a/$1
+    local count low high
+    low=$(printf '%03o' $(($2 % 256))) high=$(printf '%03o' $(($2 / 256)))
+    count="\\$low\\$high\\000\\000"
+    # shellcheck disable=SC2059
+    printf "${3-$magic}${4-$version}${5-$count}" >"$file"
+    head -c 1012 /dev/zero >>"$file"
+    yes "$1" | head -c $((2 * $2)) >>"$file"
+}
+
+# A shard gets its name only if its header and its size agree; ITEM:N; a second run downloads nothing.
+test_shards() {
+    fresh
+    mkdir -p "$tmp/served/host.example/a/"
+    local i name
+    for name in s_val_000000 s_train_000001 s_train_000002 s_train_000003; do
+        serve_shard $name.bin 1000
+        row set $name.bin 3024 -
+    done
+    download set:2
+    want "status" "$status" 0
+    want "what is there" "$(ls "$tmp/data" | tr '\n' ' ')" "s_train_000001.bin s_train_000002.bin s_val_000000.bin "
+    same s_train_000002.bin
+    lines=$(wc -l <"$tmp/requests")
+    download set:3
+    want "status" "$status" 0
+    want "requests for one shard more" "$(tail -n +$((lines + 1)) "$tmp/requests")" "GET host.example/a/s_train_000003.bin 0"
+    download set
+    want "requests of a further run" "$(($(wc -l <"$tmp/requests") - lines))" 1
+    # each fault of a shard
+    rm -rf "$tmp/data" "$tmp/table"
+    serve_shard s_train_000001.bin 1000 '\210\330\064\002'
+    serve_shard s_train_000002.bin 1000 '\210\330\064\001' '\002\000\000\000'
+    serve_shard s_train_000003.bin 1000 '\210\330\064\001' '\001\000\000\000' '\351\003\000\000'
+    serve s_train_000004.bin 1000
+    : >"$tmp/served/host.example/a/s_train_000005.bin"
+    serve_shard s_train_000006.bin 1001
+    for i in 1 2 3 4 5; do row set s_train_00000$i.bin '<3026' -; done
+    row set s_train_000006.bin '<3025' -
+    download set
+    want "status with bad shards" "$status" 1
+    want "what is there" "$(find "$tmp/data" -name 's_*')" ""
+    want "failures" "$(sed -n 's/; the server has another file: try another mirror, or none (HF_ENDPOINT, LLMC_DOWNLOAD_BASE)$//; s/^failed: .*s_train_//p' "$tmp/err")" "\
+000001.bin: is not a shard of tokens: its header begins with '$((20240520 + 16777216)) 1', '20240520 1' is wanted
+000002.bin: is not a shard of tokens: its header begins with '20240520 2', '20240520 1' is wanted
+000003.bin: is 3024 bytes, its header says 1001 tokens: 3026 bytes
+000004.bin: is not a shard of tokens: its header begins with '1920229235 1601071457', '20240520 1' is wanted
+000005.bin: is not a shard of tokens: its header begins with ' ', '20240520 1' is wanted
+000006.bin: the file is larger than expected"
+}
+
+# The built-in sets: their names, sizes and sums; `all` has none of them, and :N counts the shards to train on.
+test_shard_sets() {
+    scripts/download.sh --list >"$tmp/list"
+    shards() { grep "^$1 " "$tmp/list"; }
+    want "shards of fineweb10B" "$(shards fineweb10B | cut -d '|' -f 2 | tr -d ' ')" \
+        "$(echo fineweb10B/fineweb_val_000000.bin; seq -f 'fineweb10B/fineweb_train_%06g.bin' 1 103)"
+    want "sizes of fineweb10B" "$(shards fineweb10B | cut -d '|' -f 4 | sort -n | uniq -c | tr -s ' \n' ' ')" \
+        " 1 110649110 103 200001024 "
+    # what the trainers say of this set: 10,255,324,043 tokens
+    want "its tokens" "$(shards fineweb10B | awk -F '|' '/_train_/ { n += ($4 - 1024) / 2 } END { printf "%.0f", n }')" 10255324043
+    want "sums that occur twice" "$(shards fineweb10B | cut -d '|' -f 5 | sort | uniq -d)" ""
+    want "shards of FineWeb-Edu" "$(shards edu_fineweb100B | wc -l)" 1002
+    want "the last of them" "$(tail -n 1 "$tmp/list" | cut -d '|' -f 2,4)" " edu_fineweb100B/edu_fineweb_train_001001.bin | <200001024 "
+    [ -n "$server" ] || skip "needs curl"
+    rm -rf "$tmp/data"
+    LLMC_DOWNLOAD_BASE=http://127.0.0.1:1 scripts/download.sh --dir "$tmp/data" --jobs 3 fineweb10B:2 2>"$tmp/err" >"$tmp/out" || true
+    want "what fineweb10B:2 asks for" "$(grep -c '^failed: ' "$tmp/err") $(grep -c _val_000000 "$tmp/out")" "3 1"
+    LLMC_DOWNLOAD_BASE=http://127.0.0.1:1 scripts/download.sh --dir "$tmp/data" all 2>"$tmp/err" >"$tmp/out" || true
+    want "shards of 'all'" "$(grep -c fineweb "$tmp/out" || true)" 0
+}
+
+test_in_parallel() {
+    fresh
+    serve meet1 1000
+    serve meet2 1000
+    row set meet1 1000 "$(sum_of meet1)"
+    row set meet2 1000 "$(sum_of meet2)"
+    download --jobs 2 set
+    want status "$status" 0
+    same meet1
+    same meet2
+    want requests "$(grep -c meet "$tmp/requests")" 2
+}
+
+test_a_name_that_leaves_the_folder() {
+    fresh
+    serve evil 10
+    local path
+    for path in ../evil a/../../evil /evil "$tmp/evil" .. -evil ./evil; do
+        echo "set | $path | https://host.example/a/evil | 10 | -" >"$tmp/table"
+        lines=$(wc -l <"$tmp/requests")
+        download set
+        want "status of '$path'" "$status" 2
+        contains "'$path' in the table is not a name below $tmp/data" "$tmp/err"
+        want "requests of '$path'" "$(($(wc -l <"$tmp/requests") - lines))" 0
+    done
+    [ ! -e "$tmp/evil" ] || fail "a file was written beside the folder"
+}
+
+test_free_space_is_compared_first() {
+    fresh
+    serve one 3000000
+    row set one 3000000 "$(sum_of one)"
+    mkdir -p "$tmp/small" "$tmp/data"
+    head -c 1000000 "$tmp/served/host.example/a/one" >"$tmp/data/one.part"
+    # the columns of df -P, with a name of two words
+    printf '#!/bin/sh\necho head\necho "a b 9999 9 $FREE_KB 9%% /c d"\n' >"$tmp/small/df"
+    chmod +x "$tmp/small/df"
+    lines=$(wc -l <"$tmp/requests")
+    FREE_KB=1953 PATH=$tmp/small:$PATH download set
+    want status "$status" 1
+    contains "needs 2.0 MB in $tmp/data, and 2.0 MB are free: free some, name a disk with --dir" "$tmp/err"
+    want "lines and requests" "$(wc -l <"$tmp/err") $(($(wc -l <"$tmp/requests") - lines))" "1 0"
+    FREE_KB=1954 PATH=$tmp/small:$PATH download set
+    want "status with enough" "$status" 0
+    same one
+}
+
+# A disk that is full in the middle. curl writes to a file system of 1 MB, or, where none can be mounted, into ulimit.
+test_a_full_disk() {
+    fresh
+    serve one 3000000
+    serve two 1000
+    row set two 1000 "$(sum_of two)"
+    row set one "<4000000" "$(sum_of one)"
+    mkdir -p "$tmp/data"
+    status=0
+    export LLMC_DOWNLOAD_TABLE=$tmp/table
+    if unshare -rm mount -t tmpfs -o size=1m none "$tmp/data" 2>/dev/null; then
+        # shellcheck disable=SC2016
+        mkdir "$tmp/full" && printf '#!/bin/sh\necho\necho a 9 9 9999 9%% b\n' >"$tmp/full/df" && chmod +x "$tmp/full/df" # as if it was empty
+        # shellcheck disable=SC2016
+        PATH=$tmp/full:$PATH unshare -rm sh -c 'mount -t tmpfs -o size=1m none "$1" && scripts/download.sh --jobs 1 --dir "$1" set; rc=$?; ls "$1"; exit $rc' \
+            sh "$tmp/data" >"$tmp/out" 2>"$tmp/err" || status=$?
+        echo "note: on a file system of 1 MB"
+    else
+        (ulimit -f 1000 && scripts/download.sh --jobs 1 --dir "$tmp/data" set; rc=$?; ls "$tmp/data"; exit $rc) >"$tmp/out" 2>"$tmp/err" || status=$?
+        echo "note: with ulimit -f, no file system can be mounted here"
+    fi
+    want status "$status" 1
+    contains "a/one: cannot write: is the disk full? Free some space and run this again to go on" "$tmp/err"
+    want "what is there" "$(grep -E '^(one|two)' "$tmp/out" | tr '\n' ' ')" "one.part two "
+}
+
+# SIGTERM ends curl as well; the next run goes on where it was
+test_a_killed_run_goes_on() {
+    fresh
+    serve stalled 200000
+    row set stalled 200000 "$(sum_of stalled)"
+    LLMC_DOWNLOAD_TABLE=$tmp/table scripts/download.sh --dir "$tmp/data" set >"$tmp/out" 2>"$tmp/err" &
+    local pid=$! i
+    for ((i = 0; i < 200; i++)); do
+        [ "$(cat "$tmp/data/stalled.part" 2>/dev/null | wc -c)" -lt 90000 ] || break
+        sleep 0.05
+    done
+    kill -TERM $pid
+    status=0
+    wait $pid || status=$?
+    want "status of SIGTERM" "$status" 130
+    contains "interrupted: run this again to go on" "$tmp/err"
+    want "what is there" "$(ls "$tmp/data")" stalled.part
+    size=$(wc -c <"$tmp/data/stalled.part")
+    download set
+    want status "$status" 0 # also: nothing that was started holds the lock
+    same stalled
+    want requests "$(grep stalled "$tmp/requests" | tr '\n' ' ')" "GET host.example/a/stalled 0 GET host.example/a/stalled $size "
+}
+
+test_one_at_a_time() {
+    fresh
+    command -v flock >/dev/null || skip "needs flock"
+    serve one 1000
+    row set one 1000 -
+    mkdir -p "$tmp/data"
+    exec 8>"$tmp/data/.download.lock"
+    flock 8
+    download set
+    want status "$status" 1
+    want "standard error" "$(cat "$tmp/err")" "another download writes to $tmp/data: wait for its end, or name another --dir"
+    exec 8>&-
+    download set
+    want "status afterwards" "$status" 0
+}
+
+test_progress() {
+    fresh
+    serve stall_too 200000
+    row set stall_too 200000 "$(sum_of stall_too)"
+    LLMC_PROGRESS_SECONDS=0.1 LLMC_DOWNLOAD_TABLE=$tmp/table scripts/download.sh --dir "$tmp/data" set >"$tmp/out" 2>"$tmp/err" &
+    local pid=$! i
+    for ((i = 0; i < 200; i++)); do
+        ! grep -q '^0.00 of 0.00 GB | .* MB/s | ETA ' "$tmp/err" || break
+        sleep 0.05
+    done
+    kill -TERM $pid
+    wait $pid || true
+    contains " of 0.00 GB | " "$tmp/err"
+    contains " MB/s | ETA " "$tmp/err"
+}
+
 start_server
-tests=(good wrong_size_sum_and_404 too_large too_large_without_a_size https_only not_the_file connection_lost goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped
-    server_without_ranges busy_server no_server no_curl usage table table_agrees_with_files)
+tests=(good wrong_size_sum_and_404 too_large too_large_without_a_size https_only not_the_file connection_lost
+    connection_lost_for_good goes_on_after_an_interrupt old_curl_and_a_whole_part a_bad_beginning_is_dropped server_without_ranges busy_server no_server
+    no_curl usage table table_agrees_with_files shards shard_sets in_parallel a_name_that_leaves_the_folder
+    free_space_is_compared_first a_full_disk a_killed_run_goes_on one_at_a_time progress)
 run_tests_once "$@"

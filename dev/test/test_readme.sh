@@ -171,8 +171,8 @@ test_text_to_text() {
 }
 
 test_text_to_text_gpu() {
-    for_gpu 'make train_gpt2cu dev/data/tokenize' "$pretrained" "$finetune" "$continue" "$new" scripts/run_gpt2_124M.sh \
-        "$evaluate" "$bench" "$export_it" "$export_gguf"
+    for_gpu 'make train_gpt2cu dev/data/tokenize' "$pretrained" "$finetune" "$continue" "$new" "$evaluate" "$bench" \
+        "$export_it" "$export_gguf"
     run 0 'make train_gpt2cu dev/data/tokenize'
     if have_gpu; then
         prepare_data
@@ -185,8 +185,27 @@ test_text_to_text_gpu() {
     run_gpu "$bench"
     if have_gpu; then run 0 "$export_it" && run 0 "$export_gguf"; fi
     run_gpu "$new" "$short"
-    export TRAIN_DATA='data/ts_train_*.bin' VAL_DATA='data/ts_val_*.bin'
-    run_gpu scripts/run_gpt2_124M.sh "$short"
+}
+
+# In place of FineWeb, this repository's sources; one question. run_gpt2.sh itself is tested in test_run_gpt2.sh.
+test_from_scratch() {
+    local plan='scripts/run_gpt2_124M.sh --plan' fetch='scripts/download.sh fineweb10B hellaswag vocab' from=$tmp/served/hub name
+    of_readme "$plan"
+    of_readme "$fetch"
+    copy
+    run 0 "$plan"
+    contains "nothing is started" "$tmp/out"
+    command -v curl >/dev/null || skip "needs curl"
+    prepare_data
+    run 0 "dev/data/tokenize -i $from/input.txt -t $tmp/vocabulary -o $from/fineweb --val-tokens 2000"
+    echo '{"ind": 1, "activity_label": "Sitting", "ctx": "The cat sat", "label": 1, "endings": ["a", "b", "c", "d"]}' >"$from/questions"
+    for name in "$from"/fineweb_*.bin; do echo "fineweb10B | fineweb10B/${name##*/} | https://hub/${name##*/} | - | -"; done >>"$tmp/table"
+    echo "hellaswag | hellaswag_val.jsonl | https://hub/questions | - | -" >>"$tmp/table"
+    for name in vocab.json merges.txt; do echo "vocab | gpt2_tokenizer/$name | https://hub/$name | - | -"; done >>"$tmp/table"
+    run 0 "$fetch"
+    for_gpu scripts/run_gpt2_124M.sh
+    run_gpu scripts/run_gpt2_124M.sh '-x 2 -b 4 -t 64 -d 256 -m 1 --gpus 1'
+    if have_gpu; then contains "HellaSwag" "$tmp/out"; fi
 }
 
 eight="./train_gpt2cu --gpus 8 -e d12 -i 'data/my_train_*.bin' -j 'data/my_val_*.bin' -o log8 -b 64 -t 1024 -d 524288 -x 1000"
@@ -196,19 +215,15 @@ sixteen="./train_gpt2cu -e d12 -i 'data/my_train_*.bin' -o log16 -b 32 -d 524288
 # does with a script, and that the scripts start their ranks, is tried in test_multi_node.sh.
 test_several_gpus() {
     local ssh="scripts/multi_node/ssh.sh --hosts node01:8,node02:8" slurm="sbatch --time=4:00:00 scripts/multi_node/slurm.sh"
-    for_gpu "$eight" 'scripts/run_gpt2_124M.sh --gpus 8' "$ssh $sixteen" "$slurm $sixteen"
+    for_gpu "$eight" "$ssh $sixteen" "$slurm $sixteen"
     run 0 'make train_gpt2cu'
     if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -lt 8 ]; then
         run 1 "$eight"
-        contains "--gpus 8: there are only " "$tmp/err"
-        run 1 'scripts/run_gpt2_124M.sh --gpus 8'
         contains "--gpus 8: there are only " "$tmp/err"
     else
         prepare_data
         run 0 "scripts/download.sh gpt2 tinyshakespeare && ${tokenize_own/my.txt/data\/tinyshakespeare.txt}"
         run 0 "$eight ${short/-d 64/-d 512}"
-        run 0 "OUT_DIR=log8b TRAIN_DATA='data/my_train_*.bin' VAL_DATA='data/my_val_*.bin' scripts/run_gpt2_124M.sh --gpus 8 \
-            ${short/-d 64/-d 512}"
     fi
     run 0 "${ssh/ssh.sh/ssh.sh --dry-run} $sixteen"
     want "ranks of ssh.sh" "$(grep -c ' LLMC_NUM_RANKS=16 .* ./train_gpt2cu -e d12 ' "$tmp/out")" 16
@@ -278,6 +293,7 @@ test_every_command() {
     [ -z "$missing" ] || fail "no test types: $missing"
 }
 
-tests=(demo demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu several_gpus help precisions tests map every_command)
+tests=(demo demo_gpu kernel kernel_on_a_cpu modal text_to_text text_to_text_gpu from_scratch several_gpus help precisions tests map
+    every_command)
 some=$# # of the tests, by name
 run_tests_once "$@"
