@@ -2,9 +2,9 @@
 
    out (B,OC) floatX out, float for the head | x (B,K) floatX in | norm_weight, norm_bias (K) floatX in, or NULL
    weight (OC,K) floatX in | bias (OC) floatX in, or NULL | residual (B,OC) floatX in, or NULL, may be out itself
-   Operations with a ? are optional; never both gelu and a residual.
+   Operations with a ? are optional; a residual excludes gelu and a layernorm.
    Bound: memory, OC*K*sizeof(floatX) bytes; with few rows of weight, latency.
-   Constraint: K % 8 == 0; 16-bit floatX; kernel 5 needs sm_90a.
+   Constraint: K % 8 == 0; 16-bit floatX; kernels 3 to 5 need sm_90a.
    Error: one ulp of floatX, and 1e-5 of the terms' magnitude for the sums. With a layernorm also two ulps of the terms'
    magnitude, as in decode_matvec.cu: the normalised x is rounded to floatX before the product.
    Source: layernorm: Ba et al. 2016, arXiv:1607.06450; gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415; moments of
@@ -15,6 +15,14 @@
    Shape flags and kinds are those of decode_matvec.cu: K = T*C and OC = V. Kind 0 is the first half of the feed-forward
    layer (with -V 2304 the product for q, k and v, except for its gelu), kind 1 with -V 768 the projection after
    attention, with -T 4 -V 768 the second half of the feed-forward layer; kind 2 is the head.
+
+   Kernels (this list is written by versions.sh):
+     0  layernorm, cuBLASLt and gelu, a launch each
+     1  one warp per 16 rows and 8 texts, 4-byte loads
+     2  16-byte loads, columns reordered in both operands
+     3  columns split over warps, each block normalises x
+     4  3, weights loaded while the previous kernel still runs
+     5  4, columns split over the blocks of a cluster (promoted)
 
    nvcc -O3 --use_fast_math decode_matmul.cu -lcublasLt -o decode_matmul      (or: make decode_matmul)
    ./decode_matmul 5 -B 8      check kernel 5 against the CPU and sweep its tiles and clusters
@@ -141,8 +149,6 @@ void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, const floatX* x, 
 constexpr int DECODE_MATMUL_WARPS = 8; // per block
 constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
 constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma, 16 bytes per lane and row
-constexpr int DECODE_MATMUL_AHEAD = 6;  // chunks in flight per warp: 48 KB per block
-constexpr int DECODE_MATMUL_X_AHEAD = 6; // vectors of x in flight per thread while it normalises
 constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
 constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
 
@@ -150,16 +156,17 @@ struct DecodeMatmulArguments {
     const floatX *x, *norm_weight, *norm_bias, *weight, *bias, *residual;
     int B, K, OC;
     bool gelu;
-    int rows;   // of the weight, per tile: 16 per group of warps
-    int stride; // of the rows of x in shared memory, in elements
+    int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
+    int log_cluster; // log2 of the blocks per cluster
+    int stride;      // of the rows of x in shared memory, in elements
 };
 
 // The columns that a block multiplies: chunks begin .. end - 1. A cluster splits all chunks evenly over its blocks.
 struct DecodeMatmulSlice {
     int begin, end;
-    __device__ DecodeMatmulSlice(int K, int rank, int cluster) {
-        int num_chunks = ceil_div(K, DECODE_MATMUL_CHUNK);
-        begin = num_chunks * rank / cluster, end = num_chunks * (rank + 1) / cluster;
+    __device__ DecodeMatmulSlice(const DecodeMatmulArguments& a, int rank) {
+        int num_chunks = ceil_div(a.K, DECODE_MATMUL_CHUNK);
+        begin = num_chunks * rank >> a.log_cluster, end = num_chunks * (rank + 1) >> a.log_cluster;
     }
     // vectors of 8 columns that exist; the last chunk of a row may be incomplete
     __device__ int num_vec(int K) const {
@@ -227,10 +234,11 @@ __device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, con
 // bytes arrive at `barrier`.
 template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const x128* shared_norm, float2* moments,
                                                         uint64_t* barrier, const DecodeMatmulArguments& a, int first_b,
-                                                        int num_columns, int rank, int cluster) {
-    constexpr int lanes = DECODE_MATMUL_THREADS / texts, ahead = DECODE_MATMUL_X_AHEAD; // lanes per text
-    DecodeMatmulSlice slice(a.K, rank, cluster);
-    int b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+                                                        int num_columns, int rank) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    constexpr int ahead = 6;                             // vectors of x in flight per thread
+    DecodeMatmulSlice slice(a, rank);
+    int cluster = 1 << a.log_cluster, b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
     const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
                                                      slice.begin * DECODE_MATMUL_CHUNK);
@@ -240,6 +248,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     int4 v[ahead];
     float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
     int begin = 0;
+#pragma unroll 1
     for (;; begin += ahead * lanes) {
 #pragma unroll
         for (int i = 0; i < ahead; i++) {
@@ -256,9 +265,9 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
         hold_packed(v);
 #pragma unroll
         for (int i = 0; i < ahead; i++) {
-            if (begin + i * lanes + lane >= num_vec) { continue; }
+            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
             x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - center) * ((float)x[e] - center); }
+            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
         }
         hold_packed(v);
         float both = count + now, share = both > 0.0f ? now / both : 0.0f;
@@ -276,6 +285,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
         if (lane == 0) {
             float2 own = make_float2(mean, squares);
             moments[rank * texts + b] = own;
+#pragma unroll 1
             for (int r = 0; r < cluster; r++) {
                 if (r != rank) { store_cluster_async(moments + rank * texts + b, own, barrier, r); }
             }
@@ -283,12 +293,14 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
         __syncthreads();
         mbarrier_wait_cluster(barrier, 0);
         mean = 0.0f, squares = 0.0f;
+#pragma unroll 1
         for (int r = 0; r < cluster; r++) {
-            float columns = (float)(DecodeMatmulSlice(a.K, r, cluster).num_vec(a.K) * x128::size);
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
             mean += moments[r * texts + b].x * (columns / (float)a.K);
         }
+#pragma unroll 1
         for (int r = 0; r < cluster; r++) {
-            float columns = (float)(DecodeMatmulSlice(a.K, r, cluster).num_vec(a.K) * x128::size);
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
             float2 part = moments[r * texts + b];
             squares += part.y + columns * (part.x - mean) * (part.x - mean);
         }
@@ -298,6 +310,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     cp_async_wait<0>();
     __syncthreads(); // every thread's part of shared_norm is there
     const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
+#pragma unroll 1
     for (int at = lane; at < begin; at += lanes) {
         to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
     }
@@ -306,21 +319,26 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
         int at = begin + i * lanes + lane;
         if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
     }
+#pragma unroll 1
     for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
 }
 
 // Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
 template <int texts> __device__ inline void decode_matmul_copy(floatX* shared_x, const DecodeMatmulArguments& a,
                                                                int first_b, const DecodeMatmulSlice& slice) {
-    int row_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
-    for (int i = threadIdx.x; i < texts * row_vec; i += DECODE_MATMUL_THREADS) {
-        int b = i / row_vec, at = i % row_vec, column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    int b = threadIdx.x / lanes, begin = slice.begin * DECODE_MATMUL_CHUNK, end = slice.end * DECODE_MATMUL_CHUNK;
+    const floatX* from = a.x + (size_t)min(first_b + b, a.B - 1) * a.K;
+    for (int column = begin + threadIdx.x % lanes * x128::size; column < end; column += lanes * x128::size) {
         bool there = first_b + b < a.B && column < a.K;
-        cp_async_16(shared_x + b * a.stride + at * x128::size,
-                    there ? a.x + (size_t)(first_b + b) * a.K + column : a.x, there);
+        cp_async_16(shared_x + b * a.stride + column - begin, from + (there ? column : 0), there);
     }
     cp_async_commit();
 }
+
+struct alignas(2 * sizeof(floatX)) DecodeMatmulPair {
+    floatX x, y;
+};
 
 // Applies gelu to one result and stores it.
 template <class Out>
@@ -343,45 +361,36 @@ __device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArgument
 // The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
 // a block goes on with the rows of tile blockIdx.z + gridDim.z.
 template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
-    decode_matmul_kernel5(Out* out, const DecodeMatmulArguments a) {
-    constexpr int ahead = DECODE_MATMUL_AHEAD, num_pairs = DECODE_MATMUL_PAIRS;
+    decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr int ahead = 6; // chunks in flight per warp: 48 KB per block
+    constexpr int num_pairs = DECODE_MATMUL_PAIRS;
     constexpr bool head = sizeof(Out) != sizeof(floatX);
     extern __shared__ int4 decode_matmul_shared[];
     __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
     int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int groups = a.rows / 16, split = DECODE_MATMUL_WARPS / groups; // split: warps per group
-    int group = warp / split, part = warp % split;
-    DecodeMatmulSlice slice(a.K, rank, cluster);
+    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // split: warps per group
+    int group = warp >> log_split, part = warp & (split - 1);
+    DecodeMatmulSlice slice(a, rank);
     int num_chunks = slice.end - slice.begin;
     // of the largest slice: shared memory has the same layout in all blocks of a cluster, because they store to it
     int num_columns = ceil_div(ceil_div(a.K, DECODE_MATMUL_CHUNK), cluster) * DECODE_MATMUL_CHUNK;
-    int begin = slice.begin + num_chunks * part / split, end = slice.begin + num_chunks * (part + 1) / split;
-    int row = tile * a.rows + group * 16; // the warp's first row
-    int stride = a.rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
-    int pairs = texts * a.rows / 2 / cluster; // pairs of neighbouring rows that this block stores, of one text each
+    int begin = slice.begin + (num_chunks * part >> log_split),
+        end = slice.begin + (num_chunks * (part + 1) >> log_split);
+    int row = tile * rows + group * 16; // the warp's first row
+    int stride = rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
+    int half_rows = rows / 2, log_half = a.log_rows - 1;
+    int pairs =
+        texts * half_rows >> a.log_cluster; // pairs of neighbouring rows that this block stores, of one text each
 
-    floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);      // (texts, a.stride)
-    floatX* shared_norm = shared_x + texts * a.stride;                       // (2, num_columns), if norm
+    floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);                    // (texts, a.stride)
+    floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
     float* partial = reinterpret_cast<float*>(shared_norm + (norm ? 2 * num_columns : 0)); // (split, texts, stride)
     float2* sums_there = reinterpret_cast<float2*>(partial + split * texts * stride);      // (cluster, pairs)
     float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
 
     // everything up to grid_wait_dependency() overlaps with the previous kernel
-    int4 w[ahead][2];
-    DecodeMatmulRows first_rows(a.weight, row, a.K, a.OC);
-#pragma unroll
-    for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
-    grid_launch_dependents();
-    if (norm) {
-        for (int at = threadIdx.x; at < num_columns / 8; at += DECODE_MATMUL_THREADS) {
-            int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
-            bool there = column < a.K;
-            cp_async_16(shared_norm + at * 8, a.norm_weight + (there ? column : 0), there);
-            cp_async_16(shared_norm + num_columns + at * 8, a.norm_bias + (there ? column : 0), there);
-        }
-        cp_async_commit();
-    }
     if (cluster > 1) {
         if (threadIdx.x == 0) {
             mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
@@ -391,36 +400,50 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         }
         cluster_sync(); // no block stores to another one before that one's barriers exist
     }
+    int4 w[ahead][2];
+    DecodeMatmulRows first_rows(a.weight, row, a.K, a.OC);
+#pragma unroll
+    for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
+    grid_launch_dependents();
+    if (norm) {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
+            int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
+            bool there = column < a.K;
+            cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
+            cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
+        }
+        cp_async_commit();
+    }
     // the place of this thread's pairs of results in the tile
     auto place = [=](int u, int* b, int* r) {
         int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
-        *b = i / (a.rows / 2), *r = i % (a.rows / 2) * 2;
+        *b = i >> log_half, *r = (i & (half_rows - 1)) * 2;
         return (int)threadIdx.x + u * DECODE_MATMUL_THREADS < pairs;
     };
-    float2 added[num_pairs] = {}; // bias, and residual
-    if (!head && a.bias) {
-        for (int u = 0; u < num_pairs; u++) {
-            int b, r;
-            if (!place(u, &b, &r)) { continue; }
-            if (tile * a.rows + r < a.OC) { added[u].x = (float)a.bias[tile * a.rows + r]; }
-            if (tile * a.rows + r + 1 < a.OC) { added[u].y = (float)a.bias[tile * a.rows + r + 1]; }
-        }
+    // two neighbours of a row of bias or residual; zeros outside of it
+    auto pair_of = [=](const floatX* from, int r) {
+        DecodeMatmulPair x = {(floatX)0.0f, (floatX)0.0f};
+        if (tile * rows + r < a.OC) { x.x = from[tile * rows + r]; }
+        if (tile * rows + r + 1 < a.OC) { x.y = from[tile * rows + r + 1]; }
+        return x;
+    };
+    DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!head && place(u, &b, &r) && a.bias) { bias[u] = pair_of(a.bias, r); }
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
 
     if (!norm) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
-    if (!head && a.residual) {
-        for (int u = 0; u < num_pairs; u++) {
-            int b, r;
-            if (!place(u, &b, &r) || first_b + b >= a.B) { continue; }
-            const floatX* from = a.residual + (size_t)(first_b + b) * a.OC + tile * a.rows + r;
-            if (tile * a.rows + r < a.OC) { added[u].x += (float)from[0]; }
-            if (tile * a.rows + r + 1 < a.OC) { added[u].y += (float)from[1]; }
-        }
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (norm || !place(u, &b, &r) || !a.residual || first_b + b >= a.B) { continue; }
+        residual[u] = pair_of(a.residual + (size_t)(first_b + b) * a.OC, r);
     }
     if (norm) {
         decode_matmul_norm<texts>(shared_x, reinterpret_cast<const x128*>(shared_norm), moments, &barriers[0], a,
-                                  first_b, num_columns, rank, cluster);
+                                  first_b, num_columns, rank);
     } else {
         cp_async_wait<0>();
     }
@@ -428,9 +451,9 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
 
     // this lane's vector of the first chunk of the block, in text lane / 4
     const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
-    for (; tile * a.rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
+    for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
         float sums[2][texts / 8][4] = {};
-        int next_row = row + (int)gridDim.z * a.rows;
+        int next_row = row + (int)gridDim.z * rows;
         for (int chunk = begin; chunk < end; chunk += ahead) {
             bool more = chunk + ahead < end; // in this tile; if not, the loads are for the next one
             int next_chunk = more || !head ? chunk + ahead : begin;
@@ -438,10 +461,12 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
 #pragma unroll
             for (int i = 0; i < ahead; i++) {
                 if (chunk + i < end) {
-                    decode_matmul_multiply<texts>(sums, w[i],
-                                                  own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK, a.stride);
+                    decode_matmul_multiply<texts>(sums, w[i], own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK,
+                                                  a.stride);
                 }
                 next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K);
+                // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
+                if ((i + 1) % (texts <= 16 ? 24 / texts : 1) == 0) { __syncwarp(); }
             }
         }
         // element i of an accumulator is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
@@ -466,7 +491,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
     __syncthreads();
     // the sum over the block's columns of pair i of the tile
     auto sum_of = [=](int i) {
-        const float* from = partial + i / (a.rows / 2) * stride + i % (a.rows / 2) * 2;
+        const float* from = partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2;
         float2 sum = *reinterpret_cast<const float2*>(from);
         for (int p = 1; p < split; p++) {
             float2 more = *reinterpret_cast<const float2*>(from + p * texts * stride);
@@ -475,10 +500,11 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         return sum;
     };
     if (cluster > 1) {
-        for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
-            int owner = i / pairs;
-            if (owner == rank) { continue; }
-            store_cluster_async(sums_there + rank * pairs + i % pairs, sum_of(i), &barriers[1], owner);
+        for (int other = 1; other < cluster; other++) {
+            int owner = (rank + other) & (cluster - 1);
+            for (int k = threadIdx.x; k < pairs; k += DECODE_MATMUL_THREADS) {
+                store_cluster_async(sums_there + rank * pairs + k, sum_of(owner * pairs + k), &barriers[1], owner);
+            }
         }
         mbarrier_wait_cluster(&barriers[1], 0);
     }
@@ -492,9 +518,11 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
             float2 more = from == rank ? sum_of(rank * pairs + k) : sums_there[from * pairs + k];
             sum.x += more.x, sum.y += more.y;
         }
-        decode_matmul_finish(out, a, sum.x + added[u].x, tile * a.rows + r, first_b + b);
-        decode_matmul_finish(out, a, sum.y + added[u].y, tile * a.rows + r + 1, first_b + b);
+        sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
+        decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
+        decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
     }
+#endif
 }
 
 // How kernel 5 is launched.
@@ -545,9 +573,9 @@ inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, b
 }
 
 template <class Out, bool norm> void (*decode_matmul_kernel(int texts))(Out*, const DecodeMatmulArguments) {
-    if (texts == 8) { return decode_matmul_kernel5<Out, 8, norm>; }
-    if (texts == 16) { return decode_matmul_kernel5<Out, 16, norm>; }
-    return texts == 32 ? decode_matmul_kernel5<Out, 32, norm> : decode_matmul_kernel5<Out, 64, norm>;
+    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, 8, norm>; }
+    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, 16, norm>; }
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, 32, norm> : decode_matmul_sm90_kernel5<Out, 64, norm>;
 }
 void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
     return norm ? decode_matmul_kernel<floatX, true>(texts) : decode_matmul_kernel<floatX, false>(texts);
@@ -556,13 +584,21 @@ void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmul
     return decode_matmul_kernel<float, true>(texts);
 }
 
+inline int decode_matmul_log2(int x) { // a power of two
+    int log = 0;
+    while (1 << log < x) { log++; }
+    return log;
+}
+
 // Launches kernel 5; `early`: by programmatic dependent launch.
 template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
                                                bool early, cudaStream_t stream) {
     require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
-    require(!(a.gelu && a.residual) && (a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
+    require(!a.residual || (!a.gelu && !a.norm_weight));
+    require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
-    a.rows = plan.rows, a.stride = plan.stride;
+    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
+    a.stride = plan.stride;
     auto kernel = decode_matmul_kernel(plan.texts, a.norm_weight != NULL, out);
     if (plan.shared_bytes > 48 << 10) {
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
@@ -584,8 +620,8 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
 }
 
 // out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; never both gelu and a residual
-// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a
+// layernorm. Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
 // them. Returns false, and launches nothing, where the device has no code for sm_90a or K is too large.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
@@ -595,7 +631,7 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
     if (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED) { return false; }
     double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
     Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
-    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0}, plan, true,
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
                          stream);
     return true;
 }
@@ -609,7 +645,7 @@ bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weigh
     if (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED) { return false; }
     double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
-    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0}, plan, true,
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
                          stream);
     return true;
 }
@@ -628,6 +664,7 @@ bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, con
 #endif
 // ==== end promoted: decode_matmul ====
 
+#if !defined(ENABLE_FP32)
 // A configuration of kernels 3 to 5: 1000 * blocks per cluster + rows per tile; 0: as decode_matmul() chooses.
 static std::string decode_matmul_label(int config) {
     if (config == 0) { return "default"; }
@@ -635,6 +672,7 @@ static std::string decode_matmul_label(int config) {
     snprintf(text, sizeof(text), "cluster of %d; %d rows", config / 1000, config % 1000);
     return text;
 }
+#endif
 
 static void declare(Bench& b) {
     b.varies("BTCV");
@@ -688,43 +726,48 @@ static void declare(Bench& b) {
     }
 #if !defined(ENABLE_FP32)
     auto launch345 = [=](int config, int cluster, bool early) {
-        DecodeMatmulArguments a = {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0};
-        DecodeMatmulPlan plan = decode_matmul_choose(config ? config / 1000 : cluster, config % 1000, norm, head, B, K,
-                                                     OC);
+        DecodeMatmulArguments a = {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0};
+        DecodeMatmulPlan plan =
+            decode_matmul_choose(config ? config / 1000 : cluster, config % 1000, norm, head, B, K, OC);
         head ? decode_matmul_launch<float>(logits, a, plan, early, stream)
              : decode_matmul_launch<floatX>(out, a, plan, early, stream);
     };
     if (!head) {
-        b.kernel(1, "one warp per 16 rows and 8 texts, 4-byte loads",
-                 [=](int bs) {
-                     decode_matmul12(decode_matmul_kernel1, out, x, norm_weight, norm_bias, weight, bias, residual,
-                                     scratch, gelu, B, K, OC, stream, bs);
-                 },
-                 {32, 64, 128, 256}, 80);
-        b.kernel(2, "16-byte loads, columns reordered in both operands",
-                 [=](int bs) {
-                     decode_matmul12(decode_matmul_kernel2, out, x, norm_weight, norm_bias, weight, bias, residual,
-                                     scratch, gelu, B, K, OC, stream, bs);
-                 },
-                 {32, 64, 128, 256}, 80);
+        b.kernel(
+            1, "one warp per 16 rows and 8 texts, 4-byte loads",
+            [=](int bs) {
+                decode_matmul12(decode_matmul_kernel1, out, x, norm_weight, norm_bias, weight, bias, residual, scratch,
+                                gelu, B, K, OC, stream, bs);
+            },
+            {32, 64, 128, 256}, 80);
+        b.kernel(
+            2, "16-byte loads, columns reordered in both operands",
+            [=](int bs) {
+                decode_matmul12(decode_matmul_kernel2, out, x, norm_weight, norm_bias, weight, bias, residual, scratch,
+                                gelu, B, K, OC, stream, bs);
+            },
+            {32, 64, 128, 256}, 80);
     }
     // tiles of 16 rows are right for every number of texts: a thread stores at most two pairs of results
-    b.kernel(3, "columns split over warps, each block normalises x", [=](int config) { launch345(config, 1, false); },
-             {1016}, 80);
+    b.kernel(
+        3, "columns split over warps, each block normalises x", [=](int config) { launch345(config, 1, false); },
+        {1016}, -90);
     b.config("tile", decode_matmul_label);
-    b.kernel(4, "3, weights loaded while the previous kernel still runs",
-             [=](int config) { launch345(config, 1, true); }, {1016}, 80);
+    b.kernel(
+        4, "3, weights loaded while the previous kernel still runs", [=](int config) { launch345(config, 1, true); },
+        {1016}, -90);
     b.config("tile", decode_matmul_label);
     std::vector<int> configs = {0, 1016, 2016, 2032, 4016, 4032, 4064, 8016, 8032, 8064, 8128};
-    b.kernel(5, "4, columns split over the blocks of a cluster",
-             [=](int config) {
-                 if (config) { return launch345(config, 0, true); }
-                 bool launched = head ? decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream)
-                                      : decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B,
-                                                      K, OC, stream);
-                 require(launched);
-             },
-             head ? std::vector<int>{0} : configs, -90);
+    b.kernel(
+        5, "4, columns split over the blocks of a cluster",
+        [=](int config) {
+            if (config) { return launch345(config, 0, true); }
+            bool launched =
+                head ? decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream)
+                     : decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream);
+            require(launched);
+        },
+        head ? std::vector<int>{0} : configs, -90);
     b.config("tile", decode_matmul_label);
     b.promoted(5);
 #endif
