@@ -28,8 +28,8 @@ A micro-step (forward and backward of one micro-batch) is launched kernel by ker
 captured as a CUDA graph, and from then on it is one graph launch. There are two graphs: one for the first micro-step of a
 step, which overwrites the gradients, and one for the others, which add to them. Generation does the same per token.
 
-Matmuls are our own kernels or cuBLASLt's. We have two: gemm, on Hopper, for the forward matmuls where it is faster, and
-decode_matvec, for generation with few texts. When training first meets a shape, cuBLASLt's algorithms are timed and the
+Matmuls are our own kernels or cuBLASLt's. We have three: gemm, on Hopper, for the forward matmuls where it is faster, and for
+generation decode_matvec and, on Hopper with several texts, decode_matmul. When training first meets a shape, cuBLASLt's algorithms are timed and the
 fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and a
 resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
 
@@ -200,6 +200,12 @@ void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, cons
 // logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
 void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias, const floatX* wte,
                  int B, int C, int Vp, cudaStream_t stream);
+// Both on Hopper's tensor cores, for 2 to 64 texts; false, and nothing launched, elsewhere. A residual excludes gelu and norm.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream);
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C).
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -762,8 +768,7 @@ static void gpt2_download(const GPT2* model, float* weights) {
 // 3. generation
 // ================================================================================================
 
-enum { MAX_MATVEC_TEXTS = 8 }; // decode_matvec is faster than cuBLASLt up to this many texts, measured on an H200
-
+enum { MAX_MATVEC_TEXTS = 8 }; // without decode_matmul, decode_matvec is faster than cuBLASLt up to here (on an H200)
 // Continues up to 64 texts side by side. The host launches a graph per token and reads it while the GPU computes the next.
 struct Generator {
     int B;         // number of texts
@@ -771,14 +776,11 @@ struct Generator {
     int num_steps; // tokens per text since the prefill
     int capacity;  // positions that the cache has room for
     KeyValueCache cache;
-    Activations acts; // for the prefill
+    Activations acts; // for the prefill; later its lnf is scratch
     floatX* x;        // (B, C): the residual stream
     floatX* qkv;      // (B, 3*C)
     floatX* atty;     // (B, C)
     floatX* fch;      // (B, 4*C)
-    floatX* norm;     // (B, C)
-    float* norm_mean; // (B)
-    float* norm_rstd; // (B)
     float* logits;    // (B, Vp)
     float* attention_scratch;
     float* sample_scratch;
@@ -807,9 +809,6 @@ static bool generator_allocate(Generator* g, const GPT2* model, int B, int T, in
     plan_add(&plan, group, &g->qkv, B * 3 * C);
     plan_add(&plan, group, &g->atty, B * C);
     plan_add(&plan, group, &g->fch, B * 4 * C);
-    plan_add(&plan, group, &g->norm, B * C);
-    plan_add(&plan, group, &g->norm_mean, B);
-    plan_add(&plan, group, &g->norm_rstd, B);
     plan_add(&plan, group, &g->logits, B * Vp);
     plan_add(&plan, group, &g->attention_scratch, decode_attention_scratch(B, (int)C, config->num_heads, capacity));
     plan_add(&plan, group, &g->sample_scratch, decode_sample_scratch(B));
@@ -837,7 +836,8 @@ static void generator_free(Generator* g) {
 static void generator_sample(Generator* g, const GPT2* model, const Sampler* sampler) {
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
-    decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
+    bool done = decode_matmul_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream);
+    if (!done) { decode_head(g->logits, g->x, p->lnfw, p->lnfb, p->wte, g->B, C, Vp, model->stream); }
     decode_sample(g->tokens, g->positions, g->sample_scratch, g->logits, g->rng, sampler->temperature, sampler->top_k,
                   sampler->top_p, g->B, V, Vp, model->stream);
 }
@@ -869,19 +869,19 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     g->length = T;
 }
 
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text: one decode_matvec for few
-// texts, separate kernels with a tensor-core matmul for more. If norm_weight and norm_bias are NULL, there is no layernorm;
-// residual may be NULL, or the same as out. gelu and residual are never used together.
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text: one launch, or with cuBLASLt
+// up to three. norm_weight and norm_bias, or residual, are NULL; residual may be out. A residual excludes gelu.
 static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
                              bool gelu, int C, int OC, cudaStream_t stream) {
+    if (decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream)) { return; }
     if (g->B <= MAX_MATVEC_TEXTS) {
         decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, g->B, C, OC, stream);
         return;
     }
     if (norm_weight) {
-        layernorm_forward(g->norm, g->norm_mean, g->norm_rstd, x, norm_weight, norm_bias, g->B, C, stream);
-        x = g->norm;
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, g->B, C, stream);
+        x = g->acts.lnf;
     }
     matmul_forward(out, NULL, x, weight, bias, residual, g->B, C, OC, stream);
     if (gelu) { gelu_forward(out, out, (size_t)g->B * OC, stream); }
@@ -6890,6 +6890,533 @@ void decode_head(float* logits, const floatX* x, const floatX* norm_weight, cons
     decode_head(logits, x, norm_weight, norm_bias, wte, B, C, Vp, stream, 256);
 }
 // ==== end promoted: decode_matvec ====
+
+// ==== promoted: decode_matmul ====
+#if !defined(ENABLE_FP32)
+
+// decode_matmul() is for this many texts: with fewer decode_matvec is faster; with more, blocks for 64 texts each read the
+// weights twice, and cuBLASLt is faster. To compare: ./decode_matvec 6 and ./decode_matmul, both with -B.
+constexpr int DECODE_MATMUL_MIN_TEXTS = 2, DECODE_MATMUL_MAX_TEXTS = 64;
+constexpr int DECODE_MATMUL_WARPS = 8; // per block
+constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
+constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma, 16 bytes per lane and row
+constexpr int DECODE_MATMUL_MAX_CLUSTER = 8;
+constexpr int DECODE_MATMUL_PAIRS = 2; // pairs of results that a thread stores, at most, if it adds up partial sums
+
+struct DecodeMatmulArguments {
+    const floatX *x, *norm_weight, *norm_bias, *weight, *bias, *residual;
+    int B, K, OC;
+    bool gelu;
+    int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
+    int log_cluster; // log2 of the blocks per cluster
+    int stride;      // of the rows of x in shared memory, in elements
+};
+
+// The columns that a block multiplies: chunks begin .. end - 1. A cluster splits all chunks evenly over its blocks.
+struct DecodeMatmulSlice {
+    int begin, end;
+    __device__ DecodeMatmulSlice(const DecodeMatmulArguments& a, int rank) {
+        int num_chunks = ceil_div(a.K, DECODE_MATMUL_CHUNK);
+        begin = num_chunks * rank >> a.log_cluster, end = num_chunks * (rank + 1) >> a.log_cluster;
+    }
+    // vectors of 8 columns that exist; the last chunk of a row may be incomplete
+    __device__ int num_vec(int K) const {
+        return (min(end * DECODE_MATMUL_CHUNK, K) - begin * DECODE_MATMUL_CHUNK) / x128::size;
+    }
+};
+
+// This lane's vectors of a chunk of the warp's 16 rows of the weight, which start at `row`: those of rows lane / 4 and
+// lane / 4 + 8. Outside of the matrix, and if not `there`, they are zeros.
+struct DecodeMatmulRows {
+    const int4* upper;
+    bool has_upper, has_lower;
+    __device__ DecodeMatmulRows(const floatX* weight, int row, int K, int OC) {
+        int r = row + threadIdx.x % 32 / 4;
+        upper = reinterpret_cast<const int4*>(weight + (size_t)r * K) + threadIdx.x % 4;
+        has_upper = r < OC, has_lower = r + 8 < OC;
+    }
+    __device__ void fetch(int4 w[2], int chunk, bool there, int K) const {
+        const int4* from = upper + chunk * 4;
+        there = there && (chunk * 4 + (int)threadIdx.x % 4) * x128::size < K;
+        w[0] = there && has_upper ? __ldcs(from) : make_int4(0, 0, 0, 0);
+        w[1] = there && has_lower ? __ldcs(from + K) : make_int4(0, 0, 0, 0); // 8 rows are K vectors
+    }
+};
+
+// sums += a chunk of 16 rows of the weight times `texts` rows of x; `x` is this lane's vector of text lane / 4. A vector
+// goes to two steps of mma. What mma takes for columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a step are other columns in
+// memory, but the same ones for both operands, and a sum does not depend on the order of its terms:
+//
+//     vector of lane t of a quad:   columns 8t + 0, 1   8t + 2, 3   8t + 4, 5   8t + 6, 7
+//     is, in a step of mma:         first: 2t, 2t+1     2t+8, 2t+9  second: 2t, 2t+1  2t+8, 2t+9
+template <int texts> __device__ inline void decode_matmul_multiply(float sums[2][texts / 8][4], const int4 w[2],
+                                                                   const floatX* x, int stride) {
+    uint32_t first[4] = {(uint32_t)w[0].x, (uint32_t)w[1].x, (uint32_t)w[0].y, (uint32_t)w[1].y};
+    uint32_t second[4] = {(uint32_t)w[0].z, (uint32_t)w[1].z, (uint32_t)w[0].w, (uint32_t)w[1].w};
+#pragma unroll
+    for (int j = 0; j < texts / 8; j++) {
+        int4 v = *reinterpret_cast<const int4*>(x + j * 8 * stride);
+        mma_16x8x16(sums[0][j], first, v.x, v.y, floatX());
+        // 8 texts have a second accumulator, or each mma would have to wait for the one before
+        mma_16x8x16(sums[texts == 8 ? 1 : 0][j], second, v.z, v.w, floatX());
+    }
+}
+
+// Sums over the `lanes` neighbouring lanes that share a text.
+template <int lanes> __device__ inline float decode_matmul_sum(float x) {
+#pragma unroll
+    for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+    return x;
+}
+
+__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
+                                               float rstd) {
+    x128 v = vec128_from_bits<floatX>(bits);
+#pragma unroll
+    for (int e = 0; e < x128::size; e++) {
+        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
+    }
+    return vec128_bits(v);
+}
+
+// Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
+// (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
+// cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
+// bytes arrive at `barrier`.
+template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const x128* shared_norm, float2* moments,
+                                                        uint64_t* barrier, const DecodeMatmulArguments& a, int first_b,
+                                                        int num_columns, int rank) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    constexpr int ahead = 6;                             // vectors of x in flight per thread
+    DecodeMatmulSlice slice(a, rank);
+    int cluster = 1 << a.log_cluster, b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+    int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
+    const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
+                                                     slice.begin * DECODE_MATMUL_CHUNK);
+    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
+
+    // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
+    int4 v[ahead];
+    float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
+    int begin = 0;
+#pragma unroll 1
+    for (;; begin += ahead * lanes) {
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            int at = begin + i * lanes + lane;
+            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
+        }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
+        }
+        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
+        hold_packed(v);
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
+            x128 x = vec128_from_bits<floatX>(v[i]);
+            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
+        }
+        hold_packed(v);
+        float both = count + now, share = both > 0.0f ? now / both : 0.0f;
+        squares += own + (center - mean) * (center - mean) * count * share;
+        mean += (center - mean) * share, count = both;
+        if (begin + ahead * lanes >= num_vec) { break; }
+#pragma unroll
+        for (int i = 0; i < ahead; i++) { to[begin + i * lanes + lane] = v[i]; } // all of them exist
+    }
+    // of the text's columns in this block, then of all columns
+    float center = decode_matmul_sum<lanes>(mean * count) / (float)max(num_vec * x128::size, 1);
+    squares = decode_matmul_sum<lanes>(squares + count * (mean - center) * (mean - center));
+    mean = center;
+    if (cluster > 1) {
+        if (lane == 0) {
+            float2 own = make_float2(mean, squares);
+            moments[rank * texts + b] = own;
+#pragma unroll 1
+            for (int r = 0; r < cluster; r++) {
+                if (r != rank) { store_cluster_async(moments + rank * texts + b, own, barrier, r); }
+            }
+        }
+        __syncthreads();
+        mbarrier_wait_cluster(barrier, 0);
+        mean = 0.0f, squares = 0.0f;
+#pragma unroll 1
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            mean += moments[r * texts + b].x * (columns / (float)a.K);
+        }
+#pragma unroll 1
+        for (int r = 0; r < cluster; r++) {
+            float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
+            float2 part = moments[r * texts + b];
+            squares += part.y + columns * (part.x - mean) * (part.x - mean);
+        }
+    }
+    float rstd = rsqrtf(squares / (float)a.K + 1e-5f);
+
+    cp_async_wait<0>();
+    __syncthreads(); // every thread's part of shared_norm is there
+    const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
+#pragma unroll 1
+    for (int at = lane; at < begin; at += lanes) {
+        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
+    }
+#pragma unroll
+    for (int i = 0; i < ahead; i++) {
+        int at = begin + i * lanes + lane;
+        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
+    }
+#pragma unroll 1
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
+}
+
+// Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
+template <int texts> __device__ inline void decode_matmul_copy(floatX* shared_x, const DecodeMatmulArguments& a,
+                                                               int first_b, const DecodeMatmulSlice& slice) {
+    constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
+    int b = threadIdx.x / lanes, begin = slice.begin * DECODE_MATMUL_CHUNK, end = slice.end * DECODE_MATMUL_CHUNK;
+    const floatX* from = a.x + (size_t)min(first_b + b, a.B - 1) * a.K;
+    for (int column = begin + threadIdx.x % lanes * x128::size; column < end; column += lanes * x128::size) {
+        bool there = first_b + b < a.B && column < a.K;
+        cp_async_16(shared_x + b * a.stride + column - begin, from + (there ? column : 0), there);
+    }
+    cp_async_commit();
+}
+
+struct alignas(2 * sizeof(floatX)) DecodeMatmulPair {
+    floatX x, y;
+};
+
+// Applies gelu to one result and stores it.
+template <class Out>
+__device__ inline void decode_matmul_finish(Out* out, const DecodeMatmulArguments& a, float sum, int row, int b) {
+    if (row >= a.OC || b >= a.B) { return; }
+    out[(size_t)b * a.OC + row] = (Out)(a.gelu ? gelu(sum) : sum);
+}
+
+// A block multiplies `rows` rows of the weight by `texts` texts. The blocks of a cluster take a share of the columns
+// each; within a block, so do the warps of a group, which have 16 rows in common. With rows = 32 and a cluster of 2:
+//
+//     chunks          0 1 2    3 4 5    6 7 8    9 10 11  12 13 14 ...
+//     rows  0 - 15    warp 0   warp 1   warp 2   warp 3   warp 0   ...
+//     rows 16 - 31    warp 4   warp 5   warp 6   warp 7   warp 4   ...
+//                     |------------ block 0 ------------| block 1  ...
+//
+// The warps of a group add up their sums in shared memory. Then each block of the cluster gets the others' sums of its
+// share of the results, adds them in the order of the blocks, and stores the results.
+//
+// The head has so many rows that no sums are split: rows = 128, a warp has all columns and stores its results itself, and
+// a block goes on with the rows of tile blockIdx.z + gridDim.z.
+template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DECODE_MATMUL_THREADS, 2)
+    decode_matmul_sm90_kernel5(Out* out, const DecodeMatmulArguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr int ahead = 6; // chunks in flight per warp: 48 KB per block
+    constexpr int num_pairs = DECODE_MATMUL_PAIRS;
+    constexpr bool head = sizeof(Out) != sizeof(floatX);
+    extern __shared__ int4 decode_matmul_shared[];
+    __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
+    int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // split: warps per group
+    int group = warp >> log_split, part = warp & (split - 1);
+    DecodeMatmulSlice slice(a, rank);
+    int num_chunks = slice.end - slice.begin;
+    // of the largest slice: shared memory has the same layout in all blocks of a cluster, because they store to it
+    int num_columns = ceil_div(ceil_div(a.K, DECODE_MATMUL_CHUNK), cluster) * DECODE_MATMUL_CHUNK;
+    int begin = slice.begin + (num_chunks * part >> log_split),
+        end = slice.begin + (num_chunks * (part + 1) >> log_split);
+    int row = tile * rows + group * 16; // the warp's first row
+    int stride = rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
+    int half_rows = rows / 2, log_half = a.log_rows - 1;
+    int pairs =
+        texts * half_rows >> a.log_cluster; // pairs of neighbouring rows that this block stores, of one text each
+
+    floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);                    // (texts, a.stride)
+    floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
+    float* partial = reinterpret_cast<float*>(shared_norm + (norm ? 2 * num_columns : 0)); // (split, texts, stride)
+    float2* sums_there = reinterpret_cast<float2*>(partial + split * texts * stride);      // (cluster, pairs)
+    float2* moments = sums_there + cluster * pairs;                                        // (cluster, texts), if norm
+
+    // everything up to grid_wait_dependency() overlaps with the previous kernel
+    if (cluster > 1) {
+        if (threadIdx.x == 0) {
+            mbarrier_init(&barriers[0], 1), mbarrier_init(&barriers[1], 1);
+            mbarrier_init_fence();
+            if (norm) { mbarrier_arrive_expect(&barriers[0], (cluster - 1) * texts * (int)sizeof(float2)); }
+            mbarrier_arrive_expect(&barriers[1], (cluster - 1) * pairs * (int)sizeof(float2));
+        }
+        cluster_sync(); // no block stores to another one before that one's barriers exist
+    }
+    int4 w[ahead][2];
+    DecodeMatmulRows first_rows(a.weight, row, a.K, a.OC);
+#pragma unroll
+    for (int i = 0; i < ahead; i++) { first_rows.fetch(w[i], begin + i, begin + i < end, a.K); }
+    grid_launch_dependents();
+    if (norm) {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < num_columns / x128::size; at += DECODE_MATMUL_THREADS) {
+            int column = slice.begin * DECODE_MATMUL_CHUNK + at * x128::size;
+            bool there = column < a.K;
+            cp_async_16(shared_norm + at * x128::size, a.norm_weight + (there ? column : 0), there);
+            cp_async_16(shared_norm + num_columns + at * x128::size, a.norm_bias + (there ? column : 0), there);
+        }
+        cp_async_commit();
+    }
+    // the place of this thread's pairs of results in the tile
+    auto place = [=](int u, int* b, int* r) {
+        int i = rank * pairs + threadIdx.x + u * DECODE_MATMUL_THREADS;
+        *b = i >> log_half, *r = (i & (half_rows - 1)) * 2;
+        return (int)threadIdx.x + u * DECODE_MATMUL_THREADS < pairs;
+    };
+    // two neighbours of a row of bias or residual; zeros outside of it
+    auto pair_of = [=](const floatX* from, int r) {
+        DecodeMatmulPair x = {(floatX)0.0f, (floatX)0.0f};
+        if (tile * rows + r < a.OC) { x.x = from[tile * rows + r]; }
+        if (tile * rows + r + 1 < a.OC) { x.y = from[tile * rows + r + 1]; }
+        return x;
+    };
+    DecodeMatmulPair bias[num_pairs] = {}, residual[num_pairs] = {};
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!head && place(u, &b, &r) && a.bias) { bias[u] = pair_of(a.bias, r); }
+    }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+
+    if (!norm) { decode_matmul_copy<texts>(shared_x, a, first_b, slice); }
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (norm || !place(u, &b, &r) || !a.residual || first_b + b >= a.B) { continue; }
+        residual[u] = pair_of(a.residual + (size_t)(first_b + b) * a.OC, r);
+    }
+    if (norm) {
+        decode_matmul_norm<texts>(shared_x, reinterpret_cast<const x128*>(shared_norm), moments, &barriers[0], a,
+                                  first_b, num_columns, rank);
+    } else {
+        cp_async_wait<0>();
+    }
+    __syncthreads();
+
+    // this lane's vector of the first chunk of the block, in text lane / 4
+    const floatX* own_x = shared_x + lane / 4 * a.stride + lane % 4 * x128::size;
+    for (; tile * rows < a.OC; tile += gridDim.z) { // only the head has more than one tile
+        float sums[2][texts / 8][4] = {};
+        int next_row = row + (int)gridDim.z * rows;
+        for (int chunk = begin; chunk < end; chunk += ahead) {
+            bool more = chunk + ahead < end; // in this tile; if not, the loads are for the next one
+            int next_chunk = more || !head ? chunk + ahead : begin;
+            DecodeMatmulRows next(a.weight, more || !head ? row : next_row, a.K, a.OC);
+#pragma unroll
+            for (int i = 0; i < ahead; i++) {
+                if (chunk + i < end) {
+                    decode_matmul_multiply<texts>(sums, w[i], own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK,
+                                                  a.stride);
+                }
+                next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K);
+                // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
+                if ((i + 1) % (texts <= 16 ? 24 / texts : 1) == 0) { __syncwarp(); }
+            }
+        }
+        // element i of an accumulator is of row lane / 4 + i / 2 * 8 and of text lane % 4 * 2 + i % 2
+#pragma unroll
+        for (int j = 0; j < texts / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float sum = sums[0][j][i] + (texts == 8 ? sums[1][j][i] : 0.0f);
+                int r = lane / 4 + i / 2 * 8, b = j * 8 + lane % 4 * 2 + i % 2;
+                if (head) {
+                    decode_matmul_finish(out, a, sum, row + r, first_b + b);
+                } else {
+                    partial[(part * texts + b) * stride + group * 16 + r] = sum;
+                }
+            }
+        }
+        if (!head) { break; }
+        row = next_row;
+    }
+    if (head) { return; }
+
+    __syncthreads();
+    // the sum over the block's columns of pair i of the tile
+    auto sum_of = [=](int i) {
+        const float* from = partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2;
+        float2 sum = *reinterpret_cast<const float2*>(from);
+        for (int p = 1; p < split; p++) {
+            float2 more = *reinterpret_cast<const float2*>(from + p * texts * stride);
+            sum.x += more.x, sum.y += more.y;
+        }
+        return sum;
+    };
+    if (cluster > 1) {
+        for (int other = 1; other < cluster; other++) {
+            int owner = (rank + other) & (cluster - 1);
+            for (int k = threadIdx.x; k < pairs; k += DECODE_MATMUL_THREADS) {
+                store_cluster_async(sums_there + rank * pairs + k, sum_of(owner * pairs + k), &barriers[1], owner);
+            }
+        }
+        mbarrier_wait_cluster(&barriers[1], 0);
+    }
+#pragma unroll
+    for (int u = 0; u < num_pairs; u++) {
+        int b, r;
+        if (!place(u, &b, &r)) { continue; }
+        int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
+        float2 sum = {};
+        for (int from = 0; from < cluster; from++) {
+            float2 more = from == rank ? sum_of(rank * pairs + k) : sums_there[from * pairs + k];
+            sum.x += more.x, sum.y += more.y;
+        }
+        sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
+        decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
+        decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
+    }
+#endif
+}
+
+// How kernel 5 is launched.
+struct DecodeMatmulPlan {
+    int texts, cluster, rows, stride;
+    dim3 grid;
+    size_t shared_bytes;
+};
+
+// The launch for blocks of `texts` texts. cluster, rows: 0 to choose them.
+inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, bool norm, bool head, int B, int K,
+                                           int OC) {
+    int num_sms = num_multiprocessors(), num_chunks = ceil_div(K, DECODE_MATMUL_CHUNK), num_y = ceil_div(B, texts);
+    if (head) { cluster = 1, rows = 16 * DECODE_MATMUL_WARPS; }
+    if (cluster == 0) { // each block reads at most 32 KB of x
+        for (cluster = 1; cluster < DECODE_MATMUL_MAX_CLUSTER && texts * K > cluster * 16384; cluster *= 2) {}
+    }
+    // a thread stores at most DECODE_MATMUL_PAIRS pairs of results
+    int max_rows = 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+    if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x
+        for (rows = 64; rows > 16; rows /= 2) {
+            if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
+        }
+    }
+    require(rows <= 16 * DECODE_MATMUL_WARPS && (head || rows <= max_rows));
+    int columns = ceil_div(num_chunks, cluster) * DECODE_MATMUL_CHUNK, split = 16 * DECODE_MATMUL_WARPS / rows;
+    // 64 bytes more than a multiple of 128: the 16-byte loads of 8 lanes, from two rows, are spread over all banks
+    int stride = ceil_div(columns, 64) * 64 + 32, tiles = ceil_div(OC, rows);
+    size_t bytes = ((size_t)texts * stride + (norm ? 2 * columns : 0)) * sizeof(floatX);
+    if (!head) { bytes += (size_t)split * texts * (rows + 4) * sizeof(float); }
+    if (cluster > 1) { bytes += ((size_t)texts * rows / 2 + cluster * texts) * sizeof(float2); }
+    if (head) { tiles = min(tiles, max(1, num_sms * (bytes <= 100 << 10 ? 2 : 1) / num_y)); } // as many as fit
+    return {texts, cluster, rows, stride, dim3(cluster, num_y, tiles), bytes};
+}
+
+// The plan for a shape. If x does not fit in shared memory, a block takes fewer texts; with too many columns for that,
+// shared_bytes of the plan exceeds what an SM has.
+constexpr size_t DECODE_MATMUL_MAX_SHARED = 227 << 10;
+inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
+    int texts = 8;
+    while (texts < min(B, 64)) { texts *= 2; }
+    DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
+        texts /= 2;
+        plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
+    }
+    return plan;
+}
+
+template <class Out, bool norm> void (*decode_matmul_kernel(int texts))(Out*, const DecodeMatmulArguments) {
+    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, 8, norm>; }
+    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, 16, norm>; }
+    return texts == 32 ? decode_matmul_sm90_kernel5<Out, 32, norm> : decode_matmul_sm90_kernel5<Out, 64, norm>;
+}
+void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
+    return norm ? decode_matmul_kernel<floatX, true>(texts) : decode_matmul_kernel<floatX, false>(texts);
+}
+void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) { // the head
+    return decode_matmul_kernel<float, true>(texts);
+}
+
+inline int decode_matmul_log2(int x) { // a power of two
+    int log = 0;
+    while (1 << log < x) { log++; }
+    return log;
+}
+
+// Launches kernel 5; `early`: by programmatic dependent launch.
+template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
+                                               bool early, cudaStream_t stream) {
+    require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
+    require(!a.residual || (!a.gelu && !a.norm_weight));
+    require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
+    require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
+    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
+    a.stride = plan.stride;
+    auto kernel = decode_matmul_kernel(plan.texts, a.norm_weight != NULL, out);
+    if (plan.shared_bytes > 48 << 10) {
+        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared_bytes));
+    }
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = early;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = plan.cluster;
+    attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = plan.grid;
+    config.blockDim = dim3(DECODE_MATMUL_THREADS);
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
+}
+
+inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
+    return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
+}
+
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
+// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
+bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                   const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
+                   cudaStream_t stream) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
+    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
+    double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
+    Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
+    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
+                         stream);
+    return true;
+}
+
+// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
+// decode_matmul(), but takes any larger number of texts.
+bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
+                        const floatX* wte, int B, int C, int Vp, cudaStream_t stream) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
+    if (!decode_matmul_runs(plan, B)) { return false; }
+    double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
+    Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
+    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
+                         stream);
+    return true;
+}
+
+#else // the tensor cores multiply 16-bit floats
+
+bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*, const floatX*,
+                   bool, int, int, int, cudaStream_t) {
+    return false;
+}
+bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const floatX*, int, int, int,
+                        cudaStream_t) {
+    return false;
+}
+
+#endif
+// ==== end promoted: decode_matmul ====
 
 // ==== promoted: decode_attention ====
 constexpr int DECODE_ATTENTION_WARPS = 8;                             // per block

@@ -146,6 +146,9 @@ void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, const floatX* x, 
 // ==== promoted: decode_matmul ====
 #if !defined(ENABLE_FP32)
 
+// decode_matmul() is for this many texts: with fewer decode_matvec is faster; with more, blocks for 64 texts each read the
+// weights twice, and cuBLASLt is faster. To compare: ./decode_matvec 6 and ./decode_matmul, both with -B.
+constexpr int DECODE_MATMUL_MIN_TEXTS = 2, DECODE_MATMUL_MAX_TEXTS = 64;
 constexpr int DECODE_MATMUL_WARPS = 8; // per block
 constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
 constexpr int DECODE_MATMUL_CHUNK = 32; // columns of a chunk: two steps of mma, 16 bytes per lane and row
@@ -619,16 +622,20 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     cudaCheck(cudaLaunchKernelEx(&config, kernel, out, a));
 }
 
+inline bool decode_matmul_runs(const DecodeMatmulPlan& plan, int B) {
+    return B >= DECODE_MATMUL_MIN_TEXTS && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED && has_sm90a();
+}
+
 // out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a
-// layernorm. Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
-// them. Returns false, and launches nothing, where the device has no code for sm_90a or K is too large.
+// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
+// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
+// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
+// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
 bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                    const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K, int OC,
                    cudaStream_t stream) {
-    if (!has_sm90a()) { return false; }
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
-    if (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED) { return false; }
+    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
     double elements = (double)OC * K + (double)B * (K + (residual ? 2.0 : 1.0) * OC);
     Op op(stream, elements * sizeof(floatX), 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
     decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, 0, 0, 0}, plan, true,
@@ -637,12 +644,11 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
 }
 
 // logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). Returns false as
-// decode_matmul().
+// decode_matmul(), but takes any larger number of texts.
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const floatX* wte, int B, int C, int Vp, cudaStream_t stream) {
-    if (!has_sm90a()) { return false; }
     DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
-    if (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED) { return false; }
+    if (!decode_matmul_runs(plan, B)) { return false; }
     double bytes = ((double)Vp * C + (double)B * C) * sizeof(floatX) + (double)B * Vp * sizeof(float);
     Op op(stream, bytes, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
     decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, 0, 0, 0}, plan, true,
@@ -761,11 +767,13 @@ static void declare(Bench& b) {
     b.kernel(
         5, "4, columns split over the blocks of a cluster",
         [=](int config) {
-            if (config) { return launch345(config, 0, true); }
-            bool launched =
-                head ? decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream)
-                     : decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, stream);
-            require(launched);
+            bool launched = false;
+            if (config == 0) {
+                launched = head ? decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, stream)
+                                : decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC,
+                                                stream);
+            }
+            if (!launched) { launch345(config, 0, true); } // any number of texts
         },
         head ? std::vector<int>{0} : configs, -90);
     b.config("tile", decode_matmul_label);
