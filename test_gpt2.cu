@@ -667,6 +667,18 @@ static void test_batch_of_prompts(void) {
         check_msg(same == 16 || !IS_FP32, "text %d differs from token %d on", b, same);
         check(same > 0);
     }
+    // the others go on as before when a text ends: here all end at the token that text 1 has fourth
+    std::vector<int> ended(5 * 16);
+    int stop = together[1 * 16 + 3];
+    check(generate(&model, &greedy, prompts.data(), lengths, 5, 30, 16, stop, ended.data(), counts, NULL));
+    check(counts[1] <= 3 || !IS_FP32);
+    for (int b = 0; b < 5; b++) {
+        int want = 0, same = 0;
+        while (want < 16 && together[b * 16 + want] != stop) { want++; }
+        while (same < std::min(want, counts[b]) && ended[b * 16 + same] == together[b * 16 + same]) { same++; }
+        check_msg((same == want && counts[b] == want) || (!IS_FP32 && (same > 0 || want == 0)),
+                  "text %d: %d of %d tokens before the stop, want %d", b, same, counts[b], want);
+    }
     free(tokens);
     gpt2_free(&model);
 }

@@ -28,10 +28,10 @@ A micro-step (forward and backward of one micro-batch) is launched kernel by ker
 captured as a CUDA graph, and from then on it is one graph launch. There are two graphs: one for the first micro-step of a
 step, which overwrites the gradients, and one for the others, which add to them. Generation does the same per token.
 
-Matmuls are our own kernels or cuBLASLt's. We have three: gemm, on Hopper, for the forward matmuls where it is faster, and for
-generation decode_matvec and, on Hopper with several texts, decode_matmul. When training first meets a shape, cuBLASLt's algorithms are timed and the
-fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and a
-resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
+Matmuls are our own kernels or cuBLASLt's. Ours are gemm, for forward matmuls on Hopper, decode_matvec, for generation, and
+decode_matmul, for generation of several texts on Hopper. When training first meets a shape, cuBLASLt's algorithms are timed
+and the fastest is kept (--no-tune: the first one that the library proposes). The choices are saved with the checkpoints, and
+a resumed run uses the same ones. So are the block sizes of --tuned, which take the place of those in the launchers.
 
 With the same choices on the same kind of GPU, a run gives the same bits every time: the order of every sum in our kernels
 depends only on the shapes and the GPU, and no floating-point sum uses atomics.
@@ -207,14 +207,14 @@ bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, cons
 bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
                         const floatX* wte, int B, int C, int Vp, cudaStream_t stream);
 // out (B,C) = attention of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
-// qkv become row positions[b] of keys, values (B,capacity,C).
+// qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
                       const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream);
 size_t decode_attention_scratch(int B, int C, int NH, int capacity);
 // After a prompt: the keys and values in qkv (B,T,3,C) become rows 0 to T-1 of keys, values (B,capacity,C).
 void decode_cache_fill(floatX* keys, floatX* values, const floatX* qkv, int B, int T, int C, int capacity,
                        cudaStream_t stream);
-// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1. temperature 0: the largest logit.
+// Samples tokens (B) from the first V columns of logits (B,Vp); positions (B) += 1, except -1. temperature 0: the largest logit.
 // Otherwise draws with rng_state (B) from the top_k largest logits (0: all), reduced to the smallest set with probability
 // top_p. tokens[b] = -1 means that no logit was finite. The caller zeroes scratch once, before the first call.
 void decode_sample(int* tokens, int* positions, float* scratch, const float* logits, uint64_t* rng_state,
@@ -869,8 +869,8 @@ static void generator_prefill(Generator* g, GPT2* model, const Sampler* sampler,
     g->length = T;
 }
 
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text: one launch, or with cuBLASLt
-// up to three. norm_weight and norm_bias, or residual, are NULL; residual may be out. A residual excludes gelu.
+// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual for the newest token of each text. Without a layernorm norm_weight
+// and norm_bias are NULL. residual may be NULL, or the same as out; it excludes gelu and a layernorm.
 static void generator_matmul(Generator* g, floatX* out, const floatX* x, const floatX* norm_weight,
                              const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
                              bool gelu, int C, int OC, cudaStream_t stream) {
@@ -940,10 +940,10 @@ static int* generator_read(Generator* g, const GPT2* model, int slot) {
 }
 
 // Continues prompts (B,T) of lengths (B). A text ends after num_tokens new tokens, before the end-of-text token `stop` (-1:
-// none), or at the model's last position. New tokens go to new_tokens (B, num_tokens), their counts to counts (B). If `out`
-// is not NULL, the first text is printed to it while it is generated. The sampler's random state advances. Adds to *times,
-// unless it is NULL. Returns false if the logits are not numbers. If there is no GPU memory, ends the program, or, if no_memory
-// is not NULL, generates nothing and writes the reason there.
+// none), or at the model's last position. When it has met `stop`, its position is -1, and it costs no attention. New tokens go
+// to new_tokens (B, num_tokens), their counts to counts (B). If `out` is not NULL, the first text is printed to it while it is
+// generated. The sampler's random state advances. Adds to *times, unless it is NULL. Returns false if the logits are not
+// numbers. If there is no GPU memory, ends the program, or, if no_memory is not NULL, generates nothing and says why there.
 static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const int* lengths, int B, int T,
                      int num_tokens, int stop, int* new_tokens, int* counts, TextOutput* out,
                      GenerationTimes* times = NULL, Error* no_memory = NULL) {
@@ -974,14 +974,14 @@ static bool generate(GPT2* model, Sampler* sampler, const int* prompts, const in
                 new_tokens[(size_t)b * num_tokens + counts[b]++] = tokens[b];
                 if (b == 0 && out) { text_token(out, tokens[b]); }
             }
-            active -= done[b];
+            if (done[b]) { active--, cudaCheck(cudaMemsetAsync(g.positions + b, 0xFF, sizeof(int), model->stream)); }
         }
         if (!more) { break; }
     }
     cudaCheck(cudaMemcpyAsync(&sampler->rng, g.rng, sizeof(uint64_t), cudaMemcpyDeviceToHost, model->stream));
     cudaCheck(cudaStreamSynchronize(model->stream));
-    if (times) { times->prefill_ms += middle - start, times->decode_ms += time_ms() - middle; }
-    if (times) { times->steps += g.num_steps; }
+    double end = time_ms();
+    if (times) { times->prefill_ms += middle - start, times->decode_ms += end - middle, times->steps += g.num_steps; }
     generator_free(&g);
     return good;
 }
@@ -6612,7 +6612,8 @@ __global__ void decode_embed_kernel1(floatX* x, const int* tokens, const int* po
     int c = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size, b = blockIdx.y;
     if (c >= C) { return; }
     int token = tokens[b];
-    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)positions[b] * C + c), sum;
+    int position = max(positions[b], 0); // -1: the text has ended, and nothing reads its x
+    x128 t = load128(wte + (size_t)max(token, 0) * C + c), p = load128(wpe + (size_t)position * C + c), sum;
     for (int e = 0; e < x128::size; e++) { sum[e] = (floatX)(token < 0 ? NAN : (float)t[e] + (float)p[e]); }
     store128(x + (size_t)b * C + c, sum);
 }
@@ -7451,7 +7452,12 @@ __device__ inline DecodeAttentionSum decode_attention_join(const DecodeAttention
     return x;
 }
 
-// Loads this thread's vectors of the keys (or values) of the step that starts at `row`; zeros from row `end` on.
+// Keys that a block takes in one iteration, with this many lanes per key.
+__host__ __device__ constexpr int decode_attention_keys(int lanes) {
+    return DECODE_ATTENTION_AHEAD * (DECODE_ATTENTION_THREADS / lanes);
+}
+
+// Loads this thread's vectors of the keys (or values) of the iteration that starts at `row`; zeros from row `end` on.
 template <int lanes, int depth> __device__ inline void decode_attention_fetch(int4 x[DECODE_ATTENTION_AHEAD][depth],
                                                                               const floatX* cache, int row, int end,
                                                                               int C, int num_vec) {
@@ -7468,39 +7474,34 @@ template <int lanes, int depth> __device__ inline void decode_attention_fetch(in
     }
 }
 
-// One block attends over keys begin .. end-1 of a head. Key `now` is the new token's: it is read from qkv and written
-// to the cache. `lanes` lanes share a key and hold `depth` vectors of it each. keys, values and qkv point to the head's
-// first element. Every thread gets the result for element threadIdx.x; in threads from HS on it is
-// meaningless.
+// What a thread knows of a head: its part of the query, and of the weighted sum of the values of its keys. `lanes` lanes
+// share a key and hold `depth` vectors of it each.
 //
-//     one step, lanes = 8:    warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
-//     key of u = 0            row + 0              + 1     + 2      + 3      + 4                 ...   + 31
-//     key of u = 1            row + 32             + 33    + 34     + 35     + 36                ...   + 63
-template <int lanes, int depth>
-__device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& shared, floatX* keys, floatX* values,
-                                                    const floatX* qkv, int begin, int end, int now, int C, int HS) {
-    constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
-    // place: number of this lane among the lanes that share a key
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = lane % lanes, num_vec = HS / x128::size;
-    int4 k[ahead][depth], v[ahead][depth];
-    decode_attention_fetch<lanes, depth>(k, keys, begin, min(end, now), C, num_vec);
-    decode_attention_fetch<lanes, depth>(v, values, begin, min(end, now), C, num_vec);
-    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+//     one iteration, lanes = 8:   warp 0, lanes 0-7    8-15    16-23    24-31    warp 1, lanes 0-7   ...   warp 7, 24-31
+//     key of u = 0                row + 0              + 1     + 2      + 3      + 4                 ...   + 31
+//     key of u = 1                row + 32             + 33    + 34     + 35     + 36                ...   + 63
+template <int lanes, int depth> struct DecodeAttentionState {
+    float q[depth][x128::size], sum[depth][x128::size], max, total;
 
-    float q[depth][x128::size], sum[depth][x128::size] = {};
-    float max = DECODE_ATTENTION_LOWEST, total = 0.0f, scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+    // qkv points to the head's query
+    __device__ void start(const floatX* qkv, int HS) {
+        float scale = LOG2E * rsqrtf((float)HS); // exp2(LOG2E * x) is exp(x)
+        max = DECODE_ATTENTION_LOWEST, total = 0.0f;
 #pragma unroll
-    for (int d = 0; d < depth; d++) {
-        x128 vec = {};
-        if (place + d * lanes < num_vec) { vec = load128(qkv + (place + d * lanes) * x128::size); }
+        for (int d = 0; d < depth; d++) {
+            int v = threadIdx.x % lanes + d * lanes;
+            x128 vec = {};
+            if (v < HS / x128::size) { vec = load128(qkv + v * x128::size); }
 #pragma unroll
-        for (int e = 0; e < x128::size; e++) { q[d][e] = (float)vec[e] * scale; }
-    }
-    for (int row = begin; row < end; row += ahead * groups) {
-        if (row != begin) {
-            decode_attention_fetch<lanes, depth>(k, keys, row, min(end, now), C, num_vec);
-            decode_attention_fetch<lanes, depth>(v, values, row, min(end, now), C, num_vec);
+            for (int e = 0; e < x128::size; e++) { q[d][e] = (float)vec[e] * scale, sum[d][e] = 0.0f; }
         }
+    }
+
+    // Adds the keys k and values v of the iteration that starts at `row`, up to key end - 1. Key `now` is the new token's:
+    // it is read from qkv and written to the cache. keys, values and qkv point to the head's first element.
+    __device__ void add(int4 k[DECODE_ATTENTION_AHEAD][depth], int4 v[DECODE_ATTENTION_AHEAD][depth], floatX* keys,
+                        floatX* values, const floatX* qkv, int row, int end, int now, int C, int HS) {
+        constexpr int groups = DECODE_ATTENTION_THREADS / lanes, ahead = DECODE_ATTENTION_AHEAD;
         float score[ahead], old_max = max;
 #pragma unroll
         for (int u = 0; u < ahead; u++) {
@@ -7508,8 +7509,8 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
             score[u] = 0.0f;
 #pragma unroll
             for (int d = 0; d < depth; d++) {
-                int i = place + d * lanes;
-                if (t == now && t < end && i < num_vec) {
+                int i = threadIdx.x % lanes + d * lanes;
+                if (t == now && t < end && i < HS / x128::size) {
                     k[u][d] = reinterpret_cast<const int4*>(qkv + C)[i];
                     v[u][d] = reinterpret_cast<const int4*>(qkv + 2 * C)[i];
                     reinterpret_cast<int4*>(keys + (size_t)now * C)[i] = k[u][d];
@@ -7546,30 +7547,34 @@ __device__ DecodeAttentionSum decode_attention_part(DecodeAttentionShared& share
         }
     }
 
-    float warp_max = max; // maximum over the groups of lanes, which had different keys
+    // The result over all threads of the block, for element threadIdx.x; in threads from HS on it is meaningless.
+    __device__ DecodeAttentionSum join(DecodeAttentionShared& shared, int HS) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        float warp_max = max; // maximum over the groups of lanes, which had different keys
 #pragma unroll
-    for (int offset = 16; offset >= lanes; offset /= 2) {
-        warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
-    }
-    float rescale = exp2f(max - warp_max);
-    total *= rescale;
-#pragma unroll
-    for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
-#pragma unroll
-    for (int d = 0; d < depth; d++) {
-#pragma unroll
-        for (int e = 0; e < x128::size; e++) {
-            float x = sum[d][e] * rescale;
-#pragma unroll
-            for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
-            int i = (place + d * lanes) * x128::size + e;
-            if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
+        for (int offset = 16; offset >= lanes; offset /= 2) {
+            warp_max = fmaxf(warp_max, __shfl_xor_sync(0xFFFFFFFFu, warp_max, offset));
         }
+        float rescale = exp2f(max - warp_max);
+        total *= rescale;
+#pragma unroll
+        for (int offset = 16; offset >= lanes; offset /= 2) { total += __shfl_xor_sync(0xFFFFFFFFu, total, offset); }
+#pragma unroll
+        for (int d = 0; d < depth; d++) {
+#pragma unroll
+            for (int e = 0; e < x128::size; e++) {
+                float x = sum[d][e] * rescale;
+#pragma unroll
+                for (int offset = 16; offset >= lanes; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
+                int i = (lane % lanes + d * lanes) * x128::size + e;
+                if (lane < lanes && i < HS) { shared.sum[warp][i] = x; }
+            }
+        }
+        if (lane == 0) { shared.max[warp] = warp_max, shared.total[warp] = total; }
+        __syncthreads();
+        return decode_attention_join(shared);
     }
-    if (lane == 0) { shared.max[warp] = warp_max, shared.total[warp] = total; }
-    __syncthreads();
-    return decode_attention_join(shared);
-}
+};
 
 // Combines num_parts partial results, each {max, total, sum (HS)}; warp w takes parts w, w + 8 ...
 __device__ inline DecodeAttentionSum decode_attention_combine(DecodeAttentionShared& shared, const float* partial,
@@ -7601,76 +7606,213 @@ __device__ inline float* decode_attention_partials(float* scratch, int num_heads
     return scratch + num_heads + (size_t)head * num_parts * (HS + 2);
 }
 
-// Keys per part, chosen so that a full cache gives four blocks per SM.
-inline int decode_attention_part_keys(int B, int NH, int capacity) {
-    int parts = max(1, min(ceil_div(4 * num_multiprocessors(), B * NH), ceil_div(capacity, DECODE_ATTENTION_STEP)));
-    return ceil_div(ceil_div(capacity, parts), DECODE_ATTENTION_STEP) * DECODE_ATTENTION_STEP;
-}
-
-template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS)
-    decode_attention_kernel4(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                             const int* positions, int NH, int HS, int capacity, int part_keys) {
-    __shared__ DecodeAttentionShared shared;
-    grid_launch_dependents(); // the next kernel may start and load its weights
-    int part = blockIdx.x, h = blockIdx.y, b = blockIdx.z, C = NH * HS, i = threadIdx.x;
-    int now = positions[b], begin = part * part_keys, end = min(begin + part_keys, now + 1);
-    if (begin >= end) { return; }
-    size_t cache = (size_t)b * capacity * C + h * HS;
-    DecodeAttentionSum x = decode_attention_part<lanes, depth>(
-        shared, keys + cache, values + cache, qkv + (size_t)b * 3 * C + h * HS, begin, end, now, C, HS);
-
-    int num_parts = now / part_keys + 1; // parts with keys; the grid covers the whole capacity
-    if (num_parts > 1) {
-        int head = b * NH + h;
-        int* counter = reinterpret_cast<int*>(scratch) + head;
-        float* partials = decode_attention_partials(scratch, gridDim.z * NH, head, gridDim.x, HS);
-        float* own = partials + (size_t)part * (HS + 2);
-        if (i < HS) { own[2 + i] = x.sum; }
-        if (i == 0) { own[0] = x.max, own[1] = x.total; }
-        __threadfence(); // makes the partial results visible before the count
-        __syncthreads();
-        if (i == 0) {
-            shared.last = atomicAdd(counter, 1) == num_parts - 1;
-            if (shared.last) { *counter = 0; } // reset for the next launch
-            __threadfence();
-        }
-        __syncthreads();
-        if (!shared.last) { return; }
-        x = decode_attention_combine(shared, partials, num_parts, HS);
+// Writes a part's result x to `own`. Returns true in the last block to call this for a head; it finds all num_parts there.
+__device__ inline bool decode_attention_arrive(DecodeAttentionShared& shared, int* counter, float* own,
+                                               const DecodeAttentionSum& x, int num_parts, int HS) {
+    int i = threadIdx.x;
+    if (i < HS) { own[2 + i] = x.sum; }
+    if (i == 0) { own[0] = x.max, own[1] = x.total; }
+    __threadfence(); // makes the partial results visible before the count
+    __syncthreads();
+    if (i == 0) {
+        shared.last = atomicAdd(counter, 1) == num_parts - 1;
+        if (shared.last) { *counter = 0; } // reset for the next launch
+        __threadfence();
     }
-    if (i < HS) { out[(size_t)b * C + h * HS + i] = (floatX)(x.sum / x.total); }
+    __syncthreads();
+    return shared.last;
 }
 
-// Size of scratch in floats. It must be zero before the first launch; decode_attention leaves its counters at zero.
+// Size of scratch in floats: a counter per head, and room for as many partial results as there are steps. It must be zero
+// before the first launch; decode_attention leaves its counters at zero.
 inline size_t decode_attention_scratch(int B, int C, int NH, int capacity) {
-    int parts = ceil_div(capacity, decode_attention_part_keys(B, NH, capacity));
-    return (size_t)B * NH * (1 + (size_t)parts * (C / NH + 2));
+    return (size_t)B * NH * (1 + (size_t)ceil_div(capacity, DECODE_ATTENTION_STEP) * (C / NH + 2));
 }
 
-inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                                    const int* positions, int B, int C, int NH, int capacity, int part_keys,
-                                    cudaStream_t stream) {
-    require(B > 0 && B <= 65535 && NH > 0 && NH <= 65535 && C % NH == 0 && capacity > 0);
-    int HS = C / NH, num_vec = HS / x128::size;
-    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
-    auto kernel = decode_attention_kernel4<8, 1>;
-    if (num_vec > 8) { kernel = decode_attention_kernel4<16, 1>; }
-    if (num_vec > 16) { kernel = decode_attention_kernel4<32, 1>; }
-    if (num_vec > 32) { kernel = decode_attention_kernel4<32, 2>; }
-    launch_early(kernel, dim3(ceil_div(capacity, part_keys), NH, B), DECODE_ATTENTION_THREADS, 0, stream, out, keys,
-                 values, scratch, qkv, positions, NH, HS, capacity, part_keys);
+// Where a block is in the list of all iterations: iteration i over the keys of head h of text b, whose position is `now`.
+// The list is sorted by b, then h, then i. The number of iterations is that of whole steps; a text that has ended (position -1) has none.
+template <int lanes> struct DecodeAttentionCursor {
+    static constexpr int per_step = DECODE_ATTENTION_STEP / decode_attention_keys(lanes);
+    int b, h, i, now;
+
+    __device__ static int iterations(int position) {
+        return position < 0 ? 0 : (position / DECODE_ATTENTION_STEP + 1) * per_step;
+    }
+    __device__ int count() const { return iterations(now); } // of each head of text b
+    // of all heads and texts
+    __device__ static int total(const int* positions, int B, int NH) {
+        int sum = 0;
+        for (int text = threadIdx.x % 32; text < B; text += 32) { sum += iterations(positions[text]); }
+        for (int offset = 16; offset > 0; offset /= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset); }
+        return sum * NH;
+    }
+    // Goes to place `target` of the list, which must be less than total().
+    __device__ void find(int target, const int* positions, int B, int NH) {
+        int lane = threadIdx.x % 32, first = 0; // first: the place where a group of 32 texts begins
+        for (int text = 0;; text += 32) {
+            int own = text + lane < B ? iterations(positions[text + lane]) * NH : 0, upto = own;
+            for (int offset = 1; offset < 32; offset *= 2) {
+                int below = __shfl_up_sync(0xFFFFFFFFu, upto, offset);
+                if (lane >= offset) { upto += below; }
+            }
+            unsigned past = __ballot_sync(0xFFFFFFFFu, first + upto > target);
+            if (past) {
+                int which = __ffs(past) - 1;
+                target -= first + __shfl_sync(0xFFFFFFFFu, upto - own, which);
+                b = text + which;
+                break;
+            }
+            first += __shfl_sync(0xFFFFFFFFu, upto, 31);
+        }
+        now = positions[b], h = target / count(), i = target % count();
+    }
+    // Goes to the next place, which must exist.
+    __device__ void advance(const int* positions, int NH) {
+        if (++i < count()) { return; }
+        i = 0;
+        if (++h < NH) { return; }
+        h = 0;
+        do { now = positions[++b]; } while (now < 0);
+    }
+};
+
+// A ring in shared memory for loads in flight. Each thread reads only what it copied itself, so there are no barriers.
+template <int lanes, int depth> struct DecodeAttentionRing {
+    static constexpr int slots = depth == 1 ? 2 : 1; // 32 KB: with DecodeAttentionShared less than 48 KB
+    int4 k[slots][DECODE_ATTENTION_AHEAD][depth][DECODE_ATTENTION_THREADS];
+    int4 v[slots][DECODE_ATTENTION_AHEAD][depth][DECODE_ATTENTION_THREADS];
+
+    // Starts this thread's copies of the iteration at `row`; zeros from row `end` on. keys and values point to the head.
+    __device__ void copy(int slot, const floatX* keys, const floatX* values, int row, int end, int C, int num_vec) {
+#pragma unroll
+        for (int u = 0; u < DECODE_ATTENTION_AHEAD; u++) {
+            int t = row + (u * DECODE_ATTENTION_THREADS + (int)threadIdx.x) / lanes;
+#pragma unroll
+            for (int d = 0; d < depth; d++) {
+                int i = threadIdx.x % lanes + d * lanes;
+                bool there = t < end && i < num_vec;
+                size_t at = there ? (size_t)t * C + i * x128::size : 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // no cp.async
+                k[slot][u][d][threadIdx.x] = there ? vec128_bits(load128(keys + at)) : make_int4(0, 0, 0, 0);
+                v[slot][u][d][threadIdx.x] = there ? vec128_bits(load128(values + at)) : make_int4(0, 0, 0, 0);
+#else
+                cp_async_16(&k[slot][u][d][threadIdx.x], keys + at, there);
+                cp_async_16(&v[slot][u][d][threadIdx.x], values + at, there);
+#endif
+            }
+        }
+    }
+    // Ends what copy() of one iteration has started.
+    __device__ void commit() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+        cp_async_commit();
+#endif
+    }
+    // Waits for the oldest of `slots` committed iterations.
+    __device__ void wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+        cp_async_wait<slots - 1>();
+#endif
+    }
+};
+
+// gridDim.x blocks share the list of iterations evenly. A head that lies in the shares of several blocks is combined by the
+// last of them to arrive. The share is a multiple of a step, so a head has at most as many parts as steps.
+template <int lanes, int depth> __global__ void __launch_bounds__(DECODE_ATTENTION_THREADS, depth == 1 ? 3 : 2)
+    decode_attention_kernel5(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                             const int* positions, int B, int NH, int HS, int capacity) {
+    constexpr int ahead = DECODE_ATTENTION_AHEAD, step = decode_attention_keys(lanes);
+    typedef DecodeAttentionCursor<lanes> Cursor;
+    typedef DecodeAttentionRing<lanes, depth> Ring;
+    __shared__ DecodeAttentionShared shared;
+    __shared__ Ring ring;
+    grid_launch_dependents(); // the next kernel may start and load its weights
+    int C = NH * HS, num_vec = HS / x128::size, max_parts = ceil_div(capacity, DECODE_ATTENTION_STEP);
+    int total = Cursor::total(positions, B, NH);
+    int share = ceil_div(ceil_div(total, (int)gridDim.x), Cursor::per_step) * Cursor::per_step;
+    int begin = blockIdx.x * share, end = min(begin + share, total);
+    if (begin >= end) { return; }
+    Cursor at, loads; // loads: `slots` iterations ahead of `at`
+    at.find(begin, positions, B, NH);
+    loads = at;
+    auto copy = [&](int place) { // starts the loads of a place, if there is one
+        if (place < end) {
+            if (place > begin) { loads.advance(positions, NH); }
+            size_t cache = (size_t)loads.b * capacity * C + loads.h * HS;
+            ring.copy((place - begin) % Ring::slots, keys + cache, values + cache, loads.i * step, loads.now, C,
+                      num_vec);
+        }
+        ring.commit();
+    };
+    for (int slot = 0; slot < Ring::slots; slot++) { copy(begin + slot); }
+    grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
+
+#pragma unroll 1
+    for (int place = begin; place < end;) { // the share's part of one head after the other
+        DecodeAttentionState<lanes, depth> state;
+        int head = at.b * NH + at.h, count = at.count(), head_begin = place - at.i; // the head's place in the list
+        size_t cache = (size_t)at.b * capacity * C + at.h * HS;
+        const floatX* head_qkv = qkv + (size_t)at.b * 3 * C + at.h * HS;
+        state.start(head_qkv, HS);
+        for (int head_end = min(head_begin + count, end); place < head_end; place++) {
+            int4 k[ahead][depth], v[ahead][depth];
+            int slot = (place - begin) % Ring::slots;
+            ring.wait();
+#pragma unroll
+            for (int u = 0; u < ahead; u++) {
+#pragma unroll
+                for (int d = 0; d < depth; d++) {
+                    k[u][d] = ring.k[slot][u][d][threadIdx.x], v[u][d] = ring.v[slot][u][d][threadIdx.x];
+                }
+            }
+            copy(place + Ring::slots);
+            state.add(k, v, keys + cache, values + cache, head_qkv, (place - head_begin) * step, at.now + 1, at.now, C,
+                      HS);
+        }
+        DecodeAttentionSum x = state.join(shared, HS);
+        int first_block = head_begin / share, num_parts = (head_begin + count - 1) / share - first_block + 1;
+        bool last = num_parts == 1;
+        if (num_parts > 1) {
+            float* partials = decode_attention_partials(scratch, B * NH, head, max_parts, HS);
+            last = decode_attention_arrive(shared, reinterpret_cast<int*>(scratch) + head,
+                                           partials + (size_t)(blockIdx.x - first_block) * (HS + 2), x, num_parts, HS);
+            if (last) { x = decode_attention_combine(shared, partials, num_parts, HS); }
+        }
+        if (last && (int)threadIdx.x < HS) {
+            out[(size_t)at.b * C + at.h * HS + threadIdx.x] = (floatX)(x.sum / x.total);
+        }
+        __syncthreads();  // now `shared` may be overwritten
+        at.i = count - 1; // advance() goes to the next head
+        if (place < end) { at.advance(positions, NH); }
+    }
 }
 
 // The new token of each sequence attends over the positions[b] tokens before it and itself; its key and value become
-// row positions[b] of the cache. The positions and the earlier rows are read while the previous kernel may still run:
-// only kernels before this step's decode_embed write them, and those have ended.
+// row positions[b] of the cache. With a position of -1, nothing is read or written for that sequence. The positions and the
+// earlier rows are read while the previous kernel may still run: only kernels before this step's decode_embed write them,
+// and those have ended.
 // out (B,C) | keys, values (B,capacity,C) inout | scratch: decode_attention_scratch | qkv (B,3,NH,HS) | positions (B)
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
-                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream,
+                      int blocks_per_sm) {
     // bytes without the reads of the cache, which depend on the positions
     Op op(stream, 4.0 * B * C * sizeof(floatX), 0, "decode_attention");
-    decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
-                            decode_attention_part_keys(B, NH, capacity), stream);
+    require(B > 0 && NH > 0 && C % NH == 0 && capacity > 0 && blocks_per_sm > 0);
+    int HS = C / NH, num_vec = HS / x128::size;
+    require(HS % 8 == 0 && HS <= DECODE_ATTENTION_THREADS);
+    auto kernel = decode_attention_kernel5<8, 1>;
+    if (num_vec > 8) { kernel = decode_attention_kernel5<16, 1>; }
+    if (num_vec > 16) { kernel = decode_attention_kernel5<32, 1>; }
+    if (num_vec > 32) { kernel = decode_attention_kernel5<32, 2>; }
+    double most = (double)B * NH * ceil_div(capacity, DECODE_ATTENTION_STEP); // steps, if the cache is full
+    require(most <= 1 << 28);
+    int blocks = min(num_multiprocessors() * blocks_per_sm, (int)most);
+    launch_early(kernel, blocks, DECODE_ATTENTION_THREADS, 0, stream, out, keys, values, scratch, qkv, positions, B, NH,
+                 HS, capacity);
+}
+void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
+                      const int* positions, int B, int C, int NH, int capacity, cudaStream_t stream) {
+    decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream, 3);
 }
 // ==== end promoted: decode_attention ====
 
@@ -7770,7 +7912,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* positions, uint64
     if (atomicAdd(arrived + b, 1) != (int)gridDim.x - 1) { return; }
     tokens[b] = decode_sample_id(atomicExch(top, 0ull));
     arrived[b] = 0;
-    positions[b] += 1;
+    if (positions[b] >= 0) { positions[b] += 1; } // -1: the text has ended
 }
 
 // Launches kernel 3 with `blocks` blocks per sequence.
@@ -7939,7 +8081,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
     }
     if (threadIdx.x == 0) {
         tokens[b] = token;
-        positions[b] += 1;
+        if (positions[b] >= 0) { positions[b] += 1; }
     }
 }
 
@@ -7947,7 +8089,7 @@ __global__ void __launch_bounds__(DECODE_SAMPLE_CHUNKS, 1)
 // it zero.
 inline size_t decode_sample_scratch(int B) { return (size_t)3 * B; }
 
-// tokens (B), positions (B) += 1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
+// tokens (B), positions (B) += 1 where they are not -1 | scratch (decode_sample_scratch(B)) | logits (B,Vp), the first V of a row are used |
 // rng_state (B) inout
 // temperature 0: takes the largest logit; rng_state may be NULL. Otherwise draws from softmax(logits / temperature),
 // limited to the top_k largest logits (0: all), and of these to the fewest most likely tokens whose share of the
