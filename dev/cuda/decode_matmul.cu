@@ -239,7 +239,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
                                                         uint64_t* barrier, const DecodeMatmulArguments& a, int first_b,
                                                         int num_columns, int rank) {
     constexpr int lanes = DECODE_MATMUL_THREADS / texts; // per text
-    constexpr int ahead = 6;                             // vectors of x in flight per thread
+    constexpr int ahead = texts == 8 ? 3 : 6;            // vectors of x in flight per thread: 768 columns of 8 texts
     DecodeMatmulSlice slice(a, rank);
     int cluster = 1 << a.log_cluster, b = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
@@ -458,16 +458,16 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         float sums[2][texts / 8][4] = {};
         int next_row = row + (int)gridDim.z * rows;
         for (int chunk = begin; chunk < end; chunk += ahead) {
-            bool more = chunk + ahead < end; // in this tile; if not, the loads are for the next one
-            int next_chunk = more || !head ? chunk + ahead : begin;
-            DecodeMatmulRows next(a.weight, more || !head ? row : next_row, a.K, a.OC);
+            bool more = chunk + ahead < end; // in this tile; if not, the head loads the next one's first chunks
+            int next_chunk = more ? chunk + ahead : begin;
+            DecodeMatmulRows next(a.weight, more ? row : next_row, a.K, a.OC);
 #pragma unroll
             for (int i = 0; i < ahead; i++) {
                 if (chunk + i < end) {
                     decode_matmul_multiply<texts>(sums, w[i], own_x + (chunk + i - slice.begin) * DECODE_MATMUL_CHUNK,
                                                   a.stride);
                 }
-                next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K);
+                if (more || head) { next.fetch(w[i], next_chunk + i, next_chunk + i < end, a.K); }
                 // keeps the compiler from loading all chunks of x ahead, for which there are not enough registers
                 if ((i + 1) % (texts <= 16 ? 24 / texts : 1) == 0) { __syncwarp(); }
             }
@@ -496,6 +496,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
     auto sum_of = [=](int i) {
         const float* from = partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2;
         float2 sum = *reinterpret_cast<const float2*>(from);
+#pragma unroll 1
         for (int p = 1; p < split; p++) {
             float2 more = *reinterpret_cast<const float2*>(from + p * texts * stride);
             sum.x += more.x, sum.y += more.y;
@@ -503,8 +504,10 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         return sum;
     };
     if (cluster > 1) {
+#pragma unroll 1
         for (int other = 1; other < cluster; other++) {
             int owner = (rank + other) & (cluster - 1);
+#pragma unroll 1
             for (int k = threadIdx.x; k < pairs; k += DECODE_MATMUL_THREADS) {
                 store_cluster_async(sums_there + rank * pairs + k, sum_of(owner * pairs + k), &barriers[1], owner);
             }
@@ -517,6 +520,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         if (!place(u, &b, &r)) { continue; }
         int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
         float2 sum = {};
+#pragma unroll 1
         for (int from = 0; from < cluster; from++) {
             float2 more = from == rank ? sum_of(rank * pairs + k) : sums_there[from * pairs + k];
             sum.x += more.x, sum.y += more.y;
