@@ -7288,6 +7288,17 @@ struct DecodeMatmulPlan {
     size_t shared_bytes;
 };
 
+// Texts per block for B texts.
+inline int decode_matmul_texts(int B) {
+    int texts = 8;
+    while (texts < min(B, 64)) { texts *= 2; }
+    return texts;
+}
+// The most rows of a tile for which a thread stores no more than DECODE_MATMUL_PAIRS pairs of results.
+inline int decode_matmul_max_rows(int texts, int cluster) {
+    return 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+}
+
 // The launch for blocks of `texts` texts. cluster, rows: 0 to choose them.
 inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, bool norm, bool head, int B, int K,
                                            int OC) {
@@ -7296,8 +7307,7 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
     if (cluster == 0) { // each block reads at most 32 KB of x
         for (cluster = 1; cluster < DECODE_MATMUL_MAX_CLUSTER && texts * K > cluster * 16384; cluster *= 2) {}
     }
-    // a thread stores at most DECODE_MATMUL_PAIRS pairs of results
-    int max_rows = 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+    int max_rows = decode_matmul_max_rows(texts, cluster);
     if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x
         for (rows = 64; rows > 16; rows /= 2) {
             if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
@@ -7318,8 +7328,7 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
 // shared_bytes of the plan exceeds what an SM has.
 constexpr size_t DECODE_MATMUL_MAX_SHARED = 227 << 10;
 inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
-    int texts = 8;
-    while (texts < min(B, 64)) { texts *= 2; }
+    int texts = decode_matmul_texts(B);
     DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
     while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
         texts /= 2;

@@ -539,6 +539,17 @@ struct DecodeMatmulPlan {
     size_t shared_bytes;
 };
 
+// Texts per block for B texts.
+inline int decode_matmul_texts(int B) {
+    int texts = 8;
+    while (texts < min(B, 64)) { texts *= 2; }
+    return texts;
+}
+// The most rows of a tile for which a thread stores no more than DECODE_MATMUL_PAIRS pairs of results.
+inline int decode_matmul_max_rows(int texts, int cluster) {
+    return 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+}
+
 // The launch for blocks of `texts` texts. cluster, rows: 0 to choose them.
 inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, bool norm, bool head, int B, int K,
                                            int OC) {
@@ -547,8 +558,7 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
     if (cluster == 0) { // each block reads at most 32 KB of x
         for (cluster = 1; cluster < DECODE_MATMUL_MAX_CLUSTER && texts * K > cluster * 16384; cluster *= 2) {}
     }
-    // a thread stores at most DECODE_MATMUL_PAIRS pairs of results
-    int max_rows = 2 * DECODE_MATMUL_PAIRS * DECODE_MATMUL_THREADS * cluster / texts;
+    int max_rows = decode_matmul_max_rows(texts, cluster);
     if (rows == 0) { // the most that leave a block for every second SM: fewer blocks read x
         for (rows = 64; rows > 16; rows /= 2) {
             if (rows <= max_rows && 2 * ceil_div(OC, rows) * cluster * num_y >= num_sms) { break; }
@@ -569,8 +579,7 @@ inline DecodeMatmulPlan decode_matmul_plan(int texts, int cluster, int rows, boo
 // shared_bytes of the plan exceeds what an SM has.
 constexpr size_t DECODE_MATMUL_MAX_SHARED = 227 << 10;
 inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, bool head, int B, int K, int OC) {
-    int texts = 8;
-    while (texts < min(B, 64)) { texts *= 2; }
+    int texts = decode_matmul_texts(B);
     DecodeMatmulPlan plan = decode_matmul_plan(texts, cluster, rows, norm, head, B, K, OC);
     while (plan.shared_bytes > DECODE_MATMUL_MAX_SHARED && texts > 8) {
         texts /= 2;
@@ -767,7 +776,14 @@ static void declare(Bench& b) {
         4, "3, weights loaded while the previous kernel still runs", [=](int config) { launch345(config, 1, true); },
         {1016}, -90);
     b.config("tile", decode_matmul_label);
-    std::vector<int> configs = {0, 1016, 2016, 2032, 4016, 4032, 4064, 8016, 8032, 8064, 8128};
+    std::vector<int> configs = {0};
+    for (int cluster = 1; cluster <= DECODE_MATMUL_MAX_CLUSTER && !head; cluster *= 2) {
+        for (int rows = 16; rows <= 64; rows *= 2) {
+            if (rows <= decode_matmul_max_rows(decode_matmul_texts(B), cluster)) {
+                configs.push_back(1000 * cluster + rows);
+            }
+        }
+    }
     b.kernel(
         5, "4, columns split over the blocks of a cluster",
         [=](int config) {
@@ -779,7 +795,7 @@ static void declare(Bench& b) {
             }
             if (!launched) { launch345(config, 0, true); } // any number of texts
         },
-        head ? std::vector<int>{0} : configs, -90);
+        configs, -90);
     b.config("tile", decode_matmul_label);
     b.promoted(5);
 #endif
