@@ -18,7 +18,7 @@
      2  one block per head, online softmax in registers
      3  keys split over blocks, a second kernel combines
      4  keys split over blocks, the last block combines (promoted)
-     5  all keys in equal shares, loads one iteration ahead
+     5  all keys in equal shares, loads two iterations ahead
 
    nvcc -O3 --use_fast_math decode_attention.cu -o decode_attention      (or: make decode_attention)
    ./decode_attention 5      check kernel 5 against the CPU and sweep its block sizes
@@ -405,7 +405,7 @@ inline void decode_attention_launch(floatX* out, floatX* keys, floatX* values, f
                  values, scratch, qkv, positions, NH, HS, capacity, part_keys);
 }
 
-// ---- kernel 5: all keys of all texts and heads in equal shares, one per resident block; loads one iteration ahead ----
+// ---- kernel 5: all keys of all texts and heads in equal shares, one per resident block; loads two iterations ahead ----
 
 // ==== promoted: decode_attention ====
 // Where a block is in the list of all iterations: iteration i over the keys of head h of text b, whose position is `now`.
@@ -710,52 +710,50 @@ static void declare(Bench& b) {
         if (!ended) { cudaCheck(cudaMemsetAsync(out, 0xFF, (size_t)B * C * sizeof(floatX), stream)); }
         op();
     };
-    auto declare5 = [&] {
-        b.kernel(5, "all keys in equal shares, loads one iteration ahead",
-                 [=](int blocks) {
+    if (!ended) { // these kernels cannot leave a text out
+        b.kernel(1, "one block per head, scores in shared memory", [=](int bs) {
+            cache_fill();
+            decode_attention1(out, keys, values, qkv, positions, B, C, NH, capacity, stream, bs);
+        });
+        b.kernel(2, "one block per head, online softmax in registers",
+                 [=](int) {
                      launch([=] {
-                         blocks
-                             ? decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream,
-                                                blocks)
-                             : decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
+                         decode_attention2(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
                      });
                  },
-                 {0, 1, 2, 3, 4, 6});
+                 {0});
+        b.kernel(3, "keys split over blocks, a second kernel combines",
+                 [=](int blocks) {
+                     int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
+                     launch([=] {
+                         decode_attention3(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, part_keys,
+                                           stream);
+                     });
+                 },
+                 {0, 1, 2, 8});
         b.config("blocks per SM");
-        b.promoted(5);
-    };
-    if (ended) { return declare5(); } // the others cannot leave a text out
-    b.kernel(1, "one block per head, scores in shared memory", [=](int bs) {
-        cache_fill();
-        decode_attention1(out, keys, values, qkv, positions, B, C, NH, capacity, stream, bs);
-    });
-    b.kernel(
-        2, "one block per head, online softmax in registers",
-        [=](int) {
-            launch([=] { decode_attention2(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream); });
-        },
-        {0});
-    b.kernel(3, "keys split over blocks, a second kernel combines",
+        b.kernel(4, "keys split over blocks, the last block combines",
+                 [=](int blocks) {
+                     int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
+                     launch([=] {
+                         decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity,
+                                                 part_keys, stream);
+                     });
+                 },
+                 {0, 1, 2, 8});
+        b.config("blocks per SM");
+    }
+    b.kernel(5, "all keys in equal shares, loads two iterations ahead",
              [=](int blocks) {
-                 int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
                  launch([=] {
-                     decode_attention3(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, part_keys,
-                                       stream);
+                     blocks ? decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream,
+                                               blocks)
+                            : decode_attention(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, stream);
                  });
              },
-             {0, 1, 2, 8});
+             {0, 1, 2, 3, 4, 6});
     b.config("blocks per SM");
-    b.kernel(4, "keys split over blocks, the last block combines",
-             [=](int blocks) {
-                 int part_keys = decode_attention_part_of(B, NH, capacity, blocks);
-                 launch([=] {
-                     decode_attention_launch(out, keys, values, scratch, qkv, positions, B, C, NH, capacity, part_keys,
-                                             stream);
-                 });
-             },
-             {0, 1, 2, 8});
-    b.config("blocks per SM");
-    declare5();
+    b.promoted(5);
 }
 
 int main(int argc, char** argv) {
