@@ -7050,7 +7050,7 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
             float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
             mean += moments[r * texts + b].x * (columns / (float)a.K);
         }
-#pragma unroll 1
+#pragma unroll 4
         for (int r = 0; r < cluster; r++) {
             float columns = (float)(DecodeMatmulSlice(a, r).num_vec(a.K) * x128::size);
             float2 part = moments[r * texts + b];
@@ -7091,6 +7091,19 @@ template <int texts> __device__ inline void decode_matmul_copy(floatX* shared_x,
 struct alignas(2 * sizeof(floatX)) DecodeMatmulPair {
     floatX x, y;
 };
+
+// The sum of n <= 8 pairs of floats, each `stride` floats after the last, in this order. Their loads are in flight together.
+__device__ inline float2 decode_matmul_add_up(const float* from, int n, int stride) {
+    static_assert(DECODE_MATMUL_WARPS <= 8 && DECODE_MATMUL_MAX_CLUSTER <= 8, "");
+    float2 pairs[8], sum = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        pairs[i] = i < n ? *reinterpret_cast<const float2*>(from + i * stride) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) { sum.x += pairs[i].x, sum.y += pairs[i].y; }
+    return sum;
+}
 
 // Applies gelu to one result and stores it.
 template <class Out>
@@ -7243,24 +7256,22 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
     __syncthreads();
     // the sum over the block's columns of pair i of the tile
     auto sum_of = [=](int i) {
-        const float* from = partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2;
-        float2 sum = *reinterpret_cast<const float2*>(from);
-#pragma unroll 1
-        for (int p = 1; p < split; p++) {
-            float2 more = *reinterpret_cast<const float2*>(from + p * texts * stride);
-            sum.x += more.x, sum.y += more.y;
-        }
-        return sum;
+        return decode_matmul_add_up(partial + (i >> log_half) * stride + (i & (half_rows - 1)) * 2, split,
+                                    texts * stride);
     };
     if (cluster > 1) {
+        int log_pairs = log_half + (texts == 8 ? 3 : texts == 16 ? 4 : texts == 32 ? 5 : 6) - a.log_cluster;
 #pragma unroll 1
-        for (int other = 1; other < cluster; other++) {
-            int owner = (rank + other) & (cluster - 1);
-#pragma unroll 1
-            for (int k = threadIdx.x; k < pairs; k += DECODE_MATMUL_THREADS) {
-                store_cluster_async(sums_there + rank * pairs + k, sum_of(owner * pairs + k), &barriers[1], owner);
+        for (int i = threadIdx.x; i < cluster * pairs; i += DECODE_MATMUL_THREADS) {
+            int owner = i >> log_pairs;
+            float2 sum = sum_of(i), *to = sums_there + rank * pairs + (i & (pairs - 1));
+            if (owner == rank) {
+                *to = sum;
+            } else {
+                store_cluster_async(to, sum, &barriers[1], owner);
             }
         }
+        __syncthreads(); // the block's own sums are there
         mbarrier_wait_cluster(&barriers[1], 0);
     }
 #pragma unroll
@@ -7268,12 +7279,8 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
         int b, r;
         if (!place(u, &b, &r)) { continue; }
         int k = threadIdx.x + u * DECODE_MATMUL_THREADS;
-        float2 sum = {};
-#pragma unroll 1
-        for (int from = 0; from < cluster; from++) {
-            float2 more = from == rank ? sum_of(rank * pairs + k) : sums_there[from * pairs + k];
-            sum.x += more.x, sum.y += more.y;
-        }
+        const float* there = reinterpret_cast<const float*>(sums_there + k);
+        float2 sum = cluster == 1 ? sum_of(k) : decode_matmul_add_up(there, cluster, 2 * pairs);
         sum.x += (float)bias[u].x + (float)residual[u].x, sum.y += (float)bias[u].y + (float)residual[u].y;
         decode_matmul_finish(out, a, sum.x, tile * rows + r, first_b + b);
         decode_matmul_finish(out, a, sum.y, tile * rows + r + 1, first_b + b);
