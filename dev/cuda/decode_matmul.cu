@@ -146,8 +146,8 @@ void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, const floatX* x, 
 // ==== promoted: decode_matmul ====
 #if !defined(ENABLE_FP32)
 
-// decode_matmul() is for this many texts: with fewer decode_matvec is faster; with more, blocks for 64 texts each read the
-// weights twice, and cuBLASLt is faster. To compare: ./decode_matvec 6 and ./decode_matmul, both with -B.
+// decode_matmul() takes this many texts. One text needs no tensor cores; for more than 64, blocks for 64 texts each would
+// read the weights twice. To compare, with -B: ./decode_matvec 6, ./decode_matmul 0 (cuBLASLt) and ./decode_matmul 5.
 constexpr int DECODE_MATMUL_MIN_TEXTS = 2, DECODE_MATMUL_MAX_TEXTS = 64;
 constexpr int DECODE_MATMUL_WARPS = 8; // per block
 constexpr int DECODE_MATMUL_THREADS = 32 * DECODE_MATMUL_WARPS;
@@ -386,7 +386,7 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
     __shared__ uint64_t barriers[2]; // the moments, the sums of the cluster's other blocks have arrived
     int rank = blockIdx.x, cluster = gridDim.x, first_b = blockIdx.y * texts, tile = blockIdx.z;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // split: warps per group
+    int rows = 1 << a.log_rows, log_split = 7 - a.log_rows, split = 1 << log_split; // warps per group: 128 / rows
     int group = warp >> log_split, part = warp & (split - 1);
     DecodeMatmulSlice slice(a, rank);
     int num_chunks = slice.end - slice.begin;
@@ -397,8 +397,8 @@ template <class Out, int texts, bool norm> __global__ void __launch_bounds__(DEC
     int row = tile * rows + group * 16; // the warp's first row
     int stride = rows + 4;              // of `partial`: a warp's stores of sums are spread over all banks
     int half_rows = rows / 2, log_half = a.log_rows - 1;
-    int pairs =
-        texts * half_rows >> a.log_cluster; // pairs of neighbouring rows that this block stores, of one text each
+    // results that this block stores, in pairs: neighbouring rows of one text
+    int pairs = texts * half_rows >> a.log_cluster;
 
     floatX* shared_x = reinterpret_cast<floatX*>(decode_matmul_shared);                    // (texts, a.stride)
     floatX* shared_norm = shared_x + texts * a.stride;                                     // (2, num_columns), if norm
